@@ -35,6 +35,7 @@ from stepengine.models._reading import (
     held,
     late,
     pieces_of,
+    read_lines,
     understood,
 )
 from stepengine.models._settings import told, warn_of
@@ -59,6 +60,8 @@ __all__ = ("NO_KEY", "Body", "HttpProvider", "warn_once")
 logger = logging.getLogger("stepengine.models")
 
 NO_KEY = "none"
+MAX_RESULTS = 256 * 1024 * 1024
+"""Bytes of the results of a batch."""
 REMEMBERED = 32
 
 
@@ -349,6 +352,50 @@ class HttpProvider(Provider):
         finally:
             await exchange.response.aclose()
 
+    async def _batch_lines(self, path: str) -> list[Mapping[str, Any]]:
+        """Return the objects of a file with the results of a batch."""
+        exchange = await self._asked(Body(b"", path=path, is_question=True), self._about_batches(), stream=False)
+        try:
+            return read_lines(await exchange.content(MAX_RESULTS), exchange.call)
+        finally:
+            await exchange.response.aclose()
+
+    async def _batch_answer(self, path: str, content: bytes | None = None, **headers: str) -> Mapping[str, Any]:
+        """Return what the API says of batches at *path*: asked for it, or told *content*."""
+        body = Body(content or b"", headers, path=path, is_question=content is None)
+        return await self._answer(body, self._about_batches())
+
+    def _about_batches(self) -> ModelRequest:
+        return ModelRequest(f"{self.name}/batches")
+
+    def _in_batch(self, request: ModelRequest) -> Body:
+        """Encode *request* for a batch."""
+        warn_of(request, self.name, self._dropped(request))
+        return self._encode(request, stream=False)
+
+    def batch_reply(self, result: Any, request: ModelRequest) -> ModelReply:
+        """
+        Return the reply that *result* holds, which ``batch_results`` gave.
+
+        Raises:
+            ModelError: when it holds none: the request failed, or the batch expired or was cancelled before its turn.
+        """
+        call = Call(provider=self.name, model=request.model, credentials=self._ready().credentials, request=request)
+        match result:
+            case {"reply": Mapping() as data}:
+                reply = self._decoded(data, call, request, result.get("request_id"))
+                return attrs.evolve(reply, provider_data={**reply.provider_data, "processing": "batch"})
+            case {"error": error}:
+                raise body_failure({"error": error}, result.get("status"), {}, call)
+            case {"ended": "canceled"}:
+                msg = f"the batch with this request of {request.model!r} was cancelled at {self.name}"
+                raise ModelError(msg, kind="batch")
+            case {"ended": _}:
+                msg = f"{self.name} did not come to this request of {request.model!r} before its batch expired"
+                raise ModelError(msg, kind="batch", retryable=True)
+            case _:
+                return super().batch_reply(None, request)
+
     async def _on_files(self, ask: Callable[[Any], Awaitable[Any]]) -> Any:
         """Return what *ask* gets from the file client of the SDK's client, its failures as those of a model call."""
         ready = self._ready()
@@ -438,11 +485,13 @@ class HttpProvider(Provider):
         data = exchange.json(content)
         if data.get("error"):
             raise body_failure(data, None, exchange.response.headers, exchange.call)
+        return self._decoded(data, exchange.call, request, exchange.request_id)
+
+    def _decoded(
+        self, data: Mapping[str, Any], call: Call, request: ModelRequest, request_id: str | None
+    ) -> ModelReply:
         model = self.bare(request.model)
-        reply = understood(
-            exchange.call,
-            lambda: held(self.accumulator.decoder(data, exchange.call, model, exchange.request_id), exchange.call),
-        )
+        reply = understood(call, lambda: held(self.accumulator.decoder(data, call, model, request_id), call))
         return self._completed(reply, request)
 
     def _completed(self, reply: ModelReply, request: ModelRequest) -> ModelReply:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterator
-from typing import assert_never
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any, assert_never
 
 import attrs
 
@@ -213,6 +213,50 @@ class Provider(ABC):
         """
         msg = f"{self.name} holds no files, so {file_id!r} cannot be deleted there"
         raise ModelError(msg, kind="unsupported_part")
+
+    def batch_group(self, request: ModelRequest) -> str:
+        """
+        Return what all requests of a batch share with *request*; ``Batched`` asks this and the three methods that follow.
+
+        Raises:
+            ModelError: when the provider takes no batches, as by default.
+        """
+        msg = f"{self.name} takes no batches; anthropic, openai and google do"
+        raise ModelError(msg, kind="settings")
+
+    async def submit_batch(self, requests: Mapping[str, ModelRequest]) -> str:
+        """
+        Send requests of one group together and return the id of their batch.
+
+        Args:
+            requests: At most 10,000 requests, each by a name of at most 64 letters, digits and hyphens.
+
+        Raises:
+            ModelError: when they are not taken.
+        """
+        msg = f"{self.name} takes no batches; anthropic, openai and google do"
+        raise ModelError(msg, kind="settings")
+
+    async def batch_results(self, batch: str) -> Mapping[str, Any] | None:
+        """
+        Return what came of each request of a batch by its name, as ``batch_reply`` takes it; ``None`` while it is not done.
+
+        Under ``""`` stands what came of all that are not named.
+
+        Raises:
+            ModelError: when it cannot be asked for.
+        """
+        return None
+
+    def batch_reply(self, result: Any, request: ModelRequest) -> ModelReply:
+        """
+        Return the reply that *result* holds; ``None`` stands for a request that the batch lost.
+
+        Raises:
+            ModelError: when it holds none.
+        """
+        msg = f"the batch came back without a reply to this request of {request.model!r}"
+        raise ModelError(msg, kind="batch", retryable=True)
 
     async def close(self) -> None:
         """Give back connections. The provider can be used again afterwards."""

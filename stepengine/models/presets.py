@@ -49,6 +49,7 @@ class Preset:
         takes_audio: How they may hold WAV and MP3: as base64, or as a data URL; ``""`` for not at all; on Chat Completions.
         takes_video: Whether they may hold video; on Chat Completions.
         holds_files: Whether files can be uploaded, as to OpenAI, and named by their ids.
+        takes_batches: Whether requests can be sent in batches, as to OpenAI.
         refusals: Whether an assistant message may hold a refusal; else it is sent as text.
         named_choice: Whether one tool can be demanded by name; else only that tool is offered, and a call demanded.
         required_word: The tool choice that demands a call; ``""`` when it cannot be demanded.
@@ -92,6 +93,7 @@ class Preset:
     takes_audio: Literal["", "bytes", "data_url"] = ""
     takes_video: bool = False
     holds_files: bool = False
+    takes_batches: bool = False
     refusals: bool = False
     named_choice: bool = True
     required_word: str = "required"
@@ -139,6 +141,7 @@ OPENAI = attrs.evolve(
     takes_files="bytes",
     takes_audio="bytes",
     holds_files=True,
+    takes_batches=True,
     refusals=True,
     strict=".*",
     stops=False,

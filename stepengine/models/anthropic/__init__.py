@@ -18,7 +18,7 @@ from stepengine.models._json import count_of, object_at
 from stepengine.models._reading import Exchange, Timeouts
 from stepengine.models._schemas import optional_in
 from stepengine.models._thinking import CANNOT
-from stepengine.models._wire import ToolsCache, all_headers
+from stepengine.models._wire import ToolsCache, all_headers, extra_headers
 from stepengine.models.anthropic.families import Family, family_of, stated
 from stepengine.models.anthropic.request import (
     BINDING_BETA,
@@ -48,6 +48,8 @@ logger = logging.getLogger("stepengine.models")
 
 SAMPLING_VERSION = "2023-06-01"
 """The last API version that takes ``temperature`` and ``top_p``; newer ones answer 400 (ecosystem EC92)."""
+
+BATCHES = "/v1/messages/batches"
 
 MAX_UNSTREAMED = 21_333
 """Output tokens above which a reply may take longer than the ten minutes that the API gives to one without a stream."""
@@ -150,6 +152,39 @@ class AnthropicProvider(HttpProvider):
             ModelError: when the API does not, such as for an id that it does not know.
         """
         await self._on_files(lambda at: at.files.delete(file_id, extra_headers=self._headers))
+
+    def batch_group(self, request: ModelRequest) -> str:
+        """Return what requests of a batch share: the headers, which are those of the whole batch."""
+        headers = all_headers(self._in_batch(request).headers, extra_headers(request.settings))
+        return " ".join([f"{name}: {value}" for name, value in sorted(headers.items())])
+
+    async def submit_batch(self, requests: Mapping[str, ModelRequest]) -> str:
+        """
+        Send requests together and return the id of their batch.
+
+        Raises:
+            ModelError: when they are not taken.
+        """
+        members, headers = list[bytes](), dict[str, str]()
+        for name, request in requests.items():
+            await self._learn(self.bare(request.model))
+            body = self._in_batch(request)
+            headers = all_headers(body.headers, extra_headers(request.settings))
+            members.append(b'{"custom_id":"%s","params":%s}' % (name.encode(), body.content))
+        content = b'{"requests":[%s]}' % b",".join(members)
+        return str((await self._batch_answer(BATCHES, content, **headers)).get("id"))
+
+    async def batch_results(self, batch: str) -> Mapping[str, Any] | None:
+        """
+        Return what came of a batch; ``None`` while it is not done.
+
+        Raises:
+            ModelError: when it cannot be asked for.
+        """
+        path = f"{BATCHES}/{quote(batch, safe='')}"
+        if (await self._batch_answer(path)).get("processing_status") != "ended":
+            return None
+        return {str(line.get("custom_id")): _result(line) for line in await self._batch_lines(f"{path}/results")}
 
     async def complete(self, request: ModelRequest) -> ModelReply:
         """
@@ -273,6 +308,18 @@ class AnthropicProvider(HttpProvider):
         tools = self._tools_of(self._promised(request))
         content = encode_count(request, model, self._family(model), self._ways, tools)
         return Body(content, path=f"{self.path}/count_tokens")
+
+
+def _result(line: Mapping[str, Any]) -> Mapping[str, Any]:
+    match line.get("result"):
+        case {"type": "succeeded", "message": message}:
+            return {"reply": message}
+        case {"type": "errored", "error": {"error": error}}:
+            return {"error": error}
+        case {"type": kind}:
+            return {"ended": kind}
+        case _:
+            return {}
 
 
 def _same(tools: tuple[ToolSpec, ...], others: tuple[ToolSpec, ...]) -> bool:
