@@ -330,7 +330,7 @@ def joined_text(parts: tuple[Any, ...]) -> str:
         elif kind is JsonPart:
             texts.append(compact(part.value))
         elif kind is ToolReferencePart:
-            texts.append(f"\n{part.text}" if texts else part.text)
+            texts.append(f"{part.text}\n")
     return "".join(texts)
 
 

@@ -62,21 +62,25 @@ def shown_first(offered: Iterable[str], known: Mapping[str, ToolBinding]) -> lis
 
 
 def found(offered: Mapping[str, ToolSpec], query: str) -> ToolResult:
-    """Return which of the hidden tools have most of the words of *query*, a word in the name counting for two."""
+    """Return which of the hidden tools have most of the words of *query*: rare ones count for more, and in the name for double."""
     hidden = [spec for spec in offered.values() if spec.defer_loading]
     asked = query.strip().casefold()
     exact = [spec for spec in hidden if spec.name.casefold() == asked]
     words = list(dict.fromkeys(_plain(query).split()))[:WORDS]
-    scored = sorted([(-_score(spec, words), spec.name) for spec in exact or hidden])
+    texts = [(_plain(spec.name), _plain(f"{spec.name} {spec.description}"), spec.name) for spec in exact or hidden]
+    weights = {
+        word: len(texts) // holding for word in words if (holding := sum([word in text for _, text, _ in texts]))
+    }
+    scored = sorted(
+        [
+            (-sum([weight * (1 + (word in title)) for word, weight in weights.items() if word in text]), name)
+            for title, text, name in texts
+        ]
+    )
     best = [name for score, name in scored if score * 2 <= scored[0][0] and score][:MOST]
     if not best:
         return ToolResult.text("No tool has any of these words. Other words may find one; the same will not.")
     return ToolResult.parts([ToolReferencePart(name) for name in best])
-
-
-def _score(spec: ToolSpec, words: list[str]) -> int:
-    name, text = _plain(spec.name), _plain(spec.description)
-    return sum([2 * (word in name) + (word in text) for word in words])
 
 
 def _plain(text: str) -> str:

@@ -249,7 +249,8 @@ class AnthropicProvider(HttpProvider):
         model = self.bare(request.model)
         dropped = said_by(request, model).dropped
         shaped = self._shaped(request)
-        wanted = [tool.name for tool in shaped.tools if tool.strict]
+        given = {tool.name for tool in request.tools}
+        wanted = [tool.name for tool in shaped.tools if tool.strict and tool.name in given]
         if wanted and not {tool.name for tool in self._promised(shaped) if tool.strict}.issuperset(wanted):
             dropped = (*dropped, "strict")
         return (*dropped, "tool_choice") if undemanded(shaped, self._family(model)) else dropped
