@@ -64,8 +64,7 @@ def shown_first(offered: Iterable[str], known: Mapping[str, ToolBinding]) -> lis
 def found(offered: Mapping[str, ToolSpec], query: str) -> ToolResult:
     """Return which of the hidden tools have most of the words of *query*: rare ones count for more, and in the name for double."""
     hidden = [spec for spec in offered.values() if spec.defer_loading]
-    asked = query.strip().casefold()
-    exact = [spec for spec in hidden if spec.name.casefold() == asked]
+    exact = [spec for spec in hidden if _plain(spec.name) == _plain(query).strip()]
     words = list(dict.fromkeys(_plain(query).split()))[:WORDS]
     texts = [(_plain(spec.name), _plain(f"{spec.name} {spec.description}"), spec.name) for spec in exact or hidden]
     weights = {
