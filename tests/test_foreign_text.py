@@ -1315,6 +1315,7 @@ APART: dict[str, str] = {
     "models/google/encode.py:GENERATION": "a model's name, given by the author",
     "models/google/encode.py:LATEST": "a model's name, given by the author",
     "models/openai/encode.py:_call": "UTF-8 that was just made",
+    "models/openai/__init__.py:OpenAIProvider._searches": "patterns of a preset for a model's name",
     "models/openai_chat/__init__.py:OpenAIChatProvider._encode": "patterns of a preset for a model's name",
     "models/openai_chat/request.py:encode": "patterns of a preset for a model's name",
     "models/openai_chat/encode.py:_call": "UTF-8 that was just made",

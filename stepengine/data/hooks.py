@@ -114,7 +114,6 @@ CHANGE_POINTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "values": CHANGERS,
         "tail": ("pre_run", "pre_step"),
         "tools": ("pre_run",),
-        "unlisted": ("pre_run",),
         "input": ("pre_tool",),
         "result": ("post_tool",),
     }
@@ -148,7 +147,6 @@ class Change:
             (``pre_run``). The prefix that a provider has cached stays as it is.
         tools: Tools that the run has beside those of its agent (``pre_run``); what they depend on comes from a recorded
             ``Perform``, so that a replay has the same.
-        unlisted: Tools that the run knows, and its model is not shown (``pre_run``).
         input: A new input of the call (``pre_tool``); it is validated again.
         result: A new result of the call (``post_tool``).
     """
@@ -160,7 +158,6 @@ class Change:
     values: Mapping[str, Any] | None = attrs.field(default=None, metadata={"stored": False})
     tail: tuple[Message, ...] = attrs.field(default=(), converter=tuple_of)
     tools: tuple[ToolLike, ...] = attrs.field(default=(), converter=tuple_of, metadata={"stored": False})
-    unlisted: tuple[ToolLike, ...] = attrs.field(default=(), converter=tuple_of, metadata={"stored": False})
     input: JsonDict | None = attrs.field(default=None, converter=_object)
     result: ToolResult | None = None
 

@@ -40,6 +40,7 @@ __all__ = (
     "ToolCallLog",
     "ToolCallPart",
     "ToolMessage",
+    "ToolReferencePart",
     "ToolResult",
     "UserMessage",
     "UserPart",
@@ -197,6 +198,22 @@ quick_json = maker_of(JsonPart)
 
 
 @attrs.frozen
+class ToolReferencePart:
+    """
+    A word in a tool result that the model may call a tool with ``defer_loading`` from now on, by its name.
+
+    The definition is sent where the wire wants it: in the place of this part, behind the result, or among the tools.
+    """
+
+    tool_name: str = attrs.field(converter=text_of)
+
+    @property
+    def text(self) -> str:
+        """The same in words."""
+        return f"The tool {self.tool_name} can be called from now on."
+
+
+@attrs.frozen
 class OpaquePart:
     """
     A reply part that only its provider understands, kept as it came and sent back to nobody else.
@@ -240,14 +257,14 @@ UserPart: TypeAlias = TextPart | ImagePart | DocumentPart
 AssistantPart: TypeAlias = (
     TextPart | ThinkingPart | ToolCallPart | RefusalPart | ImagePart | DocumentPart | OpaquePart | CitationPart
 )
-ResultPart: TypeAlias = TextPart | JsonPart | ImagePart | DocumentPart
+ResultPart: TypeAlias = TextPart | JsonPart | ImagePart | DocumentPart | ToolReferencePart
 Part: TypeAlias = UserPart | AssistantPart | ResultPart
 
 
 _MEDIA = frozenset((TextPart, ImagePart, DocumentPart))
 _USER: frozenset[type] = _MEDIA
 _ASSISTANT: frozenset[type] = _MEDIA | {ThinkingPart, ToolCallPart, RefusalPart, OpaquePart, CitationPart}
-_RESULT: frozenset[type] = _MEDIA | {JsonPart}
+_RESULT: frozenset[type] = _MEDIA | {JsonPart, ToolReferencePart}
 
 
 def user_parts(content: str | UserPart | Sequence[str | UserPart]) -> tuple[UserPart, ...]:
@@ -302,7 +319,7 @@ def tuple_of(value: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def joined_text(parts: tuple[Any, ...]) -> str:
-    """Return the text and refusal parts of *parts* joined, JSON parts as compact JSON."""
+    """Return the text and refusal parts of *parts* joined, JSON parts as compact JSON, references to tools as lines."""
     if len(parts) == 1 and type(parts[0]) is TextPart:
         return parts[0].text
     texts = []
@@ -312,6 +329,8 @@ def joined_text(parts: tuple[Any, ...]) -> str:
             texts.append(part.text)
         elif kind is JsonPart:
             texts.append(compact(part.value))
+        elif kind is ToolReferencePart:
+            texts.append(f"{part.text}\n")
     return "".join(texts)
 
 

@@ -36,6 +36,7 @@ from stepengine.data.messages import (
     ThinkingPart,
     ToolCallPart,
     ToolMessage,
+    ToolReferencePart,
     ToolResult,
 )
 from stepengine.data.models import ModelReply, StopReason
@@ -359,8 +360,8 @@ def _part_in_tree(part: Part, call: Any = str) -> Tree:
         case ToolCallPart():
             given = {"input": thaw(part.input)} if part.input_error is None else {"unreadable": part.raw_input or ""}
             return {"tool": part.tool_name} | _filled(call=call(part.tool_call_id)) | given
-        case JsonPart():
-            return {"json": thaw(part.value)}
+        case JsonPart() | ToolReferencePart():
+            return {"json": thaw(part.value)} if isinstance(part, JsonPart) else {"finds": part.tool_name}
         case ImagePart() | DocumentPart():
             return {"media": _media(part)}
         case OpaquePart() | CitationPart():

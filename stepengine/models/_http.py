@@ -24,8 +24,9 @@ from stepengine.data.models import ModelDelta, ModelReply, ModelRequest, ReplyDo
 from stepengine.data.tools import ToolSpec
 from stepengine.errors import ModelError
 from stepengine.models._answers import ANSWER, AnswerChunks, answer_of, as_text, asked_by_tool, is_by_tool
+from stepengine.models._deferring import arranged
 from stepengine.models._discretion import discreet
-from stepengine.models._failures import GRAMMAR, ONCE, Call, body_failure, sdk_failure
+from stepengine.models._failures import GRAMMAR, NO_SEARCH, ONCE, Call, body_failure, sdk_failure
 from stepengine.models._json import count_of
 from stepengine.models._reading import (
     Accumulator,
@@ -162,6 +163,7 @@ class HttpProvider(Provider):
         headers_given_to(name, self._headers)
         self._second_tries = SecondTries()
         self._by_tool: tuple[Mapping[str, Any], ToolSpec] | None = None
+        self._unsearching: set[str] = set()
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, _Ready] = WeakKeyDictionary()
 
     def __repr__(self) -> str:
@@ -183,6 +185,10 @@ class HttpProvider(Provider):
     def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> Body:
         """Encode *request*; *after* is how it failed before, so that the second try leaves out what was refused."""
 
+    def _searches(self, model: str) -> bool:
+        """Return whether the provider itself searches tools for *model*, so that hidden ones can be sent to it."""
+        return False
+
     def _unpromised(self, request: ModelRequest) -> str:
         """Return why the provider cannot promise an answer by the schema of *request*; ``""`` when it can."""
         return ""
@@ -193,11 +199,18 @@ class HttpProvider(Provider):
 
     def _shaped(self, request: ModelRequest, after: str = "") -> ModelRequest:
         """
-        Return *request* as it is to be encoded: where a schema is not promised, a tool takes the answer.
+        Return *request* as it is to be encoded.
+
+        Its tools are those that are sent, and where a schema is not promised, one more takes the answer.
 
         Raises:
             ModelError: when the promise was demanded and cannot be given.
         """
+        model = self.bare(request.model)
+        if after == NO_SEARCH:
+            self._unsearching.add(model)
+        searches = self._searches(model) and model not in self._unsearching
+        request = arranged(request, self.name, searches=searches)
         schema, how = request.settings.response_schema, request.settings.output
         if schema is None:
             return request

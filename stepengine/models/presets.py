@@ -72,6 +72,7 @@ class Preset:
         keeps: Whether it can be told whether to store replies.
         schemas: Whether an answer by a schema can be asked for; else a tool takes it.
         quiet_none: Whether tools are left away when none may be called, because the word for that is not obeyed.
+        searches: How the names of models begin, as a regular expression, that search tools by themselves (Responses).
         encrypted_reasoning: Whether encrypted reasoning must be asked for (Responses).
         stops: Whether stop sequences may be sent; else replies are cut here.
         azure: Whether models are deployments, which older API versions have in the path.
@@ -116,6 +117,7 @@ class Preset:
     keeps: bool = False
     schemas: bool = True
     quiet_none: bool = False
+    searches: str = ""
     encrypted_reasoning: bool = False
     stops: bool = True
     azure: bool = False
@@ -149,6 +151,7 @@ OPENAI = attrs.evolve(
     caches=True,
     tiers=OPENAI_TIERS,
     keeps=True,
+    searches=r"gpt-(?:5\.[4-9]|[6-9])",
 )
 
 MISTRAL_ELSEWHERE = r"mistralai/.*"

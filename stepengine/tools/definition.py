@@ -57,7 +57,8 @@ class ToolOptions(TypedDict, total=False):
     returns a ``ToolPreview`` of one call. ``aliases`` are other parameter names that are accepted from a model.
     ``idempotent=True`` is short for the annotation of that name; ``retries`` needs it. The result of a call of a tool with
     ``deferred=True`` comes from outside, by ``handle.send_tool_result``, after its body has begun the work; what the body
-    returns is dropped, unless it is an error, which is the result. The time-out is the body's.
+    returns is dropped, unless it is an error, which is the result. The time-out is the body's. A tool with
+    ``defer_loading=True`` is not shown to the model until it searched for it, as ``ToolSpec`` says.
     """
 
     category: str
@@ -71,6 +72,7 @@ class ToolOptions(TypedDict, total=False):
     timeout: float | None
     retries: int
     strict: bool
+    defer_loading: bool
     in_thread: bool
     deferred: bool
     preview: Callable[[JsonDict], ToolPreview] | None
@@ -90,6 +92,7 @@ OPTIONS = {
     "timeout": or_none(NUMBER),
     "retries": COUNT,
     "strict": FLAG,
+    "defer_loading": FLAG,
     "in_thread": FLAG,
     "deferred": FLAG,
     "preview": or_none(Fine(callable, "a function of the input")),

@@ -23,6 +23,7 @@ from stepengine.models.anthropic.families import Family, family_of, stated
 from stepengine.models.anthropic.request import (
     BINDING_BETA,
     FAST_BETA,
+    TOOL_SEARCH,
     UNPROMISING,
     Ways,
     binds_thinking,
@@ -253,7 +254,7 @@ class AnthropicProvider(HttpProvider):
         mark = None if ways is None else ways.mark
         cache = None if ways is None else ways.cache
         if cache not in self._tools:
-            self._tools[cache] = ToolsCache(encode_tool, {"cache_control": mark} if mark else None)
+            self._tools[cache] = ToolsCache(encode_tool, {"cache_control": mark} if mark else None, TOOL_SEARCH)
         return self._tools[cache](tools)
 
     def _promised(self, request: ModelRequest, after: str = "") -> tuple[ToolSpec, ...]:
@@ -268,6 +269,9 @@ class AnthropicProvider(HttpProvider):
         self._fitting = _Fitting(tools, schema, after, promised(tools, schema, after))
         return self._fitting.fitting
 
+    def _searches(self, model: str) -> bool:
+        return self._family(model).searches
+
     def _unpromised(self, request: ModelRequest) -> str:
         schema = request.settings.response_schema
         if UNPROMISING.search(self.bare(request.model)):
@@ -279,12 +283,12 @@ class AnthropicProvider(HttpProvider):
     def _dropped(self, request: ModelRequest) -> tuple[str, ...]:
         model = self.bare(request.model)
         dropped = said_by(request, model).dropped
-        wanted = [tool.name for tool in request.tools if tool.strict]
-        if wanted and not {tool.name for tool in self._promised(self._shaped(request)) if tool.strict}.issuperset(
-            wanted
-        ):
+        shaped = self._shaped(request)
+        given = {tool.name for tool in request.tools}
+        wanted = [tool.name for tool in shaped.tools if tool.strict and tool.name in given]
+        if wanted and not {tool.name for tool in self._promised(shaped) if tool.strict}.issuperset(wanted):
             dropped = (*dropped, "strict")
-        return (*dropped, "tool_choice") if undemanded(self._shaped(request), self._family(model)) else dropped
+        return (*dropped, "tool_choice") if undemanded(shaped, self._family(model)) else dropped
 
     def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> Body:
         model = self.bare(request.model)
