@@ -244,6 +244,8 @@ class Session:
             return
         said = self._clean(f"{self._options.journal}  {' · '.join(head)}")
         say(f"{said}\n{AGAIN}")
+        if not self._asked.is_scripted and sys.stdin.isatty():
+            say("`help` lists what can be typed, `quit` leaves")
         order = self._debugger.stepper.is_in_address_order
         if order:
             say("the journal is in the order of addresses: siblings follow one another")

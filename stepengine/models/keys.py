@@ -130,7 +130,7 @@ def find_key(
     names = " or ".join(variables) or "an environment variable"
     msg = (
         f"there is no API key for {provider!r}: set {names}, pass {argument}, set base_url for a local server, "
-        "use a model of another provider, or run `stepengine demo`, which needs no key"
+        "use a model of another provider (`stepengine models` lists them), or run `stepengine demo`, which needs no key"
     )
     raise MissingKey(msg, kind="missing_key")
 
