@@ -4,11 +4,13 @@ A page of the documentation as what it holds: blocks to paste, to edit, to run, 
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shlex
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import attrs
@@ -135,3 +137,18 @@ def follow(name: str, folder: Path, *, pictures: int = 0, names: dict[str, objec
                 assert_shown(block.text, said)
             case other:
                 pytest.fail(f"nobody runs a block of {other}")
+
+
+@cache
+def public_modules() -> tuple[str, ...]:
+    """
+    The modules whose names are public, as the snapshot of the surface lists them.
+    """
+    tree = ast.parse((ROOT / "tests" / "test_surface.py").read_text(encoding="utf-8"))
+    (listed,) = [
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["MODULES"]
+    ]
+    assert isinstance(listed, ast.Dict)
+    return tuple([ast.literal_eval(key) for key in listed.keys if key is not None])
