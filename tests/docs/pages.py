@@ -17,7 +17,7 @@ import attrs
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+FENCE = re.compile(r"^```([\w{}]+)[^\n]*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 NAMED = re.compile(r"`([^`\s]+)`:$")
 IN_FILE = re.compile(r"`([^`\s]+\.py)`")
 CODE = re.compile(r"# leaves with (\d+)$")
