@@ -99,7 +99,7 @@ class StepContext(Generic[Params]):
         return self._created + timedelta(milliseconds=self._elapsed())
 
     def notify(self, message: str, data: Any = None) -> None:
-        """Send *message* and JSON *data* to whoever watches the run, without touching the history (requirements C20)."""
+        """Send *message* and JSON *data* to whoever watches the run, without touching the history."""
         self._notify(message, data)
 
 
@@ -132,7 +132,7 @@ def _object(value: Any) -> Any:
 @attrs.frozen(kw_only=True)
 class Change:
     """
-    What a hook or a tool wants changed; every field that is ``None`` stays as it is (design 5, requirements X5).
+    What a hook or a tool wants changed; every field that is ``None`` stays as it is.
 
     A field that cannot be used where it is returned is refused as an error of the hook or tool; the rest of such a change is
     not made either.
@@ -173,7 +173,7 @@ class Change:
 @attrs.frozen(kw_only=True)
 class HookContext:
     """
-    What every hook gets first (requirements H4, H5).
+    What every hook gets first.
 
     Attributes:
         state: The state at this moment; during a step it is the state before the step.
@@ -189,7 +189,7 @@ class HookContext:
         added: ``post_run`` only: the messages that this run added.
         context_window: The model's context length in tokens, when known; looked up for agents with ``pre_step`` hooks.
         overflow: ``pre_step`` only: what the provider said when it refused this step's request as too long. The hooks are
-            then called once more, and the call is repeated when one of them changed what the model sees (requirements I17).
+            then called once more, and the call is repeated when one of them changed what the model sees.
         refused_tokens: With *overflow*: how large the refused prompt is by estimate, whatever earlier hooks made of it since.
     """
 
@@ -212,7 +212,7 @@ class HookContext:
     @property
     def context_tokens(self) -> int:
         """
-        How large the next prompt is in tokens (requirements X45).
+        How large the next prompt is in tokens.
 
         What the provider last reported plus the estimate of what came after; where nothing was reported, or the prompt
         was rewritten since, all of it is estimated.
@@ -249,7 +249,7 @@ def _hooks(value: Any) -> tuple[Callable[..., Any], ...]:
 @attrs.frozen(kw_only=True)
 class Hooks:
     """
-    Author code that the machine calls at fixed points, in list order (requirements H1, H2).
+    Author code that the machine calls at fixed points, in list order.
 
     A hook is a plain function that returns a ``Change``, a ``Decision`` or ``None``, or a generator function that yields
     ``Perform``, ``Complete`` or ``ToolCall`` and returns one of these. ``async def`` hooks are refused. A point takes one

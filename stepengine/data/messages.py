@@ -84,7 +84,7 @@ quick_text = maker_of(TextPart)
 
 @attrs.frozen
 class ThinkingPart:
-    """What a model thought before it answered. *text* may be empty when the provider hides it (requirements B12)."""
+    """What a model thought before it answered. *text* may be empty when the provider hides it."""
 
     text: str = attrs.field(converter=text_of)
     provider_data: JsonDict | None = attrs.field(default=None, converter=_object_or_none, kw_only=True)
@@ -101,7 +101,7 @@ class RefusalPart:
 @attrs.frozen(weakref_slot=False)
 class ToolCallPart:
     """
-    A tool call inside an assistant message (requirements B13).
+    A tool call inside an assistant message.
 
     Attributes:
         tool_call_id: ``c<n>`` inside a run; empty in a reply that the machine has not numbered yet.
@@ -110,7 +110,7 @@ class ToolCallPart:
         raw_input: The arguments' text as received, kept only when it could not be read or was cut off.
         input_error: Why *raw_input* could not be read; ``None`` when *input* is good.
         provider_data: With ``"id"``, the provider's own id of the call. A part without data of the target provider is
-            *foreign* there (design 6).
+            *foreign* there.
     """
 
     tool_call_id: str
@@ -140,7 +140,7 @@ def _check_source(part: ImagePart | DocumentPart) -> None:
 @attrs.frozen
 class ImagePart:
     """
-    An image, by *url*, as bytes in *data*, or by *file_id* (requirements B14).
+    An image, by *url*, as bytes in *data*, or by *file_id*.
 
     Attributes:
         url: Where the provider finds it.
@@ -164,7 +164,7 @@ class ImagePart:
 @attrs.frozen
 class DocumentPart:
     """
-    Any file but an image: a document, sound or video, by *url*, as bytes in *data*, or by *file_id* (requirements B14).
+    Any file but an image: a document, sound or video, by *url*, as bytes in *data*, or by *file_id*.
 
     Attributes:
         url: Where the provider finds it.
@@ -369,7 +369,7 @@ class SideEffect:
 @attrs.frozen(weakref_slot=False)
 class ToolResult:
     """
-    The result of one tool call (requirements B15, generator-contract G24).
+    The result of one tool call.
 
     Make one with ``ToolResult.text("...")``, ``.json(value)``, ``.error("...")`` or ``.parts([...])``.
 
@@ -379,7 +379,7 @@ class ToolResult:
             ``"cancelled"``. Everything but ``"ok"`` and ``"pending"`` is an error.
         tool_name: The tool that was called; set by the machine.
         tool_call_id: The call that this answers; set by the machine.
-        credits_used: Credits that the tool reports, never money (requirements X20).
+        credits_used: Credits that the tool reports, never money.
         side_effects: What it did to the world.
         change: What the tool wants changed in its run, such as ``Change(context={...})``; made once, when the call has
             run, so that the next call and every hook see it.
@@ -412,7 +412,7 @@ class ToolResult:
 
     @classmethod
     def pending(cls, question_id: str, **fields: Any) -> ToolResult:
-        """Return the result that stands in for an answer which has not come yet (requirements K6)."""
+        """Return the result that stands in for an answer which has not come yet."""
         text = f"Pending: waiting for the answer to question {question_id}."
         return cls((TextPart(text),), **{"status": "pending", **fields})
 
@@ -488,7 +488,7 @@ def _memo_slot() -> Any:
 @attrs.frozen(weakref_slot=False)
 class UserMessage:
     """
-    What a person, or the engine on a person's behalf, says to the model (requirements B11).
+    What a person, or the engine on a person's behalf, says to the model.
 
     Attributes:
         content: The parts; a string is one text part.
@@ -514,7 +514,7 @@ quick_user = maker_of(UserMessage)
 @attrs.frozen(weakref_slot=False)
 class AssistantMessage:
     """
-    One reply of a model, its parts in the order received (requirements B12).
+    One reply of a model, its parts in the order received.
 
     Attributes:
         content: The parts; a string is one text part.
@@ -555,7 +555,7 @@ quick_assistant = maker_of(AssistantMessage)
 @attrs.frozen(weakref_slot=False)
 class ToolMessage:
     """
-    The result of one tool call, as the history holds it (requirements B13).
+    The result of one tool call, as the history holds it.
 
     Attributes:
         tool_call_id: The call that this answers.

@@ -51,7 +51,7 @@ ToolChoice: TypeAlias = str
 @attrs.frozen(kw_only=True)
 class ToolAnnotations:
     """
-    Hints about what a tool does to the world (requirements E17).
+    Hints about what a tool does to the world.
 
     Attributes:
         read_only: It changes nothing.

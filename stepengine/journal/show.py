@@ -76,7 +76,7 @@ ORDINARY_NAMES = frozenset({
 
 def machine_data(cwd: str | os.PathLike[str] | None = None) -> dict[str, str]:
     """
-    Return the texts that tell of this machine, each with its placeholder (replay K7).
+    Return the texts that tell of this machine, each with its placeholder.
 
     They are the working folder ``<cwd>``, the folder for temporary files ``<tmp>``, the home folder ``<home>``, and the
     names of host ``<host>`` and user ``<user>``. Short paths and names that are ordinary words are left out.

@@ -307,7 +307,7 @@ class HttpProvider(Provider):
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
         """
-        Give the reply in pieces, and last one ``ReplyDone``. Closing the iterator closes the connection (G20).
+        Give the reply in pieces, and last one ``ReplyDone``. Closing the iterator closes the connection.
 
         Raises:
             ModelError: when there is no reply; ``TruncatedReply`` when it ended early.
@@ -347,7 +347,7 @@ class HttpProvider(Provider):
 
     async def count_tokens(self, request: ModelRequest) -> int | None:
         """
-        Return how many tokens the provider counts in *request*; ``None`` when it cannot be asked (ecosystem EC75).
+        Return how many tokens the provider counts in *request*; ``None`` when it cannot be asked.
 
         Raises:
             ModelError: when the question fails.

@@ -55,7 +55,7 @@ T = TypeVar("T")
 @attrs.frozen(kw_only=True)
 class Timeouts:
     """
-    Seconds that a model call may take (reliability MP23).
+    Seconds that a model call may take.
 
     They are measured here and not by the HTTP library, which takes every keep-alive for progress.
 

@@ -41,7 +41,7 @@ __all__ = ("ModelInfo", "ModelRef", "Provider", "ProviderSettings", "deltas_of")
 @attrs.frozen
 class ModelRef:
     """
-    A model string taken apart (requirements G12). ``str(ref)`` is the canonical ``provider/model``.
+    A model string taken apart. ``str(ref)`` is the canonical ``provider/model``.
 
     Attributes:
         provider: The registered prefix, such as ``"openrouter"``; ``""`` for a fallback between several models.
@@ -58,7 +58,7 @@ class ModelRef:
 @attrs.frozen
 class ModelInfo:
     """
-    What is known of a model without asking its provider (requirements G15).
+    What is known of a model without asking its provider.
 
     Attributes:
         context_window: Tokens that prompt and reply may have together; ``None`` when unknown.
@@ -76,7 +76,7 @@ class ModelInfo:
 @attrs.frozen(kw_only=True)
 class ProviderSettings:
     """
-    Where a provider's key and address come from (requirements G23).
+    Where a provider's key and address come from.
 
     Attributes:
         key_variables: The environment variables that may hold its key, in order of preference.
@@ -98,7 +98,7 @@ class ProviderSettings:
 
 class Provider(ABC):
     """
-    A source of model replies (requirements G1). A subclass needs a ``name`` and ``complete``; all else has a default.
+    A source of model replies. A subclass needs a ``name`` and ``complete``; all else has a default.
 
     Failures are raised as ``ModelError`` or one of its subclasses, with ``retryable``, ``status``, ``retry_after``,
     ``request_id`` and ``usage`` set as far as they are known. A provider never tries again by itself.
@@ -156,7 +156,7 @@ class Provider(ABC):
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
         """
-        Give the reply to *request* in pieces, and last exactly one ``ReplyDone`` with the whole (requirements G4).
+        Give the reply to *request* in pieces, and last exactly one ``ReplyDone`` with the whole.
 
         The default asks ``complete`` and takes its reply apart.
         """
@@ -170,7 +170,7 @@ class Provider(ABC):
 
     async def count_tokens(self, request: ModelRequest) -> int | None:
         """
-        Return how many tokens the provider itself counts in *request*; ``None`` when it cannot be asked (EC75).
+        Return how many tokens the provider itself counts in *request*; ``None`` when it cannot be asked.
 
         Raises:
             ModelError: when the question fails.

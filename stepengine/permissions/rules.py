@@ -442,6 +442,7 @@ def _as_words(request: Request) -> JsonDict:
 
 
 Matcher: TypeAlias = Call | Every | ToolNamed | Category | Command | Path | Domain | Regex | When
+"""What a ``Rule`` may be about."""
 
 
 def _is_tool(name: str | None, request: Request) -> bool:

@@ -36,7 +36,7 @@ NO_OVERRIDES: Overrides = {}
 @attrs.frozen
 class ToolPreview:
     """
-    One concrete call as a person sees it before it happens (requirements E19).
+    One concrete call as a person sees it before it happens.
 
     Attributes:
         action: What will happen, in a few words, such as ``"Write src/app.py"``.
@@ -255,7 +255,7 @@ class Tool(Generic[P, R]):
         return await execute(self, arguments, ctx, overrides)
 
     def preview(self, input: JsonDict) -> ToolPreview | None:
-        """Return how this call looks to a person, or ``None`` when the tool has no preview (requirements E19)."""
+        """Return how this call looks to a person, or ``None`` when the tool has no preview."""
         return None if self._preview is None else self._preview(input)
 
     def arguments(self, *args: P.args, **kwargs: P.kwargs) -> JsonDict:

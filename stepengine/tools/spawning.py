@@ -115,7 +115,7 @@ def agent_tool(
     definition: AgentDefinition[Any], *, name: str | None = None, description: str | None = None
 ) -> Tool[..., Any]:
     """
-    Return an agent as a tool of its own, whose result is the agent's output (requirements J17).
+    Return an agent as a tool of its own, whose result is the agent's output.
 
     Whoever has the tool may run the agent; it need not be among its ``spawnable_agents``.
 

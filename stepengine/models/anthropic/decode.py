@@ -135,7 +135,7 @@ def _shown(block: Mapping[str, Any]) -> str:
 
 def usage_of(raw: Any) -> Usage | None:
     """
-    Return the API's usage in our buckets (EC76); ``None`` when it does not say.
+    Return the API's usage in our buckets; ``None`` when it does not say.
 
     What ran beside the message (a compaction, an advisor) stands in ``iterations`` only and is counted, too.
     """

@@ -174,7 +174,7 @@ def limit_of(request: ModelRequest, model: str, family: Family, ways: Ways, *, a
 
 
 def encode_count(request: ModelRequest, model: str, family: Family, ways: Ways, tools: bytes) -> bytes:
-    """Return the body of the question how many tokens a request has (EC75)."""
+    """Return the body of the question how many tokens a request has."""
     asked = thinking_of(request, model, family)
     optional = {
         "model": model,

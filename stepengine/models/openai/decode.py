@@ -201,13 +201,13 @@ def _thought(item: Mapping[str, Any]) -> str:
 
 
 def usage_of(raw: Any) -> Usage | None:
-    """Return the API's usage in our buckets (EC76); ``None`` when it does not say."""
+    """Return the API's usage in our buckets; ``None`` when it does not say."""
     return usage_in_totals(raw, "input_tokens", "output_tokens")
 
 
 class ResponsesAccumulator(Accumulator):
     """
-    Turns the events of one stream into the completed reply (EC73).
+    Turns the events of one stream into the completed reply.
 
     Items count as ``output_item.done`` has them: what ``output_item.added`` says of encrypted reasoning may be partial,
     and the end event says it in other words again.

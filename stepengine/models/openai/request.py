@@ -80,7 +80,7 @@ def encode(request: ModelRequest, model: str, preset: Preset, tools: bytes, *, s
 
 
 def encode_count(request: ModelRequest, model: str, preset: Preset, tools: bytes) -> bytes:
-    """Return the body of the question how many tokens a request has (EC75)."""
+    """Return the body of the question how many tokens a request has."""
     members = members_of(request, _shared(request, model, preset), tools, extra=False)
     flags = Flags(preset.name, model, hidden=hidden_names(request))
     members["input"] = encode_messages(request, flags, _definitions(request))
