@@ -54,6 +54,7 @@ from stepengine.journal.show import clean_tree
 from stepengine.judging.criteria import _judged as judged_text
 from stepengine.judging.viewing.payload import _shown as shown_on_a_page
 from stepengine.machine.blocks import split_blocks
+from stepengine.machine.finding import found
 from stepengine.machine.output import json_in as answer_in
 from stepengine.machine.spawning import matching_id
 from stepengine.mcp.results import result_of
@@ -492,6 +493,12 @@ PLACES = (
         ("cli/prompt.py:PASTE",),
     ),
     Place("highest note", HIGHEST.fullmatch, (of("<!-- "), of("1", "<!-- highest: m")), ("tools/memory.py:HIGHEST",)),
+    Place(
+        "search of tools",
+        lambda text: found({"a": ToolSpec("a", text[:4096], defer_loading=True)}, text),
+        (of("a"), of("a "), of("_"), of("a_"), of("\u0300"), of("\ufdfa")),
+        ("machine/finding.py:BETWEEN",),
+    ),
     Place(
         "words of notes", _words, (of("a"), of("a-"), of(" "), of("\u0300"), of("\ufdfa")), ("tools/memory.py:WORD",)
     ),

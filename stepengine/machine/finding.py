@@ -6,6 +6,7 @@ A search goes by what the run has and by nothing else, so that a repeated run fi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
@@ -21,6 +22,11 @@ MOST = 5
 """How many tools one search gives."""
 WORDS = 50
 """Of a query; each is looked for in the text of every tool."""
+SHORT = 4
+"""Words of fewer letters count as whole words only."""
+MOST_CHARS = 4_000
+"""Of a query."""
+BETWEEN = re.compile(r"[\W_]+")
 NAMED = 200
 """Of how many tools the names stand in the description of ``find_tools``."""
 
@@ -64,9 +70,12 @@ def shown_first(offered: Iterable[str], known: Mapping[str, ToolBinding]) -> lis
 def found(offered: Mapping[str, ToolSpec], query: str) -> ToolResult:
     """Return which of the hidden tools have most of the words of *query*: rare ones count for more, and in the name for double."""
     hidden = [spec for spec in offered.values() if spec.defer_loading]
-    exact = [spec for spec in hidden if _plain(spec.name) == _plain(query).strip()]
-    words = list(dict.fromkeys(_plain(query).split()))[:WORDS]
-    texts = [(_plain(spec.name), _plain(f"{spec.name} {spec.description}"), spec.name) for spec in exact or hidden]
+    asked = _plain(query[:MOST_CHARS])
+    exact = [spec for spec in hidden if _plain_kept(spec.name) == asked]
+    words = [f" {word} " if len(word) < SHORT else word for word in dict.fromkeys(asked.split())][:WORDS]
+    texts = [
+        (_plain_kept(spec.name), _plain_kept(f"{spec.name} {spec.description}"), spec.name) for spec in exact or hidden
+    ]
     weights = {
         word: len(texts) // holding for word in words if (holding := sum([word in text for _, text, _ in texts]))
     }
@@ -83,4 +92,8 @@ def found(offered: Mapping[str, ToolSpec], query: str) -> ToolResult:
 
 
 def _plain(text: str) -> str:
-    return text.casefold().replace("_", " ").replace("-", " ")
+    """Return the letters and digits of *text* in lower case, with single blanks between words and around them."""
+    return f" {BETWEEN.sub(' ', text.casefold()).strip()} "
+
+
+_plain_kept = lru_cache(4_096)(_plain)

@@ -197,11 +197,12 @@ class HttpProvider(Provider):
         """Return the settings of *request* that the wire has no word for."""
         return ()
 
-    def _shaped(self, request: ModelRequest, after: str = "") -> ModelRequest:
+    def _shaped(self, request: ModelRequest, after: str = "", *, is_count: bool = False) -> ModelRequest:
         """
         Return *request* as it is to be encoded.
 
-        Its tools are those that are sent, and where a schema is not promised, one more takes the answer.
+        Its tools are those that are sent, and where a schema is not promised, one more takes the answer. *is_count* is for
+        the question how many tokens it has, which knows no search of tools.
 
         Raises:
             ModelError: when the promise was demanded and cannot be given.
@@ -209,7 +210,8 @@ class HttpProvider(Provider):
         model = self.bare(request.model)
         if after == NO_SEARCH:
             self._unsearching.add(model)
-        searches = self._searches(model) and model not in self._unsearching
+            warn_once(f"{self.name} refused to search tools itself for {model}; find_tools is offered in its place")
+        searches = not is_count and self._searches(model) and model not in self._unsearching
         request = arranged(request, self.name, searches=searches)
         schema, how = request.settings.response_schema, request.settings.output
         if schema is None:

@@ -6,17 +6,38 @@ import json
 from itertools import pairwise
 from typing import Any
 
+import attrs
 import pytest
 
-from stepengine import AgentDefinition, Engine, RetryPolicy, RunStatus, StepWith, tool
+from stepengine import (
+    AgentDefinition,
+    AssistantMessage,
+    Engine,
+    ModelSettings,
+    RetryPolicy,
+    RunStatus,
+    StepWith,
+    Transcript,
+    UserMessage,
+    tool,
+)
 from stepengine.data.estimate import tool_tokens
 from stepengine.data.messages import OpaquePart, ToolReferencePart, ToolResult
 from stepengine.journal import MemoryJournal
-from stepengine.models import AnthropicProvider, GoogleProvider, Models, OpenAIChatProvider, OpenAIProvider
+from stepengine.models import (
+    AnthropicProvider,
+    GoogleProvider,
+    ModelRequest,
+    Models,
+    OpenAIChatProvider,
+    OpenAIProvider,
+)
+from stepengine.models._http import warn_once
 from stepengine.testing import ScriptedModel
 from stepengine.tools import Tool
+from stepengine.tools.spawning import BUILT_IN
 from tests.faults.search_server import Searching, streamed
-from tests.faults.server import fault_server, sse
+from tests.faults.server import fault_server, json_answer, sse
 
 pytestmark = pytest.mark.anyio
 
@@ -180,13 +201,51 @@ async def test_later_finds_stand_behind_earlier_ones_so_that_what_is_cached_stay
 
 
 @pytest.mark.spec("providers:PV88")
-async def test_a_cloud_that_refuses_its_search_is_asked_with_ours_and_not_with_its_own_again():
+@pytest.mark.parametrize("model", NATIVE)
+async def test_a_cloud_that_refuses_its_search_is_asked_with_ours_and_not_with_its_own_again(model, caplog):
+    warn_once.cache_clear()
     server = Searching(
         [RATE], cannot="BM25 tool search is not supported on Bedrock. Use tool_search_tool_regex instead."
     )
-    result = await ran(server, NATIVE[0])
+    result = await ran(server, model)
     assert 1 == len(server.refused)
+    assert "find_tools is offered in its place" in caplog.text
     assert ["find_tools", "get_exchange_rate"] == [name for name, _ in called(result)]
+
+
+@pytest.mark.spec("providers:PV56")
+async def test_tokens_are_counted_without_a_search_which_the_counter_refuses():
+    bodies: list[Any] = []
+
+    def answer(body: bytes) -> Any:
+        bodies.append(json.loads(body))
+        return json_answer(b'{"input_tokens": 7}')
+
+    tools = (look.spec, get_exchange_rate.spec, BUILT_IN["find_tools"].spec)
+    request = ModelRequest(NATIVE[0], "", Transcript([UserMessage("hi")]), tools)
+    async with fault_server(answer) as at:
+        provider = PROVIDERS["anthropic"](at.url)
+        assert 7 == await provider.count_tokens(request)
+        await provider.close()
+    assert ["look", "find_tools"] == names(bodies[0])
+
+
+@pytest.mark.spec("providers:PV56")
+@pytest.mark.parametrize(
+    ("model", "block"),
+    [
+        (NATIVE[0], {"type": "server_tool_use", "id": "srvtoolu_1", "name": "tool_search_tool_regex", "input": {}}),
+        (NATIVE[1], {"type": "tool_search_call", "id": "tsc_1", "execution": "server", "arguments": {"paths": ["a"]}}),
+    ],
+)
+def test_a_search_that_the_author_wrote_in_the_wire_s_own_words_goes_back_as_it_came(model, block):
+    provider = PROVIDERS[model.partition("/")[0]]("http://127.0.0.1:9")
+    said = AssistantMessage([OpaquePart(provider.name, block)])
+    own = ModelSettings(extra={"tools": [{"type": "tool_search"}]})
+    request = ModelRequest(model, "", Transcript([UserMessage("hi")]), settings=own, tail=(said,))
+    assert json.dumps(block) in json.dumps(json.loads(provider._encode(request, stream=False).content))
+    bare = attrs.evolve(request, settings=ModelSettings())
+    assert block["id"] not in provider._encode(bare, stream=False).content.decode()
 
 
 @pytest.mark.parametrize("model", OURS)

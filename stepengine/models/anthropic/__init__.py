@@ -308,7 +308,7 @@ class AnthropicProvider(HttpProvider):
         return Body(content, headers)
 
     def _encode_count(self, request: ModelRequest) -> Body:
-        model, request = self.bare(request.model), self._shaped(request)
+        model, request = self.bare(request.model), self._shaped(request, is_count=True)
         tools = self._tools_of(self._promised(request))
         content = encode_count(request, model, self._family(model), self._ways, tools)
         return Body(content, path=f"{self.path}/count_tokens")
