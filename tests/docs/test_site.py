@@ -115,10 +115,10 @@ def test_every_option_of_a_run_is_explained() -> None:
     for name in options.__all__:
         kind = getattr(options, name)
         if name.endswith("Options"):
-            of = [kind, *(base for base in kind.__orig_bases__ if hasattr(base, "__orig_bases__"))]
-            told = {n for one in of for n in re.findall(r"^    (\w+): ", inspect.getdoc(one) or "", re.MULTILINE)}
+            inherited = set(options.RunOptions.__annotations__) if name == "StartOptions" else set()
+            told = set(re.findall(r"^    (\w+): ", inspect.getdoc(kind) or "", re.MULTILINE))
 
-            assert set(kind.__annotations__) == told, name
+            assert set(kind.__annotations__) - inherited == told, name
 
 
 def test_every_public_module_has_its_page() -> None:
