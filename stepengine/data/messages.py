@@ -73,7 +73,7 @@ def _text_or_none(value: str | None) -> str | None:
 
 @attrs.frozen(weakref_slot=False)
 class TextPart:
-    """Plain text."""
+    """Plain text; *provider_data* is what goes back to the provider that said it, unchanged."""
 
     text: str = attrs.field(converter=text_of)
     provider_data: JsonDict | None = attrs.field(default=None, converter=_object_or_none, kw_only=True)
@@ -84,7 +84,13 @@ quick_text = maker_of(TextPart)
 
 @attrs.frozen
 class ThinkingPart:
-    """What a model thought before it answered. *text* may be empty when the provider hides it."""
+    """
+    What a model thought before it answered.
+
+    Attributes:
+        text: Its words; may be empty when the provider hides them.
+        provider_data: What its provider has to be sent back with it, such as a signature.
+    """
 
     text: str = attrs.field(converter=text_of)
     provider_data: JsonDict | None = attrs.field(default=None, converter=_object_or_none, kw_only=True)
@@ -148,6 +154,7 @@ class ImagePart:
         mime_type: Its type.
         file_id: The id of an uploaded file; it means something to the *provider* that holds the file and to no other.
         provider: The name of that provider, such as ``"anthropic"``; ``""`` for what is not uploaded.
+        provider_data: What goes back with it to the provider that it came from, unchanged.
     """
 
     url: str | None = attrs.field(default=None, converter=_text_or_none)
@@ -173,6 +180,7 @@ class DocumentPart:
         name: A file name to show.
         file_id: As with ``ImagePart``.
         provider: As with ``ImagePart``.
+        provider_data: As with ``ImagePart``.
     """
 
     url: str | None = attrs.field(default=None, converter=_text_or_none)

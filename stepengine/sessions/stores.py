@@ -188,7 +188,7 @@ class Store(ABC):
 
 
 class MemorySessions(Store):
-    """Sessions of this process, gone with it."""
+    """Sessions of this process, gone with it; *clock* gives the time of a save."""
 
     blocking = False
 

@@ -78,7 +78,7 @@ Cost: TypeAlias = "Decimal | float | str | None"
 def text(
     content: str, *, usage: Usage | None = None, cost: Cost = None, stop_reason: StopReason | str | None = None
 ) -> ModelReply:
-    """Return a reply that says *content*; it ends the turn unless *stop_reason* says otherwise."""
+    """Return a reply that says *content* and reports *usage* and *cost*; it ends the turn unless *stop_reason* says otherwise."""
     return _reply((TextPart(content),), usage, cost, stop_reason)
 
 

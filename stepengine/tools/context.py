@@ -81,7 +81,7 @@ WORKSPACE: contextvars.ContextVar[Workspace | None] = contextvars.ContextVar("st
 
 class ResourceMap:
     """
-    Live objects for tools, one per type; they are never stored.
+    Live objects for tools, one per type, to begin with those of *values*; they are never stored.
 
     Each object is filed under its own type; ``insert(value, as_type=Base)`` files it under another one.
     """
