@@ -19,6 +19,7 @@ from stepengine.data.messages import RefusalPart, TextPart, ThinkingPart
 from stepengine.data.models import ModelDelta, ModelReply, TextChunk, ThinkingChunk
 from stepengine.data.usage import Usage
 from stepengine.errors import ModelError
+from stepengine.models._aws_events import AWS_STREAM, AWSParser
 from stepengine.models._failures import (
     Call,
     body_failure,
@@ -115,11 +116,11 @@ class Accumulator(ABC):
 class ReplyReader:
     """Feeds the bytes of a streamed reply, in whatever pieces, through the event parser into an accumulator."""
 
-    def __init__(self, accumulator: Accumulator, call: Call) -> None:
+    def __init__(self, accumulator: Accumulator, call: Call, parser: SSEParser | AWSParser | None = None) -> None:
         self.events = 0
         self._accumulator = accumulator
         self._call = call
-        self._parser = SSEParser()
+        self._parser = parser or SSEParser()
         self._size = 0
         self._text = 0
 
@@ -229,7 +230,14 @@ class Exchange:
     @property
     def is_event_stream(self) -> bool:
         """By the content type, whatever was asked for (reliability MP26)."""
-        return "text/event-stream" in self.response.headers.get("content-type", "").lower()
+        kind = self.response.headers.get("content-type", "").lower()
+        return "text/event-stream" in kind or AWS_STREAM in kind
+
+    @property
+    def parser(self) -> SSEParser | AWSParser:
+        """What takes the stream of events apart."""
+        kind = self.response.headers.get("content-type", "").lower()
+        return AWSParser(self.call) if AWS_STREAM in kind else SSEParser()
 
     async def content(self) -> bytes:
         """
