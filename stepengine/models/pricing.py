@@ -101,6 +101,8 @@ class ListPrices:
         if reply.usage is None:
             return None
         names = [name for name in (reply.model, model) if name and route_of(name) is None]
+        if PRICE_LISTS.get(model.partition("/")[0]) == "aws":
+            names.reverse()  # prices there hang on the geography, which only the name that was asked for says
         costs = (_Book.current().cost_of_reply(name, reply, at) for name in names)
         return next((cost for cost in costs if cost is not None), None)
 
