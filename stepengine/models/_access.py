@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
+from weakref import WeakKeyDictionary
 
 from stepengine.errors import MissingKey, ModelError
 from stepengine.models.keys import KEY_HOSTS, Credentials, Secret, first_set, given_to, printable
@@ -59,8 +60,8 @@ SAID = 500
 class Access(ABC):
     """How requests are let into one cloud."""
 
-    signs: Sequence[str] = ()
-    """The environment variables that tell of credentials."""
+    variables: Sequence[str] = ()
+    """The environment variables in which credentials are usually found."""
 
     @property
     @abstractmethod
@@ -134,7 +135,7 @@ class AwsAccess(Access):
         ModelError: when an access key is given by half.
     """
 
-    signs = AWS_SIGNS
+    variables = (AWS_BEARER, "AWS_ACCESS_KEY_ID", "AWS_PROFILE")
 
     def __init__(
         self,
@@ -258,7 +259,7 @@ class GoogleAccess(Access):
         credentials: Credentials of ``google-auth``, or a token; by default those that ``google-auth`` finds.
     """
 
-    signs = (GOOGLE_CREDENTIALS, *GOOGLE_PROJECTS)
+    variables = (GOOGLE_CREDENTIALS, *GOOGLE_PROJECTS)
 
     def __init__(self, provider: str, *, project: str | None, location: str | None, credentials: Any) -> None:
         self._provider = provider
@@ -266,7 +267,7 @@ class GoogleAccess(Access):
         self._location = location
         self._credentials = credentials
         self._is_given = credentials is not None
-        self._finding: dict[asyncio.AbstractEventLoop, asyncio.Lock] = {}
+        self._finding: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
         if isinstance(credentials, str | Secret):
             self._credentials = _secret(provider, credentials, "access_token")
 
@@ -279,7 +280,7 @@ class GoogleAccess(Access):
         """Return where the credentials come from; those of ``google-auth`` are looked for with the first request."""
         folder = Path(os.environ.get("CLOUDSDK_CONFIG") or "~/.config/gcloud").expanduser()
         saved = folder / "application_default_credentials.json"
-        found = first_set(self.signs)
+        found = first_set(self.variables)
         if not (self.is_given or self._project or found or saved.is_file()):
             msg = (
                 f"there are no Google Cloud credentials for {provider!r}: set GOOGLE_CLOUD_PROJECT, and {GOOGLE_CREDENTIALS} or "

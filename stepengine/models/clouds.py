@@ -94,7 +94,7 @@ class _Clouded(_WithoutFiles):
     def settings(self) -> ProviderSettings:
         """Return where its credentials and its address come from."""
         return ProviderSettings(
-            key_variables=tuple(self._cloud.signs),
+            key_variables=tuple(self._cloud.variables),
             base_url_variable=self.base_url_variable,
             base_url=self._home(),
             given_url=self._base_url,

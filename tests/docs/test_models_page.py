@@ -32,7 +32,7 @@ agent = AgentDefinition("capped", limits=Limits(max_cost_usd=1))
 def test_every_block_of_the_page_runs_after_those_before_it() -> None:
     names: dict[str, object] = {"__name__": "page"}
     blocks = [block for block in blocks_of(page(NAME)) if block.kind == "python"]
-    assert len(blocks) == 21
+    assert len(blocks) == 22
     for block in blocks:
         execute(block, NAME, names)
 

@@ -269,6 +269,7 @@ async def test_the_body_is_that_of_the_direct_wire_but_for_what_the_cloud_change
     assert expected == [one.json for one in server.asked_for[-2:]]
 
 
+@pytest.mark.deep
 @every_way
 async def test_a_whole_run_goes_through_the_cloud(name, server, account):
     """A tool is called and its result goes back, by the prefix of the standard registry."""
@@ -318,7 +319,9 @@ BAD = {
 
 
 @pytest.mark.spec("providers:PV98", "ecosystem:EC60")
-@pytest.mark.parametrize("endpoint", ["runtime", "mantle", "openai"])
+@pytest.mark.parametrize(
+    "endpoint", ["runtime", *[pytest.param(one, marks=pytest.mark.deep) for one in ("mantle", "openai")]]
+)
 @pytest.mark.parametrize("what", BAD)
 async def test_a_request_with_a_wrong_signature_is_refused_and_says_where_the_credentials_came_from(
     what, endpoint, server, monkeypatch
@@ -464,7 +467,7 @@ FAILURES = {
     ("what", "row"),
     [pytest.param(what, row, id=f"{what}-{row[0]}") for what, rows in FAILURES.items() for row in rows],
 )
-@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "stream"])
+@pytest.mark.parametrize("streamed", [False, pytest.param(True, marks=pytest.mark.deep)], ids=["whole", "stream"])
 async def test_what_a_cloud_refuses_is_one_of_our_errors(what, row, streamed, server, account):
     name, answer = row
     way = WAYS[name]
