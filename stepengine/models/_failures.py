@@ -74,12 +74,16 @@ STATUS_OF_TYPE = {
     "RESOURCE_EXHAUSTED": 429,
     "UNAUTHENTICATED": 401,
     "UNAVAILABLE": 503,
+    "accessDeniedException": 403,
     "api_error": 500,
     "authentication_error": 401,
     "billing_error": 402,
     "insufficient_quota": 429,
+    "internalServerException": 500,
     "internal_server_error": 500,
     "invalid_request_error": 400,
+    "modelStreamErrorException": 500,
+    "modelTimeoutException": 408,
     "not_found_error": 404,
     "overloaded_error": 529,
     "permission_error": 403,
@@ -87,9 +91,12 @@ STATUS_OF_TYPE = {
     "rate_limit_exceeded": 429,
     "request_too_large": 413,
     "server_error": 500,
+    "serviceUnavailableException": 503,
     "service_unavailable": 503,
     "slow_down": 503,
+    "throttlingException": 429,
     "timeout_error": 504,
+    "validationException": 400,
 }
 NO_CREDIT = frozenset({"insufficient_quota", "billing_error", "billing_hard_limit_reached"})
 OVERFLOW = {
@@ -169,6 +176,8 @@ BAD_REQUEST, NO_MONEY, NOT_FOUND, TOO_LARGE = 400, 402, 404, 413
 UNKNOWN_MODEL = "unknown_model"
 NO_SUCH_MODEL = "provided model identifier is invalid"
 """What Bedrock says, in lower case, of a model that it does not have."""
+AWS_TYPE = "x-amzn-errortype"
+"""The header in which AWS says what kind of error a body tells of."""
 SHOWN_LARGEST = 3
 HTTP_REDIRECT, HTTP_CLIENT_ERROR, HTTP_SERVER_ERROR = 300, 400, 500
 
@@ -263,7 +272,7 @@ def body_failure(
         call: What was asked.
         usage: What the reply is known to have used before it failed.
     """
-    problem = _problem(content)
+    problem = _typed(_problem(content), headers.get(AWS_TYPE, ""))
     status = status if status is not None else problem.status
     message = _message(problem, status, call)
     fields: dict[str, Any] = {"status": status, "request_id": _request_id(headers, content), "kind": "http"}
@@ -368,6 +377,12 @@ def _problem(content: bytes | Mapping[str, Any]) -> _Problem:
     return _Problem(printable(text, MAX_MESSAGE), frozenset(words), _status_of(words), _delay_in(details))
 
 
+def _typed(problem: _Problem, kind: str) -> _Problem:
+    """Return *problem* with what a header says of its kind, such as ``ThrottlingException:http://...``."""
+    word = printable(kind.partition(":")[0], MAX_WORD)
+    return attrs.evolve(problem, words=problem.words | {word}) if word else problem
+
+
 def _delay_in(details: Any) -> float | None:
     """Return Google's wait, which stands in the body as ``{"retryDelay": "13s"}`` (EC68)."""
     for detail in details if isinstance(details, list) else ():
@@ -432,7 +447,7 @@ def _retryable(status: int | None, headers: Mapping[str, str]) -> bool:
 
 def request_id_of(headers: Mapping[str, str]) -> str | None:
     """Return the provider's id of a request from the headers of its response."""
-    for name in ("request-id", "x-request-id", "x-generation-id"):
+    for name in ("request-id", "x-request-id", "x-generation-id", "x-amzn-requestid"):
         if headers.get(name):
             return printable(headers[name], MAX_ID)
     return None

@@ -517,7 +517,7 @@ class HttpProvider(Provider):
 
     def _reader(self, exchange: Exchange, request: ModelRequest) -> ReplyReader:
         accumulator = self.accumulator(exchange.call, self.bare(request.model), exchange.request_id)
-        return ReplyReader(accumulator, exchange.call)
+        return ReplyReader(accumulator, exchange.call, exchange.parser)
 
     def _finished(self, reply: ModelReply, request: ModelRequest) -> ModelReply:
         """Return *reply* with what the wire could not do itself."""

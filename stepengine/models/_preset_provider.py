@@ -12,11 +12,12 @@ import attrs
 from stepengine.data.json import compact
 from stepengine.data.models import ModelRequest
 from stepengine.errors import ModelError
+from stepengine.models._access import AZURE_TOKEN, ENTRA_SCOPE, ENTRA_TOLD, TokenSource, entra_source
 from stepengine.models._http import NO_KEY, HttpProvider
 from stepengine.models._json import object_at
 from stepengine.models._reading import Timeouts
 from stepengine.models.base import ProviderSettings
-from stepengine.models.keys import Credentials, Secret, printable
+from stepengine.models.keys import Credentials, Secret, base_url_for, first_set, printable
 from stepengine.models.presets import preset_of
 
 __all__ = ("PresetProvider",)
@@ -43,6 +44,10 @@ def _result(line: Mapping[str, Any]) -> Mapping[str, Any]:
             return {}
 
 
+CLASSIC_SCOPE = "https://cognitiveservices.azure.com/.default"
+"""What tokens are for where the API is dated."""
+
+
 async def unsigned(request: Any) -> None:
     """Take the key out of a request that has none: the SDK wants one, and a server that needs none is not sent a made-up one."""
     if request.headers.get("authorization") == f"Bearer {NO_KEY}":
@@ -63,6 +68,9 @@ class PresetProvider(HttpProvider):
         headers: HTTP headers to send with every request, such as OpenRouter's ``HTTP-Referer`` and ``X-Title``.
         written_calls: Whether calls that the model wrote as ``<tool_call>`` into its text are read as calls (Chat
             Completions), for servers without a parser of the model's own form; a stream has shown them as text by then.
+        token_provider: A function that gives a token for each request, in place of a key, such as one of Entra ID; it may be
+            asynchronous. By default, on Azure and where no key is, what ``azure-identity`` finds, if the environment speaks
+            of it.
     """
 
     def __init__(
@@ -76,6 +84,7 @@ class PresetProvider(HttpProvider):
         timeouts: Timeouts | None = None,
         headers: Mapping[str, str] | None = None,
         written_calls: bool = False,
+        token_provider: TokenSource | None = None,
     ) -> None:
         self._preset = preset_of(name, base_url)
         if written_calls:
@@ -83,6 +92,7 @@ class PresetProvider(HttpProvider):
         patience = timeouts or self._preset.timeouts
         super().__init__(name, api_key, base_url, transport, timeouts=patience, headers=headers, key_env=key_env)
         self.model_patterns = self._preset.model_patterns
+        self._token_provider = token_provider
 
     def settings(self) -> ProviderSettings:
         """Return where its key and address come from, as the preset says."""
@@ -180,8 +190,22 @@ class PresetProvider(HttpProvider):
     def _key_required(self) -> bool:
         return self._preset.key_required
 
+    def _tokens(self) -> TokenSource | None:
+        """Return what gives tokens in place of a key; ``None`` where there is a key, or nothing that gives them."""
+        has_key = self._api_key is not None or (
+            first_set((AZURE_TOKEN,)) is None and self.settings().key_from is not None
+        )
+        if self._token_provider is None and (has_key or not self._preset.azure):
+            return None
+        return entra_source(self.name, self._token_provider, CLASSIC_SCOPE if self._api_version else ENTRA_SCOPE)
+
     def _access(self) -> tuple[Credentials, str]:
-        credentials, url = super()._access()
+        settings = self.settings()
+        given, _ = base_url_for(self._base_url, settings.base_url_variable, settings.base_url)
+        if given is not None and self._tokens() is not None:
+            credentials, url = Credentials(None, "tokens", told=ENTRA_TOLD), given
+        else:
+            credentials, url = super()._access()
         suffix = self._preset.base_url_suffix
         if suffix and not self._api_version and not url.rstrip("/").endswith("/v1"):
             url = url.rstrip("/") + suffix
@@ -201,6 +225,9 @@ class PresetProvider(HttpProvider):
         return openai
 
     def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
+        tokens = self._tokens()
+        if tokens is not None:
+            return self._client_of_tokens(tokens, base_url, http_client)
         key = self._preset.no_key if credentials.key is None else credentials.key.reveal()
         shared = {
             "max_retries": 0,
@@ -216,4 +243,15 @@ class PresetProvider(HttpProvider):
         if self._preset.key_variable != "OPENAI_API_KEY":
             # Read from the environment by the SDK; another company's server has no business with them.
             client.organization = client.project = None
+        return client
+
+    def _client_of_tokens(self, tokens: TokenSource, base_url: str, http_client: Any) -> Any:
+        shared = {"max_retries": 0, "timeout": http_client.timeout, "http_client": http_client}
+        if self._api_version:
+            version = self._api_version
+            return self._sdk().AsyncAzureOpenAI(
+                azure_endpoint=base_url, api_version=version, azure_ad_token_provider=tokens, **shared
+            )
+        client = self._sdk().AsyncOpenAI(base_url=base_url, api_key=tokens, **shared)
+        client.organization = client.project = None
         return client

@@ -19,6 +19,7 @@ from stepengine.data.messages import RefusalPart, TextPart, ThinkingPart
 from stepengine.data.models import ModelDelta, ModelReply, TextChunk, ThinkingChunk
 from stepengine.data.usage import Usage
 from stepengine.errors import ModelError
+from stepengine.models._aws_events import AWS_STREAM, AWSParser
 from stepengine.models._failures import (
     Call,
     body_failure,
@@ -125,11 +126,11 @@ class Accumulator(ABC):
 class ReplyReader:
     """Feeds the bytes of a streamed reply, in whatever pieces, through the event parser into an accumulator."""
 
-    def __init__(self, accumulator: Accumulator, call: Call) -> None:
+    def __init__(self, accumulator: Accumulator, call: Call, parser: SSEParser | AWSParser | None = None) -> None:
         self.events = 0
         self._accumulator = accumulator
         self._call = call
-        self._parser = SSEParser()
+        self._parser = parser or SSEParser()
         self._size = 0
         self._text = 0
 
@@ -255,17 +256,25 @@ class Exchange:
     @property
     def is_event_stream(self) -> bool:
         """By the content type, whatever was asked for (reliability MP26)."""
-        return "text/event-stream" in self.response.headers.get("content-type", "").lower()
+        kind = self.response.headers.get("content-type", "").lower()
+        return "text/event-stream" in kind or AWS_STREAM in kind
 
-    async def content(self, most: int = MAX_REPLY) -> bytes:
+    @property
+    def parser(self) -> SSEParser | AWSParser:
+        """What takes the stream of events apart."""
+        kind = self.response.headers.get("content-type", "").lower()
+        return AWSParser(self.call) if AWS_STREAM in kind else SSEParser()
+
+    async def content(self, most: int | None = None) -> bytes:
         """
-        Return the whole body of at most *most* bytes, decompressed.
+        Return the whole body, decompressed, of at most *most* bytes: those of a reply by default.
 
         Raises:
             ModelError: when it breaks off, takes too long or is too long (reliability MP27).
         """
         import httpx2
 
+        most = MAX_REPLY if most is None else most
         pieces: list[bytes] = []
         size = 0
         failure: BaseException

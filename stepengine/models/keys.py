@@ -79,14 +79,18 @@ class Credentials:
         key: The key; ``None`` when the server needs none.
         source: For messages: ``"ANTHROPIC_API_KEY"``, ``"api_key="``, ``"no key"``, or ``"withheld"`` when there is one in the
             environment that was made for another host.
+        told: A sentence that says where it came from, in place of the usual one: credentials of a cloud are no key.
     """
 
     key: Secret | None
     source: str
+    told: str = ""
 
     @property
     def origin(self) -> str:
         """A sentence that says where the key came from and never what it is."""
+        if self.told:
+            return self.told
         if self.source == WITHHELD:
             return f"No key was sent: one of the environment goes only to its own host and to those in {KEY_HOSTS}."
         if self.key is None:

@@ -156,6 +156,21 @@ OPENAI = attrs.evolve(
 
 MISTRAL_ELSEWHERE = r"mistralai/.*"
 
+AZURE = Preset(
+    name="azure",
+    base_url_variable="AZURE_OPENAI_ENDPOINT",
+    base_url_suffix="/openai/v1",
+    key_variable="AZURE_OPENAI_API_KEY",
+    key_required=True,
+    limit_member="max_completion_tokens",
+    refusals=True,
+    strict=".*",
+    azure=True,
+    key_member="prompt_cache_key",
+    caches=True,
+    keeps=True,
+)
+
 PRESETS = {
     preset.name: preset
     for preset in (
@@ -276,20 +291,8 @@ PRESETS = {
             limit_member="max_completion_tokens",
             thinking="snowflake",
         ),
-        Preset(
-            name="azure",
-            base_url_variable="AZURE_OPENAI_ENDPOINT",
-            base_url_suffix="/openai/v1",
-            key_variable="AZURE_OPENAI_API_KEY",
-            key_required=True,
-            limit_member="max_completion_tokens",
-            refusals=True,
-            strict=".*",
-            azure=True,
-            key_member="prompt_cache_key",
-            caches=True,
-            keeps=True,
-        ),
+        AZURE,
+        attrs.evolve(AZURE, name="azure_responses", adapter="openai", encrypted_reasoning=True, stops=False),
     )
 }
 """The services that are known by name, by their prefix."""

@@ -252,7 +252,7 @@ async def test_both_ways_through_the_google_sdk_send_the_same(path: str, monkeyp
     for private in (True, False):
         monkeypatch.setattr(sending, "_has_private_names", lambda _, is_private=private: is_private)
         http_client = httpx2.AsyncClient(transport=httpx2.MockTransport(answer))
-        way = sending.client_of(genai, "k", "https://g.test", None, http_client)
+        way = sending.client_of(genai, {"api_key": "k"}, "https://g.test", None, http_client)
         content = None if path.startswith("batches") else b"{}"
         response = await sending.post(way, path, content, {})
         await response.aclose()

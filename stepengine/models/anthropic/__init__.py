@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 from urllib.parse import quote
 
 import attrs
@@ -25,6 +25,7 @@ from stepengine.models.anthropic.request import (
     FAST_BETA,
     TOOL_SEARCH,
     UNPROMISING,
+    Site,
     Ways,
     binds_thinking,
     encode,
@@ -79,9 +80,10 @@ class AnthropicProvider(HttpProvider):
             kinds of thinking, efforts, the largest output. Else it is taken for one of the newest.
     """
 
-    model_patterns = (r"claude-.+",)
+    model_patterns: tuple[str, ...] = (r"claude-.+",)
     accumulator = AnthropicAccumulator
     path = "/v1/messages"
+    site: ClassVar[Site] = Site()
 
     def __init__(
         self,
@@ -99,7 +101,7 @@ class AnthropicProvider(HttpProvider):
     ) -> None:
         super().__init__(name, api_key, base_url, transport, timeouts=timeouts, headers=headers, key_env=key_env)
         cache: Literal["5m", "1h"] | None = "5m" if prompt_cache is True else prompt_cache or None
-        self._ways = Ways(provider=name, max_tokens=max_tokens, cache=cache)
+        self._ways = Ways(provider=name, max_tokens=max_tokens, cache=cache, site=self.site)
         self._tools: dict[str | None, ToolsCache] = {}
         self._fitting: _Fitting | None = None
         self._asks = ask_models
@@ -282,7 +284,7 @@ class AnthropicProvider(HttpProvider):
 
     def _dropped(self, request: ModelRequest) -> tuple[str, ...]:
         model = self.bare(request.model)
-        dropped = said_by(request, model).dropped
+        dropped = said_by(request, model, self.site).dropped
         shaped = self._shaped(request)
         given = {tool.name for tool in request.tools}
         wanted = [tool.name for tool in shaped.tools if tool.strict and tool.name in given]
@@ -297,15 +299,35 @@ class AnthropicProvider(HttpProvider):
             warn_once(CANNOT.format(model=model, least="low effort"))
         request, ways = self._shaped(request, after), ways_of(self._ways, request.settings)
         tools = self._tools_of(self._promised(request, after), ways)
-        content = encode(request, model, family, ways, tools, stream=stream, after=after)
         headers: dict[str, str] = {}
         if request.settings.temperature is not None or request.settings.top_p is not None:
             headers["anthropic-version"] = SAMPLING_VERSION
         if binds_thinking(request, model, family):
             headers["anthropic-beta"] = BINDING_BETA
-        if is_fast(request.settings.service_tier, model):
+        if is_fast(request.settings.service_tier, model, self.site):
             headers = all_headers(headers, {"anthropic-beta": FAST_BETA})
-        return Body(content, headers)
+        more = self._more(request, headers)
+        content = encode(request, model, family, ways, tools, stream=stream, after=after, more=more)
+        return Body(content, headers, self._path_of(model, stream=stream))
+
+    def _path_of(self, model: str, *, stream: bool) -> str:
+        """Return where requests for *model* go; ``""`` for where all go."""
+        return ""
+
+    def _more(self, request: ModelRequest, headers: Mapping[str, str]) -> dict[str, Any]:
+        """Return what a body says where the site has no headers for it: the version of the API, and betas."""
+        if self.site.names_model:
+            return {}
+        given = all_headers(self._headers, headers, extra_headers(request.settings))
+        betas = given.get("anthropic-beta", "")
+        more = {"anthropic_version": given.get("anthropic-version") or self._version()}
+        return {**more, "anthropic_beta": betas.split(",")} if betas and self.site.betas_in_body else more
+
+    def _version(self) -> str:
+        """Return the version of the API that the SDK asks for."""
+        from anthropic import _constants
+
+        return _constants.ANTHROPIC_API_VERSION
 
     def _encode_count(self, request: ModelRequest) -> Body:
         model, request = self.bare(request.model), self._shaped(request, is_count=True)

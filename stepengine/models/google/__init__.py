@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from stepengine.data.models import ModelRequest
 from stepengine.errors import ModelError
@@ -68,6 +68,7 @@ class GoogleProvider(HttpProvider):
     accumulator = GoogleAccumulator
     path = ""
     count_member = "totalTokens"
+    is_vertex: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -104,7 +105,8 @@ class GoogleProvider(HttpProvider):
 
     def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
         key = NO_KEY if credentials.key is None else credentials.key.reveal()
-        return sending.client_of(self._sdk(), key, base_url, self._api_version, http_client)
+        access = {"api_key": key, "vertexai": False}
+        return sending.client_of(self._sdk(), access, base_url, self._api_version, http_client)
 
     def _errors(self) -> tuple[type[Exception], ...]:
         import httpx2
@@ -201,7 +203,7 @@ class GoogleProvider(HttpProvider):
 
     def _dropped(self, request: ModelRequest) -> tuple[str, ...]:
         model = self.bare(request.model)
-        dropped = [*said_by(request, model).dropped]
+        dropped = [*said_by(request, model, is_vertex=self.is_vertex).dropped]
         choice = tool_choice_of(request)
         if request.tools and request.settings.parallel_tool_calls is False:
             dropped.append("parallel_tool_calls")
@@ -215,11 +217,13 @@ class GoogleProvider(HttpProvider):
         request = self._shaped(request, after)
         model = self.bare(request.model)
         warn_once(asked_of_gemini(request.settings.thinking, model).note)
-        content = encode(request, model, self.name, self._tools(request.tools), after=after)
-        return Body(content, path=path_of(model, "streamGenerateContent?alt=sse" if stream else "generateContent"))
+        tools, is_vertex = self._tools(request.tools), self.is_vertex
+        content = encode(request, model, self.name, tools, after=after, is_vertex=is_vertex)
+        method = "streamGenerateContent?alt=sse" if stream else "generateContent"
+        return Body(content, path=path_of(model, method, is_vertex=is_vertex))
 
     def _encode_count(self, request: ModelRequest) -> Body:
         request = self._shaped(request)
         model = self.bare(request.model)
-        content = encode_count(request, model, self.name, self._tools(request.tools))
-        return Body(content, path=path_of(model, "countTokens"))
+        content = encode_count(request, model, self.name, self._tools(request.tools), is_vertex=self.is_vertex)
+        return Body(content, path=path_of(model, "countTokens", is_vertex=self.is_vertex))

@@ -31,8 +31,8 @@ class Way:
         self.private = private
 
 
-def client_of(sdk: Any, key: str, base_url: str, api_version: str | None, http_client: Any) -> Way:
-    """Return a client of the SDK that uses *http_client* and none of its own (EC194)."""
+def client_of(sdk: Any, access: Mapping[str, Any], base_url: str, api_version: str | None, http_client: Any) -> Way:
+    """Return a client of the SDK, let in by *access*, that uses *http_client* and none of its own (EC194)."""
     import httpx2
 
     from stepengine.models._transport import trusted
@@ -49,7 +49,7 @@ def client_of(sdk: Any, key: str, base_url: str, api_version: str | None, http_c
             # Of the sync client nothing is used; given one, the SDK does not make one with certificates of its own.
             httpx_client=httpx2.Client(transport=httpx2.MockTransport(_refuse)),
         )
-        return sdk.Client(api_key=key, vertexai=False, http_options=options)
+        return sdk.Client(**access, http_options=options)
 
     fast = client(http_client)
     if _has_private_names(fast):

@@ -50,6 +50,9 @@ class OpenAIChatProvider(PresetProvider):
         headers: HTTP headers to send with every request, such as OpenRouter's ``HTTP-Referer`` and ``X-Title``.
         written_calls: Whether calls that the model wrote as ``<tool_call>`` into its text are read as calls, for servers
             without a parser of the model's own form; a stream has shown them as text by then.
+        token_provider: A function that gives a token for each request, in place of a key, such as one of Entra ID; it may be
+            asynchronous. By default, on Azure and where no key is, what ``azure-identity`` finds, if the environment speaks
+            of it.
     """
 
     accumulator = ChatAccumulator
