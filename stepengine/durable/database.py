@@ -27,9 +27,11 @@ __all__ = (
     "connected",
     "embedded",
     "guarded",
+    "lost_errors",
     "migrate",
     "plain_connection",
     "queue_name",
+    "quoted",
     "shown_url",
     "unlocked",
     "url_of",
@@ -250,6 +252,19 @@ def away_errors() -> tuple[type[Exception], ...]:
     from sqlalchemy.exc import DBAPIError
 
     return (DBAPIError,)
+
+
+def lost_errors() -> tuple[type[Exception], ...]:
+    """Return the classes of what a connection of ``plain_connection`` raises when it, or the database, is gone."""
+    import psycopg
+
+    return (psycopg.OperationalError,)
+
+
+def quoted(name: str) -> str:
+    """Return a name of the database as it stands in a statement."""
+    doubled = name.replace('"', '""')
+    return f'"{doubled}"'
 
 
 @contextlib.contextmanager
