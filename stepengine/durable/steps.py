@@ -57,6 +57,8 @@ T = TypeVar("T")
 MODEL, TOOL, PERFORM = "model", "tool", "perform"
 SPAWN, CHILD, ASK, INTENT, LOOKUP, END = "spawn", "child", "ask", "intent", "lookup", "end"
 KINDS = {"CallModel": MODEL, "CallTool": TOOL, "Perform": PERFORM, "Spawn": CHILD, "Ask": ASK}
+AGAIN = ("takeover", "again")
+"""Attributes of runs that an operator gave to another worker, which makes the count of their executions begin anew."""
 FOR_EVER = 10 * 365 * 24 * 3600.0
 CHILD_POLL = 0.2
 NAMES = re.compile(r"recorded|expected|(?P<name>[a-z]{1,16}:[0-9a-f]{32}|DBOS\.[A-Za-z]{1,64})")
@@ -160,6 +162,7 @@ class DurableRun:
         self.idle = asyncio.Event()
         self.idle.set()
         self._acting = 0
+        self._is_again: bool | None = None
         self.tree: RunTree | None = None
         self.machine: Any = None
         self._diverges = (errors.DBOSUnexpectedStepError, errors.DBOSStepNondeterminismError)
@@ -182,6 +185,18 @@ class DurableRun:
     def shows(self, event: Event) -> bool:
         """Return whether an event is news."""
         return self.is_live or not self.was_replayed
+
+    async def is_again(self) -> bool:
+        """Return whether this is not the run's first execution; asks the database where nothing recorded was met."""
+        if self.was_replayed:
+            return True
+        if self._is_again is None:
+            # In a context of its own: looking is no step.
+            look = self.dbos.list_workflows_async(workflow_ids=[self.order.id], load_input=False, load_output=False)
+            (status,) = await asyncio.create_task(look, context=contextvars.Context())
+            known = status.attributes or {}
+            self._is_again = (status.recovery_attempts or 0) > 1 or any(name in known for name in AGAIN)
+        return self._is_again
 
     def at(self) -> int:
         """Return the run's time now, in milliseconds."""
@@ -374,13 +389,13 @@ class Steps:
 
         async def act() -> dict[str, Any]:
             run.is_live = True
-            again = place.is_early and run.was_replayed
+            again = type(item.effect) is CallModel and place.is_early and await run.is_again()
             if place.is_doubtful:
                 error = UnknownOutcome(
                     "the process ended before what it did was recorded; it may or may not have happened"
                 )
                 return outcome_form(seq, Failure(error, run.at()), run.redactor)
-            if again and type(item.effect) is CallModel:
+            if again:
                 attempts.append({"error": bare(UnknownOutcome("the process ended before the reply was recorded"))})
             async with run.effects:
                 outcome = await self._inner.perform(
