@@ -124,7 +124,7 @@ async def test_the_lock_of_a_lost_machine_is_free_within_a_minute(over_tcp: tupl
     url, port = over_tcp
     name, cable = far
     words = ["ip", "netns", "exec", name, sys.executable, "-c", HOLDS, url.format("10.231.77.1", port)]
-    holds = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    holds = await asyncio.to_thread(subprocess.Popen, words, stdout=subprocess.PIPE, text=True)
     try:
         assert "holds\n" == await asyncio.to_thread(holds.stdout.readline)
         near = url.format("127.0.0.1", port)

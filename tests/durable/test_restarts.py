@@ -8,9 +8,22 @@ import asyncio
 
 import pytest
 
-from stepengine import STEP, AgentDefinition, Ask, Parallel, Perform, StepContext, ToolCall, Usage, call, tool
+from stepengine import (
+    STEP,
+    AgentCall,
+    AgentDefinition,
+    Ask,
+    Parallel,
+    Perform,
+    StepContext,
+    ToolCall,
+    Usage,
+    call,
+    tool,
+)
 from stepengine.durable import DurableEngine, Operator, Upkeep
-from stepengine.errors import AnswerRejected, JournalError, ToolError
+from stepengine.errors import AnswerRejected, DefinitionError, JournalError, ToolError
+from stepengine.events import Warned
 from stepengine.models import ModelReply, Provider
 
 psycopg = pytest.importorskip("psycopg", reason="needs the extra 'durable'")
@@ -159,3 +172,117 @@ async def test_a_run_that_only_waits_is_no_poison_however_often_its_workers_die(
     assert [("resumed", 1)] * 8 == times
     assert {"times": 1} == {name: view.attributes["takeover"][name] for name in ("times",)}
     assert "yes" == result.output[-1]
+
+
+@pytest.mark.spec("durable:UK9")
+async def test_a_run_that_is_long_to_go_on_with_is_told_of_once(db: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("stepengine.durable.steps.LONG", 5)
+    told: list[str] = []
+    seen = {"observers": [lambda event: told.append(event.message) if isinstance(event, Warned) else None]}
+    async with engine([LONG], db, **seen) as worker:
+        short = await worker.run(LONG, "4", answers={"go": "yes"})
+        assert [] == told
+        run = (await worker.run(LONG, "9")).journal
+    async with engine([LONG], db, **seen) as worker:
+        result = await worker.resume(run, answers={"go": "yes"})
+
+    assert (4, 9) == (short.output, result.output)
+    assert 1 == len(told)
+    assert run in told[0]
+    assert "children" in told[0]
+
+
+def goes_on(ctx: StepContext):
+    for _ in range(int(ctx.prompt) - 1):
+        yield from Perform.idempotent(measured)
+    yield from Ask("Go on?", key="go")
+    return int(ctx.prompt)
+
+
+LONG = AgentDefinition("long", handle_steps=goes_on)
+
+
+@pytest.mark.spec("durable:U19", "durable:U20")
+async def test_numbers_are_drawn_in_the_order_of_the_handler_whatever_ends_first(db: str):
+    async with engine([GATHERS], db) as worker:
+        result = await worker.run(GATHERS, "")
+        steps = await worker.operator.steps(result.journal)
+        ended = list(ORDER)
+
+    kinds = [step.name.partition(":")[0] for step in steps]
+    assert ["perform", "intent", "tool", "spawn", "child", "perform", "perform", "end"] == kinds
+    assert [0, 1, 2, 3, 4] == [step.form["seq"] for step in steps if step.form and "at" in step.form]
+    assert ["last", "first"] == [name for name in ended if name in ("first", "last")]
+
+
+ORDER: list[str] = []
+LAST: list[asyncio.Event] = []
+
+
+async def takes(name: str) -> str:
+    # Whoever comes first ends last.
+    if name == "first":
+        await LAST[0].wait()
+    ORDER.append(name)
+    if name == "last":
+        LAST[0].set()
+    return name
+
+
+@tool
+async def fires(name: str) -> str:
+    """
+    Do something that must not be done twice.
+
+    Args:
+        name: What.
+    """
+    return await takes(name)
+
+
+def gathers(ctx: StepContext):
+    ORDER.clear()
+    LAST[:] = [asyncio.Event()]
+    both = yield from Parallel(
+        Perform.idempotent(takes, "first"), ToolCall("fires", {"name": "tool"}), AgentCall("leaf", ""),
+        Perform.idempotent(takes, "last"),
+    )  # fmt: skip
+    yield from Perform.idempotent(measured)
+    return len(both)
+
+
+def leaf(ctx: StepContext):
+    return "leaf"
+    yield
+
+
+LEAF = AgentDefinition("leaf", handle_steps=leaf)
+GATHERS = AgentDefinition("gathers", tools=[fires], spawnable_agents=[LEAF], handle_steps=gathers)
+
+
+@pytest.mark.spec("durable:U22", "durable:UF38")
+async def test_children_are_looked_for_five_times_a_second_and_threads_are_bounded(db: str, monkeypatch):
+    from dbos import _core
+
+    waits = []
+    get_result = _core.WorkflowHandleAsyncPolling.get_result
+
+    async def noted(self, *, polling_interval_sec=1.0, **more):
+        waits.append(polling_interval_sec)
+        return await get_result(self, polling_interval_sec=polling_interval_sec, **more)
+
+    monkeypatch.setattr(_core.WorkflowHandleAsyncPolling, "get_result", noted)
+    async with engine([GATHERS], db) as worker:
+        await worker.run(GATHERS, "")
+        threads = asyncio.get_running_loop()._default_executor.executor
+
+    assert waits
+    assert max(waits) <= 0.2
+    assert 64 == threads._max_workers
+
+
+@pytest.mark.spec("durable:UF26")
+@pytest.mark.parametrize("url", ["sqlite:///runs.db", "runs.db", "mysql://host/x"])
+def test_only_postgresql_is_taken(url: str):
+    with pytest.raises(DefinitionError, match="starts with postgresql://"):
+        engine([LEAF], url)
