@@ -112,6 +112,7 @@ async def test_a_worker_is_killed_in_and_after_every_effect(workers: Workers, tm
     began, died = workers.told("began"), workers.told("died")
     assert {**expected.output, "fired": form["output"]["fired"]} == form["output"]
     assert 1 == began["go-fire"]
+    assert "unknown" == form["output"]["fired"]
     assert all(died[f"in {name}"] == 1 for name in began if name != "go-fire")
     # An effect that follows another's result can only begin when that result is committed.
     order = [line["name"] for line in workers.lines() if line["what"] == "began"]
