@@ -15,8 +15,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from stepengine import STEP, AgentDefinition, Perform, RateLimit, StepContext
+from stepengine.cli.app import app
 from stepengine.durable import DatabaseAway, DurableEngine, Operator, Upkeep
 from stepengine.durable.rates import SharedRates
 from stepengine.errors import DefinitionError, StepEngineError
@@ -493,3 +495,84 @@ async def begun() -> int:
 def test_a_bound_that_lets_nothing_through_is_refused(option: str):
     with pytest.raises(DefinitionError, match=f"{option}=0"):
         engine("postgresql://nobody@127.0.0.1:1/none", **{option: 0})
+
+
+# --- the command line -------------------------------------------------------------------------------------------------
+
+
+AGENT_FILE = """
+from stepengine import AgentDefinition, RateLimit
+agents = [AgentDefinition("a")]
+options = {"rate_limits": RATES}
+"""
+
+
+@pytest.mark.parametrize(
+    ("known", "typed", "expected"),
+    [
+        (
+            '{"openai": RateLimit(max_concurrency=4), "local": RateLimit(max_concurrency=1)}',
+            [
+                "--requests-per-minute",
+                "openai=50",
+                "--tokens-per-minute",
+                "openai=9000",
+                "--max-concurrency",
+                "local=2",
+            ],
+            {
+                "openai": RateLimit(requests_per_minute=50, tokens_per_minute=9000, max_concurrency=4),
+                "local": RateLimit(max_concurrency=2),
+            },
+        ),
+        ("None", ["--max-concurrency", "openai=8"], {"openai": RateLimit(max_concurrency=8)}),
+        ("RateLimit(max_concurrency=8)", [], RateLimit(max_concurrency=8)),
+        ("RateLimit(max_concurrency=8)", ["--max-concurrency", "openai=8"], "one limit for every provider"),
+        ("None", ["--max-concurrency", "openai"], "anthropic=50 would be fine"),
+        ("None", ["--max-concurrency", "openai=0"], "anthropic=50 would be fine"),
+        ("None", ["--requests-per-minute", "=5"], "anthropic=50 would be fine"),
+    ],
+)
+def test_limits_that_are_typed_take_the_place_of_those_of_the_module(
+    known: str, typed: list[str], expected: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    given: dict[str, object] = {}
+
+    def noted(*_: object, **options: object) -> None:
+        given.update(options)
+        raise DatabaseAway("noted")
+
+    monkeypatch.setattr("stepengine.durable.DurableEngine", noted)
+    (tmp_path / "agents_here.py").write_text(AGENT_FILE.replace("RATES", known))
+    words = [
+        "worker",
+        str(tmp_path / "agents_here.py"),
+        "--db",
+        "postgresql://host/x",
+        "--global-concurrency",
+        "7",
+        "--starts-per-minute",
+        "9",
+    ]
+    result = CliRunner().invoke(app, [*words, *typed])
+
+    if isinstance(expected, str):
+        assert (2, True) == (result.exit_code, expected in " ".join(result.stderr.split()))
+    else:
+        assert 6 == result.exit_code, result.output
+        assert {"rate_limits": expected, "global_concurrency": 7, "starts_per_minute": 9} == {
+            name: given[name] for name in ("rate_limits", "global_concurrency", "starts_per_minute")
+        }
+
+
+async def test_what_is_asked_is_shown_without_the_key(worker, db: str):
+    shown = await asyncio.to_thread(CliRunner().invoke, app, ["status", "--rates", "--db", db])
+    assert "ACCOUNT  UNDER-WAY  WAITING  REQUESTS/MIN  TOKENS/MIN\n" == shown.stdout
+
+    _, one = await worker("fingerprint", max_concurrency=1)
+    await one.enter(70, said_nothing)
+    waits = await taken(one, tokens=5)
+    shown = await asyncio.to_thread(CliRunner().invoke, app, ["status", "--rates", "--db", db])
+    assert ["test:fingerprint", "1", "1", "1", "70"] == shown.stdout.splitlines()[1].split()
+    waits.cancel()
+    await asyncio.wait((waits,))
