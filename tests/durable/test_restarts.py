@@ -163,7 +163,7 @@ async def test_a_run_that_only_waits_is_no_poison_however_often_its_workers_die(
         for number in range(8):
             # As if a worker had taken it, and died.
             await operator.rows(
-                "update dbos.workflow_status set status = 'PENDING', executor_id = %s where workflow_uuid = %s returning 1",
+                "update dbos.workflow_status set status = 'PENDING', executor_id = %s, recovery_attempts = 200 where workflow_uuid = %s returning 1",
                 f"dead-{number}", run,
             )  # fmt: skip
             times += [(each.outcome, each.times) for each in await Upkeep(operator).takeover(f"dead-{number}")]
@@ -172,7 +172,9 @@ async def test_a_run_that_only_waits_is_no_poison_however_often_its_workers_die(
         result = await worker.resume(run, answers={"go": "yes"})
 
     assert [("resumed", 1)] * 8 == times
-    assert {"times": 1} == {name: view.attributes["takeover"][name] for name in ("times",)}
+    assert 1 == view.attributes["takeover"]["times"]
+    # The database package counts, too, and would give the run up; being taken over begins its count anew.
+    assert 0 == view.attempts
     assert "yes" == result.output[-1]
 
 
