@@ -189,6 +189,9 @@ def status(
     db: Db = "",
     executors: Annotated[bool, typer.Option("--executors", help="Only who has runs, and whether they live.")] = False,
     queues: Annotated[bool, typer.Option("--queues", help="Only the queues, as the database has them.")] = False,
+    rates: Annotated[
+        bool, typer.Option("--rates", help="Only what providers are asked, where workers limit that.")
+    ] = False,
     check: Annotated[bool, typer.Option("--check", help="Also count rows that are not portable JSON.")] = False,
     as_json: Json = False,
     app: App = "stepengine",
@@ -217,6 +220,8 @@ def status(
         upkeep = Upkeep(operator)
         if queues:
             return await _queues(upkeep, as_json=as_json)
+        if rates:
+            return await _rates(upkeep, as_json=as_json)
         view = await upkeep.overview(check=check)
         if as_json:
             print(dumps(attrs.asdict(view)))
@@ -307,6 +312,16 @@ async def _queues(upkeep: Upkeep, *, as_json: bool) -> Exit:
         for queue in found
     ]
     print("\n".join(_columns("QUEUE PER-WORKER ALL LIMIT POLLING", rows)))
+    return Exit.COMPLETED
+
+
+async def _rates(upkeep: Upkeep, *, as_json: bool) -> Exit:
+    found = await upkeep.rates()
+    if as_json:
+        print(dumps([attrs.asdict(rate) for rate in found]))
+        return Exit.COMPLETED
+    rows = [(each.account, *[str(n) for n in attrs.astuple(each)[1:]]) for each in found]
+    print("\n".join(_columns("ACCOUNT UNDER-WAY WAITING REQUESTS/MIN TOKENS/MIN", rows)))
     return Exit.COMPLETED
 
 

@@ -18,7 +18,16 @@ from stepengine.durable.database import DatabaseAway, embedded
 from stepengine.durable.engine import DurableEngine, DurableHandle
 from stepengine.durable.operate import Operator, RunView, Waiting
 from stepengine.durable.process import ExecutorBusy
-from stepengine.durable.upkeep import ExecutorView, Overview, QueueView, ReleaseView, TakenOver, Upkeep, migrate
+from stepengine.durable.upkeep import (
+    ExecutorView,
+    Overview,
+    QueueView,
+    RateView,
+    ReleaseView,
+    TakenOver,
+    Upkeep,
+    migrate,
+)
 
 __all__ = (
     "DatabaseAway",
@@ -29,6 +38,7 @@ __all__ = (
     "Operator",
     "Overview",
     "QueueView",
+    "RateView",
     "ReleaseView",
     "RunView",
     "TakenOver",

@@ -22,6 +22,7 @@ from stepengine.durable.body import planned, sketched
 from stepengine.durable.database import DatabaseAway, url_of
 from stepengine.durable.operate import Operator, Waiting, check_id, new_id
 from stepengine.durable.process import Process, Setting, release_of
+from stepengine.durable.rates import SharedRates
 from stepengine.durable.records import archived, followed, journaled, seeded
 from stepengine.durable.wire import Order, result_of
 from stepengine.engine.engine import Engine
@@ -38,6 +39,7 @@ from stepengine.errors import (
 from stepengine.journal import Journal, JournalLike, MemoryJournal, as_journal
 from stepengine.journal.forks import branch
 from stepengine.redaction import redactor_for
+from stepengine.runtime.rates import RateLimitsLike
 
 __all__ = ("DurableEngine", "DurableHandle")
 
@@ -75,7 +77,12 @@ class DurableEngine:
         pool: Which workers: runs that are submitted to a pool are run by workers of that pool.
         executor: This worker's own id: stable, and held by one process at a time; by default the host's name.
         release: The version of the agents, which a run keeps; by default made of their definitions, handlers and tools.
-        concurrency: How many runs this worker holds at once, those that wait for answers and children included.
+        concurrency: How many runs this worker holds at once, those that wait for answers and children included; the runs of
+            each depth count by themselves.
+        global_concurrency: How many roots all workers of the pool hold at once, those of dead workers included until they are
+            taken over; no bound by default.
+        starts_per_minute: How many roots all workers of the pool begin within any 60 seconds; no bound by default. It limits
+            starts of runs and not calls of models, which ``rate_limits`` of ``Engine`` does, here for all workers together.
         effects: How many effects it performs at once.
         depth: How deep run trees may be.
         polling: Seconds between two looks for new roots.
@@ -100,6 +107,8 @@ class DurableEngine:
         executor: str | None = None,
         release: str | None = None,
         concurrency: int = 500,
+        global_concurrency: int | None = None,
+        starts_per_minute: int | None = None,
         effects: int = 32,
         depth: int = 4,
         polling: float = 1.0,
@@ -114,12 +123,17 @@ class DurableEngine:
         self._engine = Engine(agents, tools, models, **engine)
         self._launcher = self._engine._launcher  # noqa: SLF001 - this is the same engine, on another ground
         setting = Setting(
-            url=url_of(db), app=app, pool=pool, concurrency=concurrency, effects=effects, depth=depth, polling=polling,
+            url=url_of(db), app=app, pool=pool, concurrency=concurrency, global_concurrency=global_concurrency,
+            starts_per_minute=starts_per_minute, effects=effects, depth=depth, polling=polling,
             migrate=migrate, allow_async_commit=allow_async_commit,
             **({} if executor is None else {"executor": executor}),
         )  # fmt: skip
         self.setting = attrs.evolve(setting, release=release or release_of(self._engine.agents, self._specs))
         self._works = works
+        limits: RateLimitsLike = engine.get("rate_limits")
+        self._rates = None if limits is None or not works else SharedRates(limits, setting.url)
+        if self._rates is not None:
+            self._launcher.services = attrs.evolve(self._launcher.services, rates=self._rates)
         self._process: Process | None = None
         self._operator: Operator | None = None
 
@@ -156,7 +170,7 @@ class DurableEngine:
         """
         setting = self.setting
         if self._works:
-            process = Process(setting, self._launcher)
+            process = Process(setting, self._launcher, self._rates)
             await process.open()
             self._process = process
         try:

@@ -580,6 +580,7 @@ class Operator:
         ]
         last = await self.rows("select max(function_id) from dbos.operation_outputs where workflow_uuid = %s", run)
         options = {"application_version": release} if release is not None else {}
+        await self.client.update_workflow_attributes_async(run, {"again": True}, merge=True)
         await self.client.rewind_workflow_async(
             run, start_step=1 + (last[0][0] or 0), queue_name=self.queue_of(run), **options
         )

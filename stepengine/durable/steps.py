@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import attrs
 
 from stepengine.data.effects import AskPerson, CallModel, Spawn
-from stepengine.data.events import Event
+from stepengine.data.events import Event, Warned
 from stepengine.data.limits import Limits
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.questions import Question
@@ -47,6 +47,7 @@ from stepengine.journal.records import shown_address
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.redaction import Redactor
 from stepengine.runtime.asking import shown_questions
+from stepengine.runtime.logs import LOGGER
 from stepengine.runtime.performer import IO, Item, Performer
 from stepengine.runtime.performing import is_deferred
 from stepengine.runtime.tree import RunTree
@@ -57,6 +58,10 @@ T = TypeVar("T")
 MODEL, TOOL, PERFORM = "model", "tool", "perform"
 SPAWN, CHILD, ASK, INTENT, LOOKUP, END = "spawn", "child", "ask", "intent", "lookup", "end"
 KINDS = {"CallModel": MODEL, "CallTool": TOOL, "Perform": PERFORM, "Spawn": CHILD, "Ask": ASK}
+AGAIN = ("takeover", "again")
+"""Attributes of runs that an operator gave to another worker, which makes the count of their executions begin anew."""
+LONG = 5_000
+"""How many effects a run may have before whoever watches it is told that it is long to go on with."""
 FOR_EVER = 10 * 365 * 24 * 3600.0
 CHILD_POLL = 0.2
 NAMES = re.compile(r"recorded|expected|(?P<name>[a-z]{1,16}:[0-9a-f]{32}|DBOS\.[A-Za-z]{1,64})")
@@ -160,6 +165,7 @@ class DurableRun:
         self.idle = asyncio.Event()
         self.idle.set()
         self._acting = 0
+        self._is_again: bool | None = None
         self.tree: RunTree | None = None
         self.machine: Any = None
         self._diverges = (errors.DBOSUnexpectedStepError, errors.DBOSStepNondeterminismError)
@@ -182,6 +188,28 @@ class DurableRun:
     def shows(self, event: Event) -> bool:
         """Return whether an event is news."""
         return self.is_live or not self.was_replayed
+
+    async def is_again(self) -> bool:
+        """Return whether this is not the run's first execution; asks the database where nothing recorded was met."""
+        if self.was_replayed:
+            return True
+        if self._is_again is None:
+            # In a context of its own: looking is no step.
+            look = self.dbos.list_workflows_async(workflow_ids=[self.order.id], load_input=False, load_output=False)
+            (status,) = await asyncio.create_task(look, context=contextvars.Context())
+            known = status.attributes or {}
+            self._is_again = (status.recovery_attempts or 0) > 1 or any(name in known for name in AGAIN)
+        return self._is_again
+
+    def is_long(self) -> None:
+        """Say that the run grows long; its handler's variables cannot move to another run, so none is begun by itself."""
+        message = (
+            f"the run {self.order.id!r} has {LONG:,} effects: whoever goes on with it reads all of them first, a second of CPU "
+            "for each 1,000 or so; give longer work to children, of which only the result is read"
+        )
+        LOGGER.warning(message)
+        if self.tree is not None:
+            self.tree.emit(Warned(message=message))
 
     def at(self) -> int:
         """Return the run's time now, in milliseconds."""
@@ -280,6 +308,8 @@ class Steps:
         if self._run.leaves:
             raise asyncio.CancelledError
         is_early = not self._run.is_live
+        if batch[0].effect.seq < LONG <= batch[-1].effect.seq + 1 and not is_early:
+            self._run.is_long()
         for item in batch:
             self._places[item.effect.seq] = (await self._begun(item))._replace(is_early=is_early)
         await self._inner.begin(batch)
@@ -374,13 +404,13 @@ class Steps:
 
         async def act() -> dict[str, Any]:
             run.is_live = True
-            again = place.is_early and run.was_replayed
+            again = type(item.effect) is CallModel and place.is_early and await run.is_again()
             if place.is_doubtful:
                 error = UnknownOutcome(
                     "the process ended before what it did was recorded; it may or may not have happened"
                 )
                 return outcome_form(seq, Failure(error, run.at()), run.redactor)
-            if again and type(item.effect) is CallModel:
+            if again:
                 attempts.append({"error": bare(UnknownOutcome("the process ended before the reply was recorded"))})
             async with run.effects:
                 outcome = await self._inner.perform(

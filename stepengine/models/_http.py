@@ -46,6 +46,7 @@ from stepengine.models.keys import (
     WITHHELD,
     Credentials,
     Secret,
+    account_of,
     base_url_for,
     find_key,
     first_set,
@@ -243,6 +244,11 @@ class HttpProvider(Provider):
             MissingKey: when there is none.
         """
         self._access()
+
+    def account(self) -> str:
+        """Return what tells its key, or without one its address, from others."""
+        credentials, url = self._access()
+        return account_of(credentials.key, url)
 
     def _access(self) -> tuple[Credentials, str]:
         """Return the key to use and the address to go to."""

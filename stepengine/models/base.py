@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -33,7 +34,7 @@ from stepengine.data.models import (
     ToolCallStarted,
 )
 from stepengine.errors import ModelError
-from stepengine.models.keys import first_set
+from stepengine.models.keys import Secret, account_of, first_set
 
 __all__ = ("ModelInfo", "ModelRef", "Provider", "ProviderSettings", "deltas_of")
 
@@ -134,6 +135,21 @@ class Provider(ABC):
     def settings(self) -> ProviderSettings:
         """Return where its key and address come from; by default nothing is known of that."""
         return ProviderSettings()
+
+    def account(self) -> str:
+        """
+        Return what its requests are counted against where several processes share limits.
+
+        Those with the same key, or without one the same address, give the same text, which gives away neither. ``""`` when
+        nothing is known of them.
+
+        Raises:
+            ModelError: when there is no key, or no address.
+        """
+        known = self.settings()
+        variable = known.key_from
+        key = None if variable is None else Secret(os.environ[variable].strip())
+        return account_of(key, known.given_url or known.base_url)
 
     def check(self, model: str) -> None:
         """

@@ -93,7 +93,14 @@ async def restarted_until_done(workers: Workers, operator: Operator, run: str, r
 
 @pytest.mark.deep
 @pytest.mark.spec(
-    "durable:UT2", "durable:UT7", "durable:U18", "durable:U30", "durable:UF5", "reliability:R1", "reliability:R3"
+    "durable:UT2",
+    "durable:UT7",
+    "durable:U18",
+    "durable:U30",
+    "durable:UF5",
+    "durable:UF27",
+    "reliability:R1",
+    "reliability:R3",
 )
 async def test_a_worker_is_killed_in_and_after_every_effect(workers: Workers, tmp_path: Path, monkeypatch):
     expected = await undisturbed("parent", "go", tmp_path, monkeypatch)
@@ -105,6 +112,7 @@ async def test_a_worker_is_killed_in_and_after_every_effect(workers: Workers, tm
     began, died = workers.told("began"), workers.told("died")
     assert {**expected.output, "fired": form["output"]["fired"]} == form["output"]
     assert 1 == began["go-fire"]
+    assert "unknown" == form["output"]["fired"]
     assert all(died[f"in {name}"] == 1 for name in began if name != "go-fire")
     # An effect that follows another's result can only begin when that result is committed.
     order = [line["name"] for line in workers.lines() if line["what"] == "began"]
