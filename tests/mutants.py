@@ -314,8 +314,8 @@ MUTANTS = (
     Mutant(
         "what ours found is not defined for who searches by itself",
         "stepengine/models/openai/encode.py",
-        "            loading.meet(turn.refers)\n",
-        "",
+        "                after = loading.behind(after, turn.refers)\n",
+        "                pass\n",
         DEFERRED,
     ),
     Mutant(

@@ -93,7 +93,7 @@ def _known(request: ModelRequest, provider: str) -> _Known:
 
 def arranged(request: ModelRequest, provider: str, *, searches: bool) -> ModelRequest:
     """
-    Return *request* with its tools as they are to be sent; those that still have ``defer_loading`` are sent as hidden ones.
+    Return *request*, which has hidden tools, with those that are to be sent; what still has ``defer_loading`` is sent as hidden.
 
     Args:
         request: What is asked.
@@ -103,8 +103,6 @@ def arranged(request: ModelRequest, provider: str, *, searches: bool) -> ModelRe
     """
     tools = request.tools
     hidden = {tool.name: tool for tool in tools if tool.defer_loading}
-    if not hidden:
-        return request
     if not any(tool.name == FIND_TOOLS for tool in tools):
         return attrs.evolve(request, tools=tuple([_in_full(tool) for tool in tools]))
     known, choice = _known(request, provider), tool_choice_of(request)
@@ -118,13 +116,14 @@ def hidden_names(request: ModelRequest) -> frozenset[str] | None:
     """
     Return the names of the tools that a request has as hidden ones.
 
-    ``None`` when its author gives tools in the wire's own words, so that nobody knows what is to be searched for.
+    ``None`` when it has none and its author gives tools in the wire's own words, so that nobody knows what is searched for.
     """
+    names = [tool.name for tool in request.tools if tool.defer_loading]
     extra = request.settings.extra
+    if names or not extra:
+        return frozenset(names)
     body = extra.get("body")
-    if "tools" in extra or (isinstance(body, Mapping) and "tools" in body):
-        return None
-    return frozenset([tool.name for tool in request.tools if tool.defer_loading])
+    return None if "tools" in extra or (isinstance(body, Mapping) and "tools" in body) else frozenset()
 
 
 def _in_full(spec: ToolSpec) -> ToolSpec:

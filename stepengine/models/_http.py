@@ -165,6 +165,7 @@ class HttpProvider(Provider):
         self._second_tries = SecondTries()
         self._by_tool: tuple[Mapping[str, Any], ToolSpec] | None = None
         self._unsearching: set[str] = set()
+        self._unhidden: tuple[ToolSpec, ...] = ()
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, _Ready] = WeakKeyDictionary()
 
     def __repr__(self) -> str:
@@ -208,12 +209,7 @@ class HttpProvider(Provider):
         Raises:
             ModelError: when the promise was demanded and cannot be given.
         """
-        model = self.bare(request.model)
-        if after == NO_SEARCH:
-            self._unsearching.add(model)
-            warn_once(f"{self.name} refused to search tools itself for {model}; find_tools is offered in its place")
-        searches = not is_count and self._searches(model) and model not in self._unsearching
-        request = arranged(request, self.name, searches=searches)
+        request = self._arranged(request, after, is_count=is_count)
         schema, how = request.settings.response_schema, request.settings.output
         if schema is None:
             return request
@@ -231,6 +227,20 @@ class HttpProvider(Provider):
         if self._by_tool is None or self._by_tool[0] is not schema:
             self._by_tool = (schema, answer_of(schema))
         return asked_by_tool(request, self._by_tool[1])
+
+    def _arranged(self, request: ModelRequest, after: str, *, is_count: bool) -> ModelRequest:
+        """Return *request* with hidden tools as the provider takes them; one that refused its search is sent none again."""
+        if request.tools is self._unhidden:
+            return request
+        if True not in [tool.defer_loading for tool in request.tools]:
+            self._unhidden = request.tools
+            return request
+        model = self.bare(request.model)
+        if after == NO_SEARCH:
+            self._unsearching.add(model)
+            warn_once(f"{self.name} refused to search tools itself for {model}; find_tools is offered in its place")
+        searches = not is_count and self._searches(model) and model not in self._unsearching
+        return arranged(request, self.name, searches=searches)
 
     def _encode_count(self, request: ModelRequest) -> Body | None:
         """Encode the question how many tokens *request* has; ``None`` when the provider cannot be asked."""

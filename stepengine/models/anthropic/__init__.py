@@ -286,9 +286,8 @@ class AnthropicProvider(HttpProvider):
         model = self.bare(request.model)
         dropped = said_by(request, model, self.site).dropped
         shaped = self._shaped(request)
-        given = {tool.name for tool in request.tools}
-        wanted = [tool.name for tool in shaped.tools if tool.strict and tool.name in given]
-        if wanted and not {tool.name for tool in self._promised(shaped) if tool.strict}.issuperset(wanted):
+        wanted = {tool.name for tool in request.tools if tool.strict}
+        if wanted and wanted.intersection([tool.name for tool in self._promised(shaped) if not tool.strict]):
             dropped = (*dropped, "strict")
         return (*dropped, "tool_choice") if undemanded(shaped, self._family(model)) else dropped
 

@@ -115,9 +115,9 @@ def encode_messages(request: ModelRequest, flags: Flags, define: Callable[[str],
         if turn.role == "tool":
             out.append(OUTPUT + ids[turn.call_id] + turn.body)
             role = "tool"
-            loading.meet(turn.refers)
+            if turn.refers:
+                after = loading.behind(after, turn.refers)
             continue
-        out += loading.items()
         # What the model made and this wire does not take from it stands behind the results of its calls.
         for body, whose in ((after, "user"), (turn.body, turn.role)):
             if body and whose == role == "assistant":
@@ -125,36 +125,32 @@ def encode_messages(request: ModelRequest, flags: Flags, define: Callable[[str],
             out += [body] if body else []
             role = whose if body else role
         after, ids = turn.after, turn.ids or ids
-    out += loading.items()
+    return b"[" + b",".join([*out, *_end(after, role, is_over=not is_paused(request))]) + b"]"
+
+
+def _end(after: bytes, role: str, *, is_over: bool) -> list[bytes]:
+    """Return what ends the input: what is to stand there, else a word of the user where he must have the last one."""
     if after:
-        out.append(after)
-        role = "user"
-    if not role or (role == "assistant" and not is_paused(request)):
-        out.append(NUDGE_ITEM)
-    return b"[" + b",".join(out) + b"]"
+        return [after]
+    return [NUDGE_ITEM] if not role or (role == "assistant" and is_over) else []
 
 
 class _Loading:
     """Gives the tools that results refer to, each once, behind the results of a batch."""
 
     def __init__(self, hidden: frozenset[str], define: Callable[[str], Any] | None) -> None:
-        self._hidden = hidden if define is not None else frozenset()
+        self._waiting = set(hidden)
         self._define = define
-        self._loaded: dict[str, None] = {}
-        self._waiting: list[str] = []
 
-    def meet(self, names: tuple[str, ...]) -> None:
-        """Take note of the tools that a result refers to."""
-        self._waiting += [name for name in names if name in self._hidden and name not in self._loaded]
-        self._loaded.update(dict.fromkeys(names))
-
-    def items(self) -> list[bytes]:
-        """Return the item that holds the definitions of those that were met, if any were."""
-        names, self._waiting = self._waiting, []
-        if not names or self._define is None:
-            return []
-        tools = [self._define(name) for name in dict.fromkeys(names)]
-        return [encoded({"type": "additional_tools", "role": "developer", "tools": tools})]
+    def behind(self, after: bytes, names: tuple[str, ...]) -> bytes:
+        """Return *after* behind the definitions of those tools that were not referred to before."""
+        fresh = [name for name in dict.fromkeys(names) if name in self._waiting]
+        self._waiting.difference_update(fresh)
+        if not fresh or self._define is None:
+            return after
+        tools = [self._define(name) for name in fresh]
+        item = encoded({"type": "additional_tools", "role": "developer", "tools": tools})
+        return item + b"," + after if after else item
 
 
 # --- one message ----------------------------------------------------------------------------------------------------
