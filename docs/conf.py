@@ -13,6 +13,7 @@ import re
 import shutil
 import sys
 import tomllib
+from enum import Enum
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -39,9 +40,9 @@ myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
-autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_default_options = {"members": True}
 napoleon_numpy_docstring = False
-napoleon_use_ivar = True
+napoleon_custom_sections = [("Attributes", "params_style")]  # their types stand in the signature
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 100
 
@@ -70,8 +71,10 @@ def directive(module: ModuleType, name: str, known: dict[int, str]) -> list[str]
     elsewhere = known.setdefault(id(value), full)
     if elsewhere != full:
         return [*data, f"   The same as :py:obj:`{elsewhere}`.", ""]
+    if inspect.isclass(value) and issubclass(value, BaseException):
+        return [f".. autoexception:: {full}", "   :show-inheritance:", ""]
     if inspect.isclass(value):
-        return [f".. {'autoexception' if issubclass(value, BaseException) else 'autoclass'}:: {full}", ""]
+        return [f".. autoclass:: {full}", *(["   :undoc-members:"] if issubclass(value, Enum) else []), ""]
     if inspect.isroutine(value):
         return [f".. autofunction:: {full}", ""]
     return [*data, *(f"   {line}" for line in explained(name, value)), ""]
@@ -99,6 +102,12 @@ def keep_sentence(_app: Any, what: str, *rest: Any) -> None:
         lines.insert(0, "")
 
 
+def without_noise(_app: Any, what: str, _name: str, value: Any, *_: Any) -> tuple[str, str] | None:
+    """Show no signature of what nobody calls: protocols and enumerations."""
+    no_call = what == "class" and (getattr(value, "_is_protocol", False) or issubclass(value, Enum))
+    return ("", "") if no_call else None
+
+
 def copy_pages(app: Any, failure: Exception | None) -> None:
     """Put the pages as they were written beside what became of them, where ``llms.txt`` links them."""
     if failure is None and app.builder.name == "html":
@@ -110,4 +119,5 @@ def setup(app: Any) -> None:
     """Register what this file adds to Sphinx."""
     app.connect("source-read", put_names)
     app.connect("autodoc-process-docstring", keep_sentence, priority=400)
+    app.connect("autodoc-process-signature", without_noise)
     app.connect("build-finished", copy_pages)
