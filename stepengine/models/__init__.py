@@ -22,6 +22,7 @@ from stepengine.data.server_tools import CodeExecution, FileSearch, ServerTool, 
 from stepengine.models._reading import Timeouts
 from stepengine.models.anthropic import AnthropicProvider
 from stepengine.models.base import ModelInfo, ModelRef, Provider, ProviderSettings
+from stepengine.models.batches import Batched
 from stepengine.models.files import Files, UploadedFile, file_part
 from stepengine.models.google import GoogleProvider
 from stepengine.models.openai import OpenAIProvider
@@ -33,6 +34,7 @@ from stepengine.models.routing import fallback
 __all__ = (
     "PRESETS",
     "AnthropicProvider",
+    "Batched",
     "CitationPart",
     "CodeExecution",
     "FileSearch",

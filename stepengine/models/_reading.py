@@ -31,7 +31,17 @@ from stepengine.models._json import read_json
 from stepengine.models._sse import SSEParser
 from stepengine.models.keys import printable
 
-__all__ = ("Accumulator", "Exchange", "ReplyReader", "Timeouts", "drained", "held", "pieces_of", "understood")
+__all__ = (
+    "Accumulator",
+    "Exchange",
+    "ReplyReader",
+    "Timeouts",
+    "drained",
+    "held",
+    "pieces_of",
+    "read_lines",
+    "understood",
+)
 
 MAX_REPLY = 64 * 1024 * 1024
 MAX_TEXT = 4 * 1024 * 1024
@@ -45,7 +55,7 @@ T = TypeVar("T")
 @attrs.frozen(kw_only=True)
 class Timeouts:
     """
-    Seconds that a model call may take (reliability MP23).
+    Seconds that a model call may take.
 
     They are measured here and not by the HTTP library, which takes every keep-alive for progress.
 
@@ -190,6 +200,22 @@ def understood(call: Call, read: Callable[[], T], usage: Callable[[], Usage | No
     raise protocol_failure(call, what, usage())
 
 
+def read_lines(content: bytes, call: Call) -> list[Mapping[str, Any]]:
+    """
+    Return the objects of a body that has one in each line.
+
+    Raises:
+        ModelError: for anything else.
+    """
+    try:
+        found = [read_json(line) for line in content.splitlines() if line.strip()]
+    except ValueError:
+        found = [None]
+    if not all(isinstance(each, Mapping) for each in found):
+        raise protocol_failure(call, "it is not one object in each line", None)
+    return found
+
+
 def held(reply: ModelReply, call: Call) -> ModelReply:
     """Return *reply* if its text is within the cap, whichever way it came (reliability MP24)."""
     texts = [part.text for part in reply.content if isinstance(part, TextPart | ThinkingPart | RefusalPart)]
@@ -231,9 +257,9 @@ class Exchange:
         """By the content type, whatever was asked for (reliability MP26)."""
         return "text/event-stream" in self.response.headers.get("content-type", "").lower()
 
-    async def content(self) -> bytes:
+    async def content(self, most: int = MAX_REPLY) -> bytes:
         """
-        Return the whole body, decompressed.
+        Return the whole body of at most *most* bytes, decompressed.
 
         Raises:
             ModelError: when it breaks off, takes too long or is too long (reliability MP27).
@@ -248,8 +274,8 @@ class Exchange:
                 async for piece in self.response.aiter_bytes():
                     pieces.append(piece)
                     size += len(piece)
-                    if size > MAX_REPLY:
-                        raise too_large(self.call, f"{MAX_REPLY} bytes")
+                    if size > most:
+                        raise too_large(self.call, f"{most} bytes")
             return b"".join(pieces)
         except TimeoutError:
             failure = late(self.call, "total", self.timeouts)

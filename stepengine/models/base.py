@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterator
-from typing import assert_never
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any, assert_never
 
 import attrs
 
@@ -41,7 +41,7 @@ __all__ = ("ModelInfo", "ModelRef", "Provider", "ProviderSettings", "deltas_of")
 @attrs.frozen
 class ModelRef:
     """
-    A model string taken apart (requirements G12). ``str(ref)`` is the canonical ``provider/model``.
+    A model string taken apart. ``str(ref)`` is the canonical ``provider/model``.
 
     Attributes:
         provider: The registered prefix, such as ``"openrouter"``; ``""`` for a fallback between several models.
@@ -58,7 +58,7 @@ class ModelRef:
 @attrs.frozen
 class ModelInfo:
     """
-    What is known of a model without asking its provider (requirements G15).
+    What is known of a model without asking its provider.
 
     Attributes:
         context_window: Tokens that prompt and reply may have together; ``None`` when unknown.
@@ -76,7 +76,7 @@ class ModelInfo:
 @attrs.frozen(kw_only=True)
 class ProviderSettings:
     """
-    Where a provider's key and address come from (requirements G23).
+    Where a provider's key and address come from.
 
     Attributes:
         key_variables: The environment variables that may hold its key, in order of preference.
@@ -98,7 +98,7 @@ class ProviderSettings:
 
 class Provider(ABC):
     """
-    A source of model replies (requirements G1). A subclass needs a ``name`` and ``complete``; all else has a default.
+    A source of model replies. A subclass needs a ``name`` and ``complete``; all else has a default.
 
     Failures are raised as ``ModelError`` or one of its subclasses, with ``retryable``, ``status``, ``retry_after``,
     ``request_id`` and ``usage`` set as far as they are known. A provider never tries again by itself.
@@ -156,7 +156,7 @@ class Provider(ABC):
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
         """
-        Give the reply to *request* in pieces, and last exactly one ``ReplyDone`` with the whole (requirements G4).
+        Give the reply to *request* in pieces, and last exactly one ``ReplyDone`` with the whole.
 
         The default asks ``complete`` and takes its reply apart.
         """
@@ -170,7 +170,7 @@ class Provider(ABC):
 
     async def count_tokens(self, request: ModelRequest) -> int | None:
         """
-        Return how many tokens the provider itself counts in *request*; ``None`` when it cannot be asked (EC75).
+        Return how many tokens the provider itself counts in *request*; ``None`` when it cannot be asked.
 
         Raises:
             ModelError: when the question fails.
@@ -213,6 +213,50 @@ class Provider(ABC):
         """
         msg = f"{self.name} holds no files, so {file_id!r} cannot be deleted there"
         raise ModelError(msg, kind="unsupported_part")
+
+    def batch_group(self, request: ModelRequest) -> str:
+        """
+        Return what all requests of a batch share with *request*; ``Batched`` asks this and the three methods that follow.
+
+        Raises:
+            ModelError: when the provider takes no batches, as by default.
+        """
+        msg = f"{self.name} takes no batches; anthropic, openai and google do"
+        raise ModelError(msg, kind="settings")
+
+    async def submit_batch(self, requests: Mapping[str, ModelRequest]) -> str:
+        """
+        Send requests of one group together and return the id of their batch.
+
+        Args:
+            requests: At most 10,000 requests, each by a name of at most 64 letters, digits and hyphens.
+
+        Raises:
+            ModelError: when they are not taken.
+        """
+        msg = f"{self.name} takes no batches; anthropic, openai and google do"
+        raise ModelError(msg, kind="settings")
+
+    async def batch_results(self, batch: str) -> Mapping[str, Any] | None:
+        """
+        Return what came of each request of a batch by its name, as ``batch_reply`` takes it; ``None`` while it is not done.
+
+        Under ``""`` stands what came of all that are not named.
+
+        Raises:
+            ModelError: when it cannot be asked for.
+        """
+        return None
+
+    def batch_reply(self, result: Any, request: ModelRequest) -> ModelReply:
+        """
+        Return the reply that *result* holds; ``None`` stands for a request that the batch lost.
+
+        Raises:
+            ModelError: when it holds none.
+        """
+        msg = f"the batch came back without a reply to this request of {request.model!r}"
+        raise ModelError(msg, kind="batch", retryable=True)
 
     async def close(self) -> None:
         """Give back connections. The provider can be used again afterwards."""

@@ -51,7 +51,7 @@ def encode(request: ModelRequest, model: str, provider: str, tools: bytes, *, af
 
 
 def encode_count(request: ModelRequest, model: str, provider: str, tools: bytes) -> bytes:
-    """Return the body of the question how many tokens a request has, with its system prompt and tools (EC75)."""
+    """Return the body of the question how many tokens a request has, with its system prompt and tools."""
     asked = _members(request, model, provider, tools, thinking=True, said=False)
     members = {"model": encoded(path_of(model, "")[:-1]), **asked}
     return join_members({"generateContentRequest": join_members(members)})
