@@ -187,7 +187,7 @@ def test_every_page_is_named_by_readme_or_by_a_page_that_it_names() -> None:
     assert pages <= named | further
 
 
-def test_the_extras_and_public_modules_that_are_named_are_those_that_exist() -> None:
+def test_the_extras_that_are_named_are_those_that_exist() -> None:
     """
     What only work on the package itself needs, and empty extras, are told elsewhere.
     """
@@ -195,15 +195,9 @@ def test_the_extras_and_public_modules_that_are_named_are_those_that_exist() -> 
 
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     versions = (ROOT / "docs" / "versions.md").read_text(encoding="utf-8")
-    table = versions.partition("| extra | what it brings |")[2].partition("\n\n")[0]
-    public = versions.partition("- **Public**")[2].partition("; commands")[0]
-    house = (ROOT / "tests" / "test_repository.py").read_text(encoding="utf-8")
-    modules = re.findall(r'"(\w+)"', house.partition("PUBLIC_SUBMODULES = (")[2].partition(")")[0])
+    named = re.findall(r"^\| `([\w-]+)`", versions.partition("| extra | what it brings |")[2], re.MULTILINE)
 
-    assert sorted(set(extras) - {*DEVELOPMENT, "anthropic", "openai", "google"}) == re.findall(
-        r"^\| `([\w-]+)`", table, re.MULTILINE
-    )
-    assert {"stepengine", *modules} == {name.removeprefix("stepengine.") for name in re.findall(r"`([\w.]+)`", public)}
+    assert sorted(set(extras) - {*DEVELOPMENT, "anthropic", "openai", "google"}) == named
 
 
 def test_where_there_is_no_posix_the_first_name_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
