@@ -187,6 +187,26 @@ def test_every_page_is_named_by_readme_or_by_a_page_that_it_names() -> None:
     assert pages <= named | further
 
 
+def test_the_extras_that_are_named_are_those_that_exist() -> None:
+    """
+    What only work on the package itself needs, and empty extras, are told elsewhere.
+    """
+    from stepengine.cli.doctor import DEVELOPMENT
+
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    versions = (ROOT / "docs" / "versions.md").read_text(encoding="utf-8")
+    named = re.findall(r"^\| `([\w-]+)`", versions.partition("| extra | what it brings |")[2], re.MULTILINE)
+
+    assert sorted(set(extras) - {*DEVELOPMENT, "anthropic", "openai", "google"}) == named
+
+
+def test_where_there_is_no_posix_the_first_name_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "win32")
+
+    with pytest.raises(ImportError, match=r"needs a POSIX system .* run it in WSL"):
+        stepengine.__getattr__("Engine")
+
+
 def test_readme_is_short() -> None:
     assert LONGEST > len(README.splitlines())
 

@@ -221,6 +221,9 @@ def offered_by(module: str) -> Offered:
             msg = f"{module} holds no agent files"
             raise UsageProblem(msg)
         return Offered(found)
+    if not path.exists() and (path.suffix == ".py" or "/" in module):
+        msg = f"there is no {module}; a Python file, a folder of agent files, or a module that can be imported would be fine"
+        raise UsageProblem(msg)
     loaded = _loaded(module, path)
     one, several = getattr(loaded, "agent", None), getattr(loaded, "agents", None)
     agents = tuple(several) if isinstance(several, list | tuple) else () if one is None else (one,)

@@ -394,7 +394,7 @@ def terminal(folder: Path) -> Iterator[Any]:
 def test_at_a_terminal_it_prompts_goes_back_and_survives_ctrl_c(terminal: Any, folder: Path, way: str) -> None:
     write(folder, extra="time.sleep(60 if number == 9 else 0)")
     here = terminal("debug", "run.jsonl", "--agent", "worker.py", *(["--no-fork"] if way == "paused" else []))
-    here.sees(f"snapshots: {way}", "nothing recorded is done again", "step 1 of 3", "(step 1) ")
+    here.sees(f"snapshots: {way}", "nothing recorded is done again", "`help` lists", "step 1 of 3", "(step 1) ")
     here.types("goto 3\n")
     here.sees("step 3 of 3", "> ", "yield STEP", "(step 3) ")
     here.types("back 2\n")
