@@ -30,6 +30,7 @@ from stepengine.durable.database import (
     queue_name,
     unlocked,
 )
+from stepengine.durable.sessions import Sessions
 from stepengine.durable.steps import DurableRun
 from stepengine.durable.wire import SCHEMA, Order, Seed
 from stepengine.engine.launching import Launcher
@@ -130,6 +131,9 @@ class Process:
     Args:
         setting: How it takes part.
         launcher: The engine's, which starts the runs.
+
+    Attributes:
+        sessions: Where its turns look up what was before them; told once there is a client of the database.
     """
 
     current: Process | None = None
@@ -144,6 +148,7 @@ class Process:
         self._under_way: dict[asyncio.Task[Any], DurableRun] = {}
         self._closing = False
         self._keeper: asyncio.Task[None] | None = None
+        self.sessions: asyncio.Future[Sessions] = asyncio.get_running_loop().create_future()
 
     @property
     def dbos(self) -> Any:
@@ -268,6 +273,7 @@ class Process:
             effects=self._effects,
             redactor=redactor_for("known", os.environ),
             seed=Seed() if seed is None else Seed.of(seed),
+            sessions=self.sessions,
         )
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a workflow is executed in one
