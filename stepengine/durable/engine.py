@@ -20,6 +20,7 @@ from stepengine.data.state import AgentState, RunResult, RunStatus
 from stepengine.data.tools import ToolLike
 from stepengine.durable.body import planned, sketched
 from stepengine.durable.database import DatabaseAway, url_of
+from stepengine.durable.messages import keep_delivering
 from stepengine.durable.operate import Operator, Waiting, check_id, new_id
 from stepengine.durable.process import Process, Setting, release_of
 from stepengine.durable.records import archived, followed, journaled, seeded
@@ -123,7 +124,7 @@ class DurableEngine:
         self._works = works
         self._process: Process | None = None
         self._operator: Operator | None = None
-        self._mover: asyncio.Task[None] | None = None
+        self._chores: list[asyncio.Task[None]] = []
 
     def _specs(self, definition: AgentDefinition[Any]) -> list[Any]:
         agent = self._launcher.catalog.find(definition)
@@ -166,19 +167,24 @@ class DurableEngine:
         except BaseException:
             await self.aclose(drain=0)
             raise
-        if self._process is not None:
-            self._process.sessions.set_result(self._operator.sessions)
-            self._mover = asyncio.create_task(self._operator.sessions.keep_moving())
+        working = self._process
+        if working is not None:
+            working.sessions.set_result(self._operator.sessions)
+            self._chores = [
+                asyncio.create_task(self._operator.sessions.keep_moving()),
+                asyncio.create_task(keep_delivering(self._operator, lambda: working.runs)),
+            ]
         return self
 
     async def aclose(self, *, drain: float = 30.0) -> None:
         """Take no more runs, wait up to *drain* seconds for effects under way, and give everything back."""
         operator, self._operator = self._operator, None
         process, self._process = self._process, None
-        mover, self._mover = self._mover, None
-        if mover is not None:
-            mover.cancel()
-            await asyncio.wait((mover,))
+        chores, self._chores = self._chores, []
+        for chore in chores:
+            chore.cancel()
+        if chores:
+            await asyncio.wait(chores)
         try:
             if process is not None:
                 await process.close(drain=drain)
@@ -548,6 +554,10 @@ class DurableHandle:
     async def answer(self, question: str, answer: AnswerLike) -> None:
         """Answer one open question."""
         await self._engine.answer(await self.id(), {question: answer})
+
+    async def send_input(self, text: str) -> None:
+        """Say something to it; see ``Operator.say``."""
+        await self._engine.operator.say(await self.id(), text)
 
     async def cancel(self) -> None:
         """Cancel it, and everything below it."""

@@ -31,6 +31,7 @@ from stepengine.durable.database import (
     queue_name,
     url_of,
 )
+from stepengine.durable.messages import TOPIC
 from stepengine.durable.sessions import Sessions, line_name, meant
 from stepengine.durable.wire import Order, Reply, Seed, answers_form
 from stepengine.errors import AnswerRejected, InputError, JournalCorrupt, JournalError, StepEngineError
@@ -575,6 +576,31 @@ class Operator:
     async def send(self, reply: Reply) -> None:
         """Send a message to the run that waits for it; the same one counts once."""
         await self.client.send_async(reply.run, reply.message, reply.topic, idempotency_key=reply.key)
+
+    async def say(self, root: str, text: str, *, id: str | None = None) -> None:
+        """
+        Send a message to a run that goes on; it becomes a user message before the run's next model call.
+
+        What a run hears it has heard, whatever dies. One that ends before it has heard it is not told any more.
+
+        Args:
+            root: A root run.
+            text: The message.
+            id: What makes the same message count once; drawn by default.
+
+        Raises:
+            InputError: when the text holds what the database does not store.
+            JournalError: when there is no such root run, or it has ended.
+        """
+        if "\0" in text:
+            msg = "a message holds a NUL, which the database does not store"
+            raise InputError(msg, issues=("text",))
+        view = await self.run(root)
+        if view.is_over or "/" in root:
+            why = f"it is {view.state}" if view.is_over else "it is a child, and only roots are spoken to"
+            msg = f"the run {root!r} takes no messages: {why}"
+            raise JournalError(msg)
+        await self.client.send_async(root, {"text": text}, TOPIC, idempotency_key=id or new_id())
 
     async def cancel(self, root: str, *, is_held: bool = False) -> list[str]:
         """

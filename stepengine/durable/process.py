@@ -10,7 +10,7 @@ import hashlib
 import inspect
 import os
 import socket
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -149,6 +149,11 @@ class Process:
         self._closing = False
         self._keeper: asyncio.Task[None] | None = None
         self.sessions: asyncio.Future[Sessions] = asyncio.get_running_loop().create_future()
+
+    @property
+    def runs(self) -> Collection[DurableRun]:
+        """The runs that it executes now."""
+        return self._under_way.values()
 
     @property
     def dbos(self) -> Any:

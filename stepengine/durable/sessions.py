@@ -51,6 +51,8 @@ SESSIONS = """
     from dbos.workflow_status where application_name = %s and attributes ? 'session'
     order by attributes->>'session', (attributes->>'turn')::int desc, workflow_uuid desc
 """
+NOTHING: Mapping[str, Any] = {"turns": 0, "usage": bare(Usage()), "metadata": {}, "user_id": None, "rules": []}
+"""What the first turn of a session finds."""
 SENT = """
     select message::json->>'of' from dbos.notifications
     where destination_uuid = %s and message_uuid = %s and serialization = 'portable_json'
@@ -275,10 +277,11 @@ class Sessions:
         journal = None if under_way is None else under_way.run
         if form is None:
             return attrs.evolve(empty, info=info, journal=journal)
-        state, left = restored(form["state"]), form["session"]
+        left, stored = form["session"], _state_of(form)
+        state = None if stored is None else restored(stored)
         return Session(
             info=attrs.evolve(info, status=form["status"], user_id=left["user_id"], metadata=left["metadata"]),
-            messages=state.message_history,
+            messages=empty.messages if state is None else state.message_history,
             state=state,
             turns=left["turns"],
             journal=journal,
@@ -301,8 +304,7 @@ class Sessions:
             if turn.state != "SUCCESS":
                 continue
             found = await self._operator.client.list_workflows_async(workflow_ids=[turn.run], load_input=False)
-            # What a hook refused before it began leaves the session as it was.
-            if found and found[0].output["session"] is not None:
+            if found:
                 return turn.run, found[0].output
         return None, None
 
@@ -522,29 +524,33 @@ async def looked_back(sessions: Sessions, order: Order) -> dict[str, Any]:
         except DatabaseAway:
             await asyncio.sleep(MOST_PAUSE)
     if form is None:
-        return {"after": None, "state": None, "session": None}
-    state = None if order.previous is not None else form["state"]
-    return {"after": after, "state": state, "session": form["session"]}
+        return {"after": None, "state": None, "session": NOTHING}
+    return {"after": after, "state": _state_of(form), "session": form["session"]}
+
+
+def _state_of(form: Mapping[str, Any]) -> Any:
+    """Return the state that the next turn goes on from: what a turn came to, or where it began when a hook refused it."""
+    left = form["session"]
+    return left["state"] if "state" in left else form["state"]
 
 
 def begun(order: Order, found: Mapping[str, Any]) -> Order:
     """Return the order of a turn with what it goes on from; a state that it was given stands above that of the session."""
-    before = found["session"]
+    stored = found["state"]
     return attrs.evolve(
         order,
-        previous=order.previous if found["state"] is None else restored(found["state"]),
-        rules=() if before is None else tuple(map(freeze, before["rules"])),
-        before=before,
+        previous=order.previous or (None if stored is None else restored(stored)),
+        rules=tuple(map(freeze, found["session"]["rules"])),
+        before=found,
     )
 
 
-def left_by_turn(
-    order: Order, result: RunResult[Any], rules: Sequence[Any], *, began: bool
-) -> Mapping[str, Any] | None:
-    """Return what a turn leaves beside its state, for the next one; ``None`` for one that did not begin."""
+def left_by_turn(order: Order, result: RunResult[Any], rules: Sequence[Any], *, began: bool) -> dict[str, Any]:
+    """Return what a turn leaves for the next one beside its state; one that did not begin leaves what it found."""
+    assert order.before is not None  # noqa: S101 - it has entered its session
+    before = order.before["session"]
     if not began:
-        return None
-    before: Mapping[str, Any] = order.before or {"turns": 0, "usage": bare(Usage()), "metadata": {}, "user_id": None}
+        return {**before, "state": order.before["state"], "is_saved": False}
     usage: Usage = restored(before["usage"])
     return {
         "turns": before["turns"] + 1,
@@ -552,4 +558,5 @@ def left_by_turn(
         "metadata": {**before["metadata"], **order.info.metadata},
         "user_id": order.info.user_id or before["user_id"],
         "rules": list(rules),
+        "is_saved": True,
     }

@@ -29,6 +29,7 @@ from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.questions import Question
 from stepengine.data.state import AgentState, ChildResult, RunStatus
 from stepengine.durable.database import WORKFLOW, away_errors, queue_name
+from stepengine.durable.messages import Heard
 from stepengine.durable.sessions import Sessions
 from stepengine.durable.wire import (
     Ancestor,
@@ -129,6 +130,7 @@ class DurableRun:
         started: How many runs were started below this one.
         leaves: Whether the process is about to leave the run, so that nothing more may begin.
         asking: How many questions wait for their answers.
+        heard: The messages to the run that it has heard.
         idle: Set while nothing is under way that had better be recorded before the process leaves.
     """
 
@@ -145,6 +147,7 @@ class DurableRun:
         sessions: asyncio.Future[Sessions],
     ) -> None:
         self.sessions = sessions
+        self.heard = Heard()
         self.dbos = dbos
         self.order = order
         self.release = release
@@ -171,6 +174,11 @@ class DurableRun:
         self._leaves = (errors.DBOSWorkflowCancelledError, errors.DBOSWorkflowConflictIDError)
         self._away = away_errors()
         self.errors = errors
+
+    @property
+    def root(self) -> str | None:
+        """The run's id if it is a root."""
+        return None if self.order.spawns else self.order.root
 
     @contextlib.contextmanager
     def acting(self) -> Iterator[None]:
@@ -395,7 +403,7 @@ class Steps:
             if type(outcome) is Stop and outcome.kind != "limit":
                 raise _Unrecorded(outcome)
             stamped = attrs.evolve(outcome, at=run.stamped(outcome.at))
-            return outcome_form(seq, stamped, run.redactor, attempts=attempts)
+            return outcome_form(seq, stamped, run.redactor, attempts=attempts) | run.heard.taken_by(outcome)
 
         with run.acting():
             return (await self._recorded(item, place, act))[0]
@@ -484,6 +492,7 @@ class Steps:
             if type(outcome) is Stop and outcome.kind != "limit":
                 raise _Unrecorded(outcome)
             form = outcome_form(effect.seq, attrs.evolve(outcome, at=run.stamped(outcome.at)), run.redactor)
+            form |= run.heard.taken_by(outcome)
             return form | {name: ended[name] for name in ("left", "started", "rules") if name in ended}
 
         outcome, form = await self._recorded(item, place, act)

@@ -385,5 +385,5 @@ def result_of(form: Mapping[str, Any], output: Any = None) -> RunResult[Any]:
         error=error_of(form.get("error")),
         warnings=tuple(form["warnings"]),
         leaked=tuple(form["leaked"]),
-        session_saved=form["session"] is not None if "session" in form else None,
+        session_saved=form["session"]["is_saved"] if "session" in form else None,
     )
