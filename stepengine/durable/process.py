@@ -10,7 +10,7 @@ import hashlib
 import inspect
 import os
 import socket
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -31,6 +31,7 @@ from stepengine.durable.database import (
     unlocked,
 )
 from stepengine.durable.rates import SharedRates
+from stepengine.durable.sessions import Sessions
 from stepengine.durable.steps import DurableRun
 from stepengine.durable.wire import SCHEMA, Order, Seed
 from stepengine.engine.launching import Launcher
@@ -141,6 +142,9 @@ class Process:
         setting: How it takes part.
         launcher: The engine's, which starts the runs.
         rates: What providers may be asked by all workers together; ``None`` for anything.
+
+    Attributes:
+        sessions: Where its turns look up what was before them; told once there is a client of the database.
     """
 
     current: Process | None = None
@@ -156,6 +160,12 @@ class Process:
         self._under_way: dict[asyncio.Task[Any], DurableRun] = {}
         self._closing = False
         self._keeper: asyncio.Task[None] | None = None
+        self.sessions: asyncio.Future[Sessions] = asyncio.get_running_loop().create_future()
+
+    @property
+    def runs(self) -> Collection[DurableRun]:
+        """The runs that it executes now."""
+        return self._under_way.values()
 
     @property
     def dbos(self) -> Any:
@@ -286,6 +296,7 @@ class Process:
             effects=self._effects,
             redactor=redactor_for("known", os.environ),
             seed=Seed() if seed is None else Seed.of(seed),
+            sessions=self.sessions,
         )
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a workflow is executed in one

@@ -23,11 +23,14 @@ import attrs
 
 from stepengine.data.effects import AskPerson, CallModel, Spawn
 from stepengine.data.events import Event, Warned
+from stepengine.data.json import freeze_object
 from stepengine.data.limits import Limits
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.questions import Question
 from stepengine.data.state import AgentState, ChildResult, RunStatus
 from stepengine.durable.database import WORKFLOW, away_errors, queue_name
+from stepengine.durable.messages import Heard
+from stepengine.durable.sessions import Sessions
 from stepengine.durable.wire import (
     Ancestor,
     Order,
@@ -121,6 +124,7 @@ class DurableRun:
         effects: How many effects this process performs at once.
         redactor: What takes secrets out of what is stored.
         seed: What it begins with.
+        sessions: Where turns look up what was before them, once this process has connected to that.
 
     Attributes:
         parked: Why this execution ends without a result: the run was cancelled, or belongs to somebody else now.
@@ -131,6 +135,7 @@ class DurableRun:
         started: How many runs were started below this one.
         leaves: Whether the process is about to leave the run, so that nothing more may begin.
         asking: How many questions wait for their answers.
+        heard: The messages to the run that it has heard.
         idle: Set while nothing is under way that had better be recorded before the process leaves.
     """
 
@@ -144,7 +149,10 @@ class DurableRun:
         effects: asyncio.Semaphore,
         redactor: Redactor,
         seed: Seed,
+        sessions: asyncio.Future[Sessions],
     ) -> None:
+        self.sessions = sessions
+        self.heard = Heard()
         self.dbos = dbos
         self.order = order
         self.release = release
@@ -172,6 +180,11 @@ class DurableRun:
         self._leaves = (errors.DBOSWorkflowCancelledError, errors.DBOSWorkflowConflictIDError)
         self._away = away_errors()
         self.errors = errors
+
+    @property
+    def root(self) -> str | None:
+        """The run's id if it is a root."""
+        return None if self.order.spawns else self.order.root
 
     @contextlib.contextmanager
     def acting(self) -> Iterator[None]:
@@ -420,7 +433,7 @@ class Steps:
             if type(outcome) is Stop and outcome.kind != "limit":
                 raise _Unrecorded(outcome)
             stamped = attrs.evolve(outcome, at=run.stamped(outcome.at))
-            return outcome_form(seq, stamped, run.redactor, attempts=attempts)
+            return outcome_form(seq, stamped, run.redactor, attempts=attempts) | run.heard.taken_by(outcome)
 
         with run.acting():
             return (await self._recorded(item, place, act))[0]
@@ -509,13 +522,16 @@ class Steps:
             if type(outcome) is Stop and outcome.kind != "limit":
                 raise _Unrecorded(outcome)
             form = outcome_form(effect.seq, attrs.evolve(outcome, at=run.stamped(outcome.at)), run.redactor)
-            return form | {name: ended[name] for name in ("left", "started") if name in ended}
+            form |= run.heard.taken_by(outcome)
+            return form | {name: ended[name] for name in ("left", "started", "rules") if name in ended}
 
         outcome, form = await self._recorded(item, place, act)
         child = outcome.value if type(outcome) is Value else None
         if not isinstance(child, ChildResult):
             return outcome
         self._count(item, child, form.get("started", 0))
+        for rule in form.get("rules", ()):
+            cast("RunTree", run.tree).desk.remembered.add(freeze_object(rule))
         left = restored(form["left"]) if "left" in form else None
         return attrs.evolve(
             cast("Value", outcome), value=attrs.evolve(child, output=self._typed(item, child), left=left)
@@ -602,12 +618,14 @@ class _Elsewhere:
             seq=effect.seq, agent_id=plan.definition.id, prompt=effect.prompt, params=effect.params,
             tool_call_id=effect.tool_call_id, is_inline=effect.is_inline, at=effect.at, of=effect.of,
         )  # fmt: skip
+        tree = cast("RunTree", run.tree)
         child = attrs.evolve(
             order,
             spawns=(*order.spawns, spawn),
             parent=inherited(effect, plan),
             previous=None,
             slice=self._share,
+            rules=tree.desk.remembered.rules,
         )
         options: dict[str, Any] = {
             "workflow_name": WORKFLOW,
@@ -619,7 +637,6 @@ class _Elsewhere:
         options |= {"priority": order.priority} if order.priority else {}
         # In a context of its own: the child belongs to the run and not to this step, which may be done again.
         task = asyncio.create_task(self._waited(options, child), context=contextvars.Context())
-        tree = cast("RunTree", run.tree)
         pull = tree.brake.pulled(path)
         ends: set[asyncio.Future[Any]] = {task} if pull is None else {task, pull}
         try:

@@ -83,6 +83,21 @@ where name = %s and application_name = %s and position('/' in workflow_uuid) = 0
     where below.workflow_uuid like replace(replace(replace(root.workflow_uuid, '\\', '\\\\'), '%%', '\\%%'), '_', '\\_') || '/%%'
       and below.status <> all(%s)
   )
+  and (
+    not coalesce(attributes ? 'session', false)
+    or exists (
+      select 1 from dbos.workflow_status later
+      where later.application_name = root.application_name and later.status = 'SUCCESS'
+        and later.attributes @> jsonb_build_object('session', root.attributes->'session')
+        and (later.attributes->>'turn')::int > (root.attributes->>'turn')::int
+    )
+    or not exists (
+      select 1 from dbos.workflow_status other
+      where other.application_name = root.application_name
+        and other.attributes @> jsonb_build_object('session', root.attributes->'session')
+        and (other.status <> all(%s) or coalesce(other.completed_at, other.updated_at) >= %s)
+    )
+  )
 order by workflow_uuid limit %s
 """
 
@@ -384,7 +399,8 @@ class Upkeep:
         Delete trees of runs that ended more than *older_than* seconds ago, and return the ids of their roots.
 
         Args:
-            older_than: Seconds; a tree of which anything has not ended stays whole.
+            older_than: Seconds; a tree of which anything has not ended stays whole. What a session goes on from stays until
+                nothing has happened in the session for that long.
             dry_run: Whether it is only said which.
 
         Raises:
@@ -398,8 +414,9 @@ class Upkeep:
         async with self._connection() as own:
             while True:
                 limit = 10**9 if dry_run else BATCH
+                over = list(OVER)
                 found = await _all(
-                    own, FINISHED_ROOTS, WORKFLOW, self._operator.app, list(OVER), before, list(OVER), limit
+                    own, FINISHED_ROOTS, WORKFLOW, self._operator.app, over, before, over, over, before, limit
                 )
                 roots = [row[0] for row in found]
                 deleted += roots

@@ -195,6 +195,14 @@ HELD = {
     "`fork`": "test_upkeep.py::test_runs_move_to_another_release_out_into_journals_and_back",
     "events": "test_events.py::test_events_follow_a_run_of_another_process",
     "`rate_limits=`": "test_rates.py::test_requests_under_way_are_counted_over_all_workers_and_those_of_the_dead_are_not",
+    "`session_id=`": "test_sessions.py::test_a_session_goes_on_as_it_does_in_one_process",
+    "turns at once": "test_sessions.py::test_the_same_submission_twice_is_one_turn",
+    "a message where a question waits": "test_sessions.py::test_a_message_is_the_answer_to_what_the_session_waits_for",
+    "a message to another agent there": "test_sessions.py::test_what_is_said_to_another_agent_waits_until_the_question_is_answered",
+    "a turn that was cancelled": "test_sessions.py::test_a_turn_that_is_cancelled_is_gone_on_without",
+    "`Answer(remember=...)`": "test_sessions.py::test_what_a_person_allowed_for_good_holds_for_later_turns_on_other_workers",
+    "`remembered`, `forget`": "test_sessions.py::test_what_a_person_allowed_for_good_holds_for_later_turns_on_other_workers",
+    "`handle.send_input`": "test_sessions.py::test_a_message_reaches_a_run_that_goes_on_once_and_stands_in_its_journal",
     "`id=`, `priority=`, `release=`": "test_releases.py::test_smaller_priorities_are_taken_first",
 }
 """Rows that tests of the durable floor hold."""
@@ -243,8 +251,8 @@ def durable(**options: Any) -> Any:
 @pytest.mark.parametrize(
     ("name", "value", "instead"),
     [
-        ("sessions", "sessions", "previous=result.state"),
-        ("child_sessions", True, "previous=result.state"),
+        ("sessions", "sessions", "session_id="),
+        ("child_sessions", True, "session_id="),
         ("interactor", object(), "engine.answer"),
         ("headless", True, "waits until somebody answers"),
     ],
