@@ -359,13 +359,10 @@ sys.setprofile(noted)
 """
 SHORTER = BIG.replace("10_000", "3_000")
 BARE = """
-from stepengine import Engine, Hooks, load_agent
-from stepengine.context import require_finished_todos, summarize
+from stepengine import Engine, load_agent
 
 agent = load_agent("counted.py")
-# Those of the command line.
-hooks = Hooks(pre_step=[summarize()], on_stop=[require_finished_todos()])
-with Engine([agent], hooks=hooks) as engine:
+with Engine([agent]) as engine:
     engine.stepper("run.jsonl", agent=agent).go(5198)
 """
 
