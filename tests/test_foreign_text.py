@@ -56,6 +56,7 @@ from stepengine.journal.show import clean_tree
 from stepengine.judging.criteria import _judged as judged_text
 from stepengine.judging.viewing.payload import _shown as shown_on_a_page
 from stepengine.machine.blocks import split_blocks
+from stepengine.machine.finding import found
 from stepengine.machine.output import json_in as answer_in
 from stepengine.machine.spawning import matching_id
 from stepengine.mcp.results import result_of
@@ -511,6 +512,12 @@ PLACES = (
         ("cli/prompt.py:PASTE",),
     ),
     Place("highest note", HIGHEST.fullmatch, (of("<!-- "), of("1", "<!-- highest: m")), ("tools/memory.py:HIGHEST",)),
+    Place(
+        "search of tools",
+        lambda text: found({"a": ToolSpec("a", text[:4096], defer_loading=True)}, text),
+        (of("a"), of("a "), of("_"), of("a_"), of("\u0300"), of("\ufdfa")),
+        ("machine/finding.py:BETWEEN",),
+    ),
     Place(
         "words of notes", _words, (of("a"), of("a-"), of(" "), of("\u0300"), of("\ufdfa")), ("tools/memory.py:WORD",)
     ),
@@ -1346,6 +1353,7 @@ APART: dict[str, str] = {
     "models/google/encode.py:GENERATION": "a model's name, given by the author",
     "models/google/encode.py:LATEST": "a model's name, given by the author",
     "models/openai/encode.py:_call": "UTF-8 that was just made",
+    "models/openai/__init__.py:OpenAIProvider._searches": "patterns of a preset for a model's name",
     "models/openai_chat/__init__.py:OpenAIChatProvider._encode": "patterns of a preset for a model's name",
     "models/openai_chat/request.py:encode": "patterns of a preset for a model's name",
     "models/openai_chat/encode.py:_call": "UTF-8 that was just made",

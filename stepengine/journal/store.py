@@ -112,7 +112,7 @@ class Journal(abc.ABC):
             address order. For recordings of tests.
 
     Attributes:
-        forks: How many forks were made of this journal (reliability JR35).
+        forks: How many forks were made of this journal.
         extended: What the last extending of this journal did; ``None`` when there was none.
     """
 

@@ -22,6 +22,7 @@ from stepengine.data.server_tools import CodeExecution, FileSearch, ServerTool, 
 from stepengine.models._reading import Timeouts
 from stepengine.models.anthropic import AnthropicProvider
 from stepengine.models.base import ModelInfo, ModelRef, Provider, ProviderSettings
+from stepengine.models.batches import Batched
 from stepengine.models.clouds import BedrockProvider, FoundryProvider, VertexProvider
 from stepengine.models.files import Files, UploadedFile, file_part
 from stepengine.models.google import GoogleProvider
@@ -34,6 +35,7 @@ from stepengine.models.routing import fallback
 __all__ = (
     "PRESETS",
     "AnthropicProvider",
+    "Batched",
     "BedrockProvider",
     "CitationPart",
     "CodeExecution",

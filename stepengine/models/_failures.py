@@ -31,6 +31,7 @@ __all__ = (
     "INVALID_SIGNATURE",
     "LARGE_LIMIT",
     "MALFORMED_CALL",
+    "NO_SEARCH",
     "ONCE",
     "SMALL_LIMIT",
     "SOURCES",
@@ -56,7 +57,10 @@ FORCED_THINKING = "forced_thinking"
 LARGE_LIMIT = "large_limit"
 GRAMMAR = "large_grammar"
 SOURCES = "unknown_sources"
-ONCE = frozenset({FORCED_THINKING, GIVEN_UP, GRAMMAR, INVALID_SIGNATURE, LARGE_LIMIT, MALFORMED_CALL, SOURCES})
+NO_SEARCH = "no_tool_search"
+ONCE = frozenset(
+    {FORCED_THINKING, GIVEN_UP, GRAMMAR, INVALID_SIGNATURE, LARGE_LIMIT, MALFORMED_CALL, NO_SEARCH, SOURCES}
+)
 """Kinds of failure after which the same request is worth one more try and no third (MP60, EC97, EC109)."""
 
 RETRYABLE_STATUS = frozenset({408, 409, 425, 429, 498})
@@ -148,6 +152,9 @@ TOO_COMPLEX = (
 
 UNKNOWN_SOURCES = re.compile(r"unknown parameter.{0,80}action\.sources", re.IGNORECASE)
 """What OpenAI's API said of a search that goes back with its sources, which its own types allow (PV58)."""
+
+UNSEARCHED = ("tool search is not supported", "tool_search", "defer_loading")
+"""What is said, in lower case, of a search of tools that a model or a cloud does not have (PV63, PV64, PV88)."""
 
 LIMIT_AND_INPUT = "`max_tokens` exceed context limit: "
 MOST_OUTPUT = "which is the maximum allowed number of output tokens"
@@ -326,6 +333,8 @@ def _kind_of_refusal(text: str) -> str:
         return FORCED_THINKING
     if any(words in low for words in TOO_COMPLEX):
         return GRAMMAR
+    if any(words in low for words in UNSEARCHED):
+        return NO_SEARCH
     return SOURCES if UNKNOWN_SOURCES.search(text) else ""
 
 

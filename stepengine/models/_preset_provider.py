@@ -5,20 +5,45 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import quote
 
 import attrs
 
+from stepengine.data.json import compact
+from stepengine.data.models import ModelRequest
 from stepengine.errors import ModelError
 from stepengine.models._access import AZURE_TOKEN, ENTRA_SCOPE, ENTRA_TOLD, TokenSource, entra_source
 from stepengine.models._http import NO_KEY, HttpProvider
+from stepengine.models._json import object_at
 from stepengine.models._reading import Timeouts
 from stepengine.models.base import ProviderSettings
-from stepengine.models.keys import Credentials, Secret, base_url_for, first_set
+from stepengine.models.keys import Credentials, Secret, base_url_for, first_set, printable
 from stepengine.models.presets import preset_of
 
 __all__ = ("PresetProvider",)
 
 API_VERSION = "OPENAI_API_VERSION"
+ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
+MAX_SAID = 500
+OK = 200
+
+
+def _result(line: Mapping[str, Any]) -> Mapping[str, Any]:
+    match line:
+        case {"response": {"status_code": status, "body": Mapping() as body} as response}:
+            if status == OK:
+                return {"reply": body, "request_id": response.get("request_id")}
+            return {"error": body.get("error"), "status": status}
+        case {"error": {"code": "batch_expired"}}:
+            return {"ended": "expired"}
+        case {"error": {"code": "batch_cancelled"}}:
+            return {"ended": "canceled"}
+        case {"error": Mapping() as error}:
+            return {"error": error}
+        case _:
+            return {}
+
+
 CLASSIC_SCOPE = "https://cognitiveservices.azure.com/.default"
 """What tokens are for where the API is dated."""
 
@@ -107,6 +132,59 @@ class PresetProvider(HttpProvider):
         if not self._preset.holds_files:
             await super().delete_file(file_id)
         await self._on_files(lambda at: at.files.delete(file_id, extra_headers=self._headers))
+
+    def batch_group(self, request: ModelRequest) -> str:
+        """
+        Return what requests of a batch share: the model.
+
+        Raises:
+            ModelError: when nothing is known of batches of the service.
+        """
+        if not self._preset.takes_batches:
+            return super().batch_group(request)
+        return request.model
+
+    async def submit_batch(self, requests: Mapping[str, ModelRequest]) -> str:
+        """
+        Upload requests as a file, have them done within 24 hours, and return the id of their batch.
+
+        Raises:
+            ModelError: when they are not taken.
+        """
+        url = f"/v1{self.path}"
+        lines = [
+            b'{"custom_id":"%s","method":"POST","url":"%s","body":%s}\n'
+            % (name.encode(), url.encode(), self._in_batch(request).content)
+            for name, request in requests.items()
+        ]
+        file = ("batch.jsonl", b"".join(lines), "application/jsonl")
+        made = await self._on_files(lambda to: to.files.create(file=file, purpose="batch", extra_headers=self._headers))
+        told = {"input_file_id": made.id, "endpoint": url, "completion_window": "24h"}
+        return str((await self._batch_answer("/batches", compact(told).encode())).get("id"))
+
+    async def batch_results(self, batch: str) -> Mapping[str, Any] | None:
+        """
+        Return what came of a batch; ``None`` while it is not done.
+
+        Raises:
+            ModelError: when it cannot be asked for, or was refused as a whole.
+        """
+        told = await self._batch_answer(f"/batches/{quote(batch, safe='')}")
+        status = told.get("status")
+        if status not in ENDED:
+            return None
+        if status == "failed":
+            errors = object_at(told, "errors").get("data")
+            said = "; ".join([str(e.get("message")) for e in errors if isinstance(e, Mapping)][:3]) if errors else ""
+            msg = f"{self.name} refused the batch {batch}: {printable(said, MAX_SAID) or 'no reason given'}"
+            raise ModelError(msg, kind="batch")
+        results: dict[str, Any] = {}
+        for member in ("output_file_id", "error_file_id"):
+            file = told.get(member)
+            if isinstance(file, str) and file:
+                for line in await self._batch_lines(f"/files/{quote(file, safe='')}/content"):
+                    results[str(line.get("custom_id"))] = _result(line)
+        return results
 
     @property
     def _key_required(self) -> bool:

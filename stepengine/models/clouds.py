@@ -59,7 +59,16 @@ MULTI_REGIONS = frozenset({"us", "eu"})
 
 
 class _WithoutFiles(HttpProvider):
-    """A provider of a wire that elsewhere holds files, and does not here."""
+    """A provider of a wire that elsewhere holds files and takes batches, and does not here."""
+
+    def batch_group(self, request: ModelRequest) -> str:
+        """
+        Raise.
+
+        Raises:
+            ModelError: always.
+        """
+        return Provider.batch_group(self, request)
 
     async def upload(self, data: bytes, *, mime_type: str, name: str = "", expires_in: int | None = None) -> str:
         """

@@ -6,8 +6,10 @@ Nothing here runs at import. A key lives in a ``Secret`` from the moment it is r
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
+import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -22,6 +24,7 @@ __all__ = (
     "WITHHELD",
     "Credentials",
     "Secret",
+    "account_of",
     "base_url_for",
     "find_key",
     "first_set",
@@ -100,6 +103,21 @@ class Credentials:
         return f"The key was read from the environment variable {self.source}."
 
 
+def account_of(key: Secret | None, url: str | None) -> str:
+    """
+    Return 24 hexadecimal digits that tell a key from others, or without one the address; they give neither away.
+
+    An address on this machine counts with the machine's name, since it is another server on each. ``""`` for neither.
+    """
+    if key is not None:
+        told = f"key {key.reveal()}"
+    elif url:
+        told = f"url {url.rstrip('/')} {socket.gethostname() if _is_local(urlsplit(url).hostname or '') else ''}"
+    else:
+        return ""
+    return hashlib.sha256(f"stepengine account {told}".encode()).hexdigest()[:24]
+
+
 def first_set(variables: Sequence[str]) -> str | None:
     """Return the first of the environment *variables* that is set; ``None`` when none is."""
     return next((name for name in variables if os.environ.get(name, "").strip()), None)
@@ -134,7 +152,7 @@ def find_key(
     names = " or ".join(variables) or "an environment variable"
     msg = (
         f"there is no API key for {provider!r}: set {names}, pass {argument}, set base_url for a local server, "
-        "use a model of another provider, or run `stepengine demo`, which needs no key"
+        "use a model of another provider (`stepengine models` lists them), or run `stepengine demo`, which needs no key"
     )
     raise MissingKey(msg, kind="missing_key")
 

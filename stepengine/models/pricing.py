@@ -305,6 +305,8 @@ def _context_of(data: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, st
     """Return the tier and the speed at which a reply was made, as far as prices may hang on them."""
     tier = str(data.get("service_tier") or raw.get("service_tier") or raw.get("serviceTier") or "").lower()
     context = {"service_tier": tier} if tier in TIERS else {}
+    if data.get("processing") == "batch":
+        context["processing"] = "batch"
     return {**context, "speed": "fast"} if raw.get("speed") == "fast" else context
 
 

@@ -356,6 +356,9 @@ class _Renamed(Provider):
     def check(self, model: str) -> None:
         self._provider.check(self._model)
 
+    def account(self) -> str:
+        return self._provider.account()
+
     async def describe(self, model: str) -> ModelInfo | None:
         return await self._provider.describe(self._model)
 

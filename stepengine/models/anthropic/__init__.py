@@ -23,6 +23,7 @@ from stepengine.models.anthropic.families import Family, family_of, stated
 from stepengine.models.anthropic.request import (
     BINDING_BETA,
     FAST_BETA,
+    TOOL_SEARCH,
     UNPROMISING,
     Site,
     Ways,
@@ -49,6 +50,8 @@ logger = logging.getLogger("stepengine.models")
 
 SAMPLING_VERSION = "2023-06-01"
 """The last API version that takes ``temperature`` and ``top_p``; newer ones answer 400 (ecosystem EC92)."""
+
+BATCHES = "/v1/messages/batches"
 
 MAX_UNSTREAMED = 21_333
 """Output tokens above which a reply may take longer than the ten minutes that the API gives to one without a stream."""
@@ -153,6 +156,39 @@ class AnthropicProvider(HttpProvider):
         """
         await self._on_files(lambda at: at.files.delete(file_id, extra_headers=self._headers))
 
+    def batch_group(self, request: ModelRequest) -> str:
+        """Return what requests of a batch share: the headers, which are those of the whole batch."""
+        headers = all_headers(self._in_batch(request).headers, extra_headers(request.settings))
+        return " ".join([f"{name}: {value}" for name, value in sorted(headers.items())])
+
+    async def submit_batch(self, requests: Mapping[str, ModelRequest]) -> str:
+        """
+        Send requests together and return the id of their batch.
+
+        Raises:
+            ModelError: when they are not taken.
+        """
+        members, headers = list[bytes](), dict[str, str]()
+        for name, request in requests.items():
+            await self._learn(self.bare(request.model))
+            body = self._in_batch(request)
+            headers = all_headers(body.headers, extra_headers(request.settings))
+            members.append(b'{"custom_id":"%s","params":%s}' % (name.encode(), body.content))
+        content = b'{"requests":[%s]}' % b",".join(members)
+        return str((await self._batch_answer(BATCHES, content, **headers)).get("id"))
+
+    async def batch_results(self, batch: str) -> Mapping[str, Any] | None:
+        """
+        Return what came of a batch; ``None`` while it is not done.
+
+        Raises:
+            ModelError: when it cannot be asked for.
+        """
+        path = f"{BATCHES}/{quote(batch, safe='')}"
+        if (await self._batch_answer(path)).get("processing_status") != "ended":
+            return None
+        return {str(line.get("custom_id")): _result(line) for line in await self._batch_lines(f"{path}/results")}
+
     async def complete(self, request: ModelRequest) -> ModelReply:
         """
         Return the reply to *request*; one that may take long is streamed, as an idle connection would be dropped.
@@ -220,7 +256,7 @@ class AnthropicProvider(HttpProvider):
         mark = None if ways is None else ways.mark
         cache = None if ways is None else ways.cache
         if cache not in self._tools:
-            self._tools[cache] = ToolsCache(encode_tool, {"cache_control": mark} if mark else None)
+            self._tools[cache] = ToolsCache(encode_tool, {"cache_control": mark} if mark else None, TOOL_SEARCH)
         return self._tools[cache](tools)
 
     def _promised(self, request: ModelRequest, after: str = "") -> tuple[ToolSpec, ...]:
@@ -235,6 +271,9 @@ class AnthropicProvider(HttpProvider):
         self._fitting = _Fitting(tools, schema, after, promised(tools, schema, after))
         return self._fitting.fitting
 
+    def _searches(self, model: str) -> bool:
+        return self._family(model).searches
+
     def _unpromised(self, request: ModelRequest) -> str:
         schema = request.settings.response_schema
         if UNPROMISING.search(self.bare(request.model)):
@@ -246,12 +285,11 @@ class AnthropicProvider(HttpProvider):
     def _dropped(self, request: ModelRequest) -> tuple[str, ...]:
         model = self.bare(request.model)
         dropped = said_by(request, model, self.site).dropped
-        wanted = [tool.name for tool in request.tools if tool.strict]
-        if wanted and not {tool.name for tool in self._promised(self._shaped(request)) if tool.strict}.issuperset(
-            wanted
-        ):
+        shaped = self._shaped(request)
+        wanted = {tool.name for tool in request.tools if tool.strict}
+        if wanted and wanted.intersection([tool.name for tool in self._promised(shaped) if not tool.strict]):
             dropped = (*dropped, "strict")
-        return (*dropped, "tool_choice") if undemanded(self._shaped(request), self._family(model)) else dropped
+        return (*dropped, "tool_choice") if undemanded(shaped, self._family(model)) else dropped
 
     def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> Body:
         model = self.bare(request.model)
@@ -291,10 +329,22 @@ class AnthropicProvider(HttpProvider):
         return _constants.ANTHROPIC_API_VERSION
 
     def _encode_count(self, request: ModelRequest) -> Body:
-        model, request = self.bare(request.model), self._shaped(request)
+        model, request = self.bare(request.model), self._shaped(request, is_count=True)
         tools = self._tools_of(self._promised(request))
         content = encode_count(request, model, self._family(model), self._ways, tools)
         return Body(content, path=f"{self.path}/count_tokens")
+
+
+def _result(line: Mapping[str, Any]) -> Mapping[str, Any]:
+    match line.get("result"):
+        case {"type": "succeeded", "message": message}:
+            return {"reply": message}
+        case {"type": "errored", "error": {"error": error}}:
+            return {"error": error}
+        case {"type": kind}:
+            return {"ended": kind}
+        case _:
+            return {}
 
 
 def _same(tools: tuple[ToolSpec, ...], others: tuple[ToolSpec, ...]) -> bool:

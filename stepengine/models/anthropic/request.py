@@ -16,6 +16,7 @@ import attrs
 from stepengine.data.models import ModelRequest, ModelSettings
 from stepengine.data.server_tools import CodeExecution, ServerTool, UrlContext, WebSearch
 from stepengine.data.tools import ToolSpec
+from stepengine.models._deferring import hidden_names
 from stepengine.models._failures import FORCED_THINKING, GRAMMAR, INVALID_SIGNATURE, LARGE_LIMIT
 from stepengine.models._schemas import MAX_OPTIONAL, optional_in, strict_form
 from stepengine.models._settings import Said, Way, located, no_tool, said_of
@@ -27,6 +28,7 @@ from stepengine.models.anthropic.families import DEFAULT_MAX_TOKENS, Family
 __all__ = (
     "BINDING_BETA",
     "FAST_BETA",
+    "TOOL_SEARCH",
     "UNPROMISING",
     "Site",
     "Ways",
@@ -60,6 +62,9 @@ FAST = re.compile(r"claude-opus-(?:4-[6-9]|[5-9])")
 FAST_BETA = "fast-mode-2026-02-01"
 MAX_STRICT = 20
 """How many tools of one request may be strict (PV43)."""
+
+TOOL_SEARCH = {"type": "tool_search_tool_bm25_20251119", "name": "tool_search_tool_bm25"}
+"""The API's search of tools by words (PV63)."""
 
 TIERS = {"auto": "auto", "priority": "auto", "standard": "standard_only"}
 """Our words for a tier; priority is what a project has bought, and is taken by itself."""
@@ -174,7 +179,14 @@ def encode(
     }
     members = members_of(request, optional, tools)
     messages = encode_messages(
-        request, Flags(ways.provider, "" if after == INVALID_SIGNATURE else model, manual, _runs_code(request))
+        request,
+        Flags(
+            ways.provider,
+            "" if after == INVALID_SIGNATURE else model,
+            manual,
+            _runs_code(request),
+            hidden_names(request),
+        ),
     )
     members["messages"] = messages if site.marks_whole else _marked(messages, request, ways.mark)
     return join_members(members)
@@ -212,7 +224,7 @@ def limit_of(request: ModelRequest, model: str, family: Family, ways: Ways, *, a
 
 
 def encode_count(request: ModelRequest, model: str, family: Family, ways: Ways, tools: bytes) -> bytes:
-    """Return the body of the question how many tokens a request has (EC75)."""
+    """Return the body of the question how many tokens a request has."""
     asked = thinking_of(request, model, family)
     optional = {
         "model": model,
@@ -222,7 +234,8 @@ def encode_count(request: ModelRequest, model: str, family: Family, ways: Ways, 
     }
     manual = asked is not None and asked["type"] == "enabled"
     members = members_of(request, optional, tools, extra=False)
-    members["messages"] = encode_messages(request, Flags(ways.provider, model, manual, _runs_code(request)))
+    flags = Flags(ways.provider, model, manual, _runs_code(request), hidden_names(request))
+    members["messages"] = encode_messages(request, flags)
     return join_members(members)
 
 

@@ -59,7 +59,7 @@ def encode(
 
 
 def encode_count(request: ModelRequest, model: str, provider: str, tools: bytes, *, is_vertex: bool = False) -> bytes:
-    """Return the body of the question how many tokens a request has, with its system prompt and tools (EC75)."""
+    """Return the body of the question how many tokens a request has, with its system prompt and tools."""
     asked = _members(request, model, provider, tools, {}, thinking=True)
     if is_vertex:
         asked.pop("toolConfig", None)  # it knows the members of a request one by one, and not this one

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,7 +17,7 @@ from stepengine.models._thinking import asked_of_responses
 from stepengine.models._wire import ToolsCache
 from stepengine.models.keys import Secret
 from stepengine.models.openai.decode import ResponsesAccumulator
-from stepengine.models.openai.request import encode, encode_count, encode_tool, said_by
+from stepengine.models.openai.request import TOOL_SEARCH, encode, encode_count, encode_tool, said_by
 
 __all__ = ("OpenAIProvider",)
 
@@ -63,7 +64,10 @@ class OpenAIProvider(PresetProvider):
             headers=headers,
             token_provider=token_provider,
         )
-        self._tools = ToolsCache(encode_tool)
+        self._tools = ToolsCache(encode_tool, search=TOOL_SEARCH)
+
+    def _searches(self, model: str) -> bool:
+        return bool(self._preset.searches and re.match(self._preset.searches, model))
 
     def _dropped(self, request: ModelRequest) -> tuple[str, ...]:
         dropped = said_by(request, self.bare(request.model), self._preset).dropped
