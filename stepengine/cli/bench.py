@@ -322,17 +322,40 @@ def registry_of(settings: Settings) -> Models:
 
 def _provider(prefix: str, address: str | None, variable: str | None) -> Provider:
     """Return the provider of a prefix, elsewhere or with another key; one that nothing is known of speaks Chat Completions."""
-    from stepengine.models import AnthropicProvider, GoogleProvider, OpenAIChatProvider, OpenAIProvider
+    from stepengine.models import (
+        AnthropicProvider,
+        FoundryProvider,
+        GoogleProvider,
+        OpenAIChatProvider,
+        OpenAIProvider,
+    )
     from stepengine.models.presets import PRESETS
 
+    if prefix in ("bedrock", "bedrock_mantle", "vertex"):
+        return _in_cloud(prefix, address, variable)
     given: dict[str, Any] = {"base_url": address, "key_env": variable}
     if prefix == "anthropic":
         return AnthropicProvider(**given)
     if prefix == "google":
         return GoogleProvider(**given)
+    if prefix == "foundry":
+        return FoundryProvider(**given)
     if prefix in PRESETS and PRESETS[prefix].adapter == "openai":
         return OpenAIProvider(name=prefix, **given)
     return OpenAIChatProvider(prefix, **given)
+
+
+def _in_cloud(prefix: str, address: str | None, variable: str | None) -> Provider:
+    """Return the provider of a cloud that is let in by more than a key, elsewhere or with what a variable holds."""
+    from stepengine.models import BedrockProvider, VertexProvider
+
+    key = os.environ.get(variable, "").strip() or None if variable is not None else None
+    if variable is not None and key is None:
+        msg = f"there is no key for {prefix!r}: set {variable}, which the settings name, or leave it out of them"
+        raise MissingKey(msg, kind="missing_key")
+    if prefix == "vertex":
+        return VertexProvider(base_url=address, credentials=key)
+    return BedrockProvider(key, address, name=prefix, endpoint="mantle" if prefix == "bedrock_mantle" else "runtime")
 
 
 def _default_model(models: Models | Provider, settings: Settings) -> tuple[str | None, str]:

@@ -14,6 +14,8 @@ from contextlib import aclosing
 from typing import Any, Literal
 from urllib.parse import quote
 
+import attrs
+
 from stepengine.data.models import ModelDelta, ModelReply, ModelRequest
 from stepengine.errors import ModelError
 from stepengine.models._access import (
@@ -36,6 +38,7 @@ from stepengine.models.base import ModelInfo, Provider, ProviderSettings
 from stepengine.models.google import GoogleProvider, sending
 from stepengine.models.keys import Credentials, Secret, base_url_for, given_to
 from stepengine.models.openai import OpenAIProvider
+from stepengine.models.presets import OPENAI
 
 __all__ = ("BedrockProvider", "FoundryProvider", "VertexProvider")
 
@@ -350,6 +353,7 @@ class _BedrockOpenAI(_Clouded, OpenAIProvider):
     def __init__(self, aws: AwsAccess, base_url: str | None, **options: Any) -> None:
         super().__init__(None, base_url, **options)
         self._aws = aws
+        self._preset = attrs.evolve(OPENAI, name=self.name, holds_files=False)
 
     @property
     def _cloud(self) -> Access:

@@ -14,7 +14,7 @@ import attrs
 from stepengine.models._reading import Timeouts
 from stepengine.models._thinking import Form
 
-__all__ = ("PRESETS", "Preset", "preset_of")
+__all__ = ("OPENAI", "PRESETS", "Preset", "preset_of")
 
 Tiers: TypeAlias = tuple[tuple[str, str], ...]
 OPENAI_TIERS: Tiers = (

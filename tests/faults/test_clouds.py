@@ -573,9 +573,10 @@ async def test_an_exception_inside_bedrock_s_stream_is_that_error(kind, status, 
         (lambda data: data[:-1] + bytes([data[-1] ^ 1]), "protocol"),
         (lambda data: data[:30] + bytes([data[30] ^ 1]) + data[31:], "protocol"),
         (lambda data: b"\x7f" + data[1:], "protocol"),
+        (lambda data: data[:2] + bytes([data[2] ^ 0x10]) + data[3:], "protocol"),
         (lambda data: b"data: {}\n\n" * 4, "protocol"),
     ],
-    ids=["end", "middle", "length", "text"],
+    ids=["end", "middle", "no length", "another length", "text"],
 )
 async def test_a_message_of_bedrock_s_stream_that_was_changed_is_not_believed(change, kind, server):
     with pytest.raises(ModelError, match="event stream") as caught:
@@ -679,6 +680,11 @@ async def test_aws_credentials_of_the_environment_sign_and_go_to_trusted_hosts_o
 
     assert "It is five." == reply.text
     assert SESSION_TOKEN == server.asked_for[0].headers["x-amz-security-token"]
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x" * 40)
+    later = Models.standard()
+    with pytest.raises(ModelError, match="InvalidSignatureException"):
+        await later.provider_for(model).complete(asked(model))
+    await later.close()
 
 
 @pytest.mark.spec("providers:PV90", "providers:PV92")
@@ -721,6 +727,28 @@ async def test_the_file_of_a_service_account_is_found_and_says_the_project(
 
     assert [True, True] == [f"/projects/{PROJECT}/locations/global/" in one.path for one in server.asked_for]
     assert 1 == server.given
+
+
+@pytest.mark.spec("providers:PV93", "providers:PV95")
+def test_project_and_place_are_those_that_were_given_before_those_of_the_environment(monkeypatch):
+    for name in ("GOOGLE_CLOUD_PROJECT", "GOOGLE_CLOUD_LOCATION", "CLOUD_ML_REGION"):
+        monkeypatch.setenv(name, name.lower().replace("_", "-"))
+    found = {}
+    for given in (("mine", "eu"), (None, None)):
+        provider = VertexProvider(*given, credentials="a-token-0123456789")
+        wires = provider._of("vertex/claude-x"), provider._of("vertex/gemini-x")
+        found[given] = [wires[0]._path_of("claude-x", stream=False), *[wire.settings().base_url for wire in wires]]
+
+    assert [
+        "/projects/mine/locations/eu/publishers/anthropic/models/claude-x:rawPredict",
+        "https://aiplatform.eu.rep.googleapis.com/v1",
+        "https://aiplatform.eu.rep.googleapis.com",
+    ] == found["mine", "eu"]
+    assert [
+        "/projects/google-cloud-project/locations/cloud-ml-region/publishers/anthropic/models/claude-x:rawPredict",
+        "https://cloud-ml-region-aiplatform.googleapis.com/v1",
+        "https://google-cloud-location-aiplatform.googleapis.com",
+    ] == found[None, None]
 
 
 @pytest.mark.spec("providers:PV93")
@@ -952,12 +980,21 @@ async def test_a_reply_from_a_cloud_costs_what_the_cloud_s_own_list_says(server,
         provider = way.make(server, account)
         reply = await provider.complete(asked(way.model))
         costs[name] = cost_of.of_reply(way.model, reply, at)
-        if name == "bedrock":
-            everywhere = cost_of.of_reply(way.model.replace("/us.", "/global."), reply, at)
         await provider.close()
+        if name == "vertex-claude":
+            long = {"cache_creation_input_tokens": 1_000, "cache_creation": {"ephemeral_1h_input_tokens": 1_000}}
+            usage = {**reply.provider_data["usage"], **long}
+            longer = attrs.evolve(reply, provider_data={**reply.provider_data, "usage": usage})
+            direct = attrs.evolve(longer, provider_data={**longer.provider_data, "provider": "anthropic"})
+            special = [cost_of.of_reply(way.model, longer, at), cost_of.of_reply(f"anthropic/{SONNET}", direct, at)]
+    reply = attrs.evolve(reply, model="bedrock/claude-sonnet-5")
+    here, everywhere = (
+        cost_of.of_reply(f"bedrock/{place}.anthropic.claude-sonnet-5", reply, at) for place in ("us", "global")
+    )
 
     assert None not in costs.values()
-    assert costs["bedrock"] > everywhere == costs["vertex-claude"]
+    assert here > everywhere
+    assert costs["vertex-claude"] < special[0] == special[1]
     assert cost_of("azure/my-deployment", Usage(input_tokens=5), at) is None
 
 

@@ -28,6 +28,8 @@ TOOL_SEARCH = {"type": "tool_search"}
 
 WORDS = frozenset({"auto", "none", "required"})
 KEY_LENGTH = 32
+OPENAI_ITSELF = frozenset({"openai", "azure_responses"})
+"""Services that run the API of OpenAI and no other company's."""
 
 RESULTS = {FileSearch: "file_search_call.results", CodeExecution: "code_interpreter_call.outputs"}
 """What is asked for beside a call of a tool, or only the call comes."""
@@ -126,10 +128,10 @@ def _server_tools(items: tuple[ServerTool, ...], model: str, preset: Preset, *, 
     """Return the tools of the provider, and what is wanted of their results (PV56, PV61)."""
     members: Json = {"tools": [_server_tool(item, model, preset) for item in items]}
     include = [word for kind, word in RESULTS.items() if any(isinstance(item, kind) for item in items)]
-    if include and preset.name == "openai":
+    if include and preset.name in OPENAI_ITSELF:
         members["include"] = include
     most = [item.max_uses for item in items if isinstance(item, WebSearch) and item.max_uses is not None]
-    if most and (several or preset.name != "openai"):
+    if most and (several or preset.name not in OPENAI_ITSELF):
         members[DROPPED] = ["server_tools.max_uses"]
     elif most:
         members["max_tool_calls"] = most[0]
@@ -150,8 +152,8 @@ def _server_tool(item: ServerTool, model: str, preset: Preset) -> Json:
 
 def _web_search(item: WebSearch, model: str, preset: Preset) -> Json:
     tool: Json = {"type": "web_search"}
-    if item.blocked_domains and preset.name == "openai":
-        raise no_tool(item, model, "openai", "it takes allowed_domains only")
+    if item.blocked_domains and preset.name in OPENAI_ITSELF:
+        raise no_tool(item, model, preset.name, "it takes allowed_domains only")
     if item.allowed_domains and item.blocked_domains:
         raise no_tool(item, model, preset.name, "it takes allowed_domains or blocked_domains, not both")
     if item.allowed_domains:
