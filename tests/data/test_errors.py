@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import re
+import textwrap
 
 import pytest
 from hypothesis import given
@@ -28,11 +29,11 @@ def documented() -> dict[str, str]:
     """
     Return each class of the tree in the docstring of `stepengine.errors` with its base.
     """
-    tree = (errors.__doc__ or "").split("StepEngineError\n", 1)[1].split("\n\n", 1)[0]
+    tree = textwrap.dedent((errors.__doc__ or "").split("  StepEngineError\n", 1)[1].split("\n\n", 1)[0])
     bases, base = {}, ""
     for line in tree.splitlines():
         words = re.findall(r"\b[A-Z]\w+[a-z]\w*\b", line)
-        if re.match(r"  \S", line):
+        if not line.startswith(" "):
             base, *words = words
             bases[base] = "StepEngineError"
         bases.update(dict.fromkeys(words, base))
