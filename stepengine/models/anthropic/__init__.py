@@ -24,6 +24,7 @@ from stepengine.models.anthropic.request import (
     BINDING_BETA,
     FAST_BETA,
     TOOL_SEARCH,
+    TOOL_SEARCHES,
     UNPROMISING,
     Site,
     Ways,
@@ -256,7 +257,8 @@ class AnthropicProvider(HttpProvider):
         mark = None if ways is None else ways.mark
         cache = None if ways is None else ways.cache
         if cache not in self._tools:
-            self._tools[cache] = ToolsCache(encode_tool, {"cache_control": mark} if mark else None, TOOL_SEARCH)
+            search = TOOL_SEARCHES.get(self.name, TOOL_SEARCH)
+            self._tools[cache] = ToolsCache(encode_tool, {"cache_control": mark} if mark else None, search)
         return self._tools[cache](tools)
 
     def _promised(self, request: ModelRequest, after: str = "") -> tuple[ToolSpec, ...]:
