@@ -120,7 +120,7 @@ def guarded() -> Any:
         import dbos
         from dbos import _serialization as serialization
     except ImportError as error:
-        msg = f"durable runs need the extra 'durable' ({error.name} is missing): {EXTRA}"
+        msg = f"durable runs need the extra 'durable' ({error.name or error} is missing): {EXTRA}"
         raise StepEngineError(msg) from None
     default = getattr(serialization, "DBOSDefaultSerializer", None)
     if default is None or not callable(getattr(default, "deserialize", None)):
