@@ -128,7 +128,7 @@ def cleaner(db: str, executor: str) -> DurableEngine:
     return engine([CLEANER], db, executor=executor, models=ScriptedModel([cleaning] * 100), permissions=ASKS_FIRST)
 
 
-@pytest.mark.spec("requirements:M11", "durable:U37", "durable:UF10")
+@pytest.mark.spec("requirements:M11", "durable:U37")
 async def test_what_a_person_allowed_for_good_holds_for_later_turns_on_other_workers(db: str, tmp_path):
     async with cleaner(db, "worker-1") as worker, await Operator.connect(db) as operator:
         asked = await worker.run(CLEANER, "a", session_id="s")
