@@ -308,7 +308,10 @@ async def test_turns_move_to_another_release_and_keep_their_order(db: str):
     async with engine([BOOK, CHAT], db, release="2") as worker:
         assert [None, None] == [await worker.fits(run) for run in (asked.journal, second)]
         await worker.move(second)
-        await worker.move(asked.journal)
+        # What is interrupted to be moved is waited for, whoever looks meanwhile.
+        await worker.operator.cancel(asked.journal, is_held=True)
+        assert not await worker.operator.sessions.advance("s")
+        await worker.operator.retry(asked.journal, release="2")
         await worker.resume(asked.journal, answers={"For how many?": "two"})
         await worker.resume(asked.journal, answers={"On which day?": "Monday"})
         result = await worker.result(second)
