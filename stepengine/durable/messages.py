@@ -9,13 +9,13 @@ so that whoever goes on with the run does not hear them again.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from stepengine.data.messages import UserMessage
 from stepengine.data.outcomes import Single, Stop
-from stepengine.errors import StepEngineError
+from stepengine.durable.database import DatabaseAway
+from stepengine.runtime.logs import LOGGER
 
 if TYPE_CHECKING:
     from stepengine.runtime.tree import RunTree
@@ -93,8 +93,12 @@ async def keep_delivering(database: Database, runs: Callable[[], Collection[List
         # One that still repeats what is recorded may be about to meet the record of having heard it.
         found = {run.root: run for run in runs() if run.root is not None and run.tree is not None and run.is_live}
         if found:
-            with contextlib.suppress(StepEngineError):  # the database is away
+            try:
                 await _deliver(database, found)
+            except DatabaseAway:
+                continue
+            except Exception as error:  # noqa: BLE001  (whatever a row holds, later messages are delivered)
+                LOGGER.warning("messages to runs could not be delivered: %s", error)
 
 
 async def _deliver(database: Database, found: Mapping[str, Listening]) -> None:

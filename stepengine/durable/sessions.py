@@ -20,9 +20,10 @@ from stepengine.data.codec import bare, restored
 from stepengine.data.json import freeze
 from stepengine.data.state import RunResult
 from stepengine.data.usage import Usage
-from stepengine.durable.database import DatabaseAway, away, plain_connection, queue_name, unlocked
+from stepengine.durable.database import DatabaseAway, away, plain_connection, queue_name
 from stepengine.durable.wire import Order, Reply
 from stepengine.errors import AnswerRejected, InputError, JournalError, StepEngineError
+from stepengine.runtime.logs import LOGGER
 from stepengine.sessions import Session, SessionInfo
 from stepengine.sessions.session import check_id
 
@@ -212,30 +213,29 @@ class Sessions:
     @contextlib.asynccontextmanager
     async def _locked(self, session: str) -> AsyncIterator[None]:
         """Be the only one in all processes who changes whose turn it is in a session."""
-        url, name = self._operator.url, f"stepengine-session:{self._operator.app}:{session}"
+        name = f"stepengine-session:{self._operator.app}:{session}"
         async with self._mine:
             try:
                 await self._execute(LOCK, name)
             except DatabaseAway:
                 # One that was kept does not know that the database was started again since.
-                await self.close()
                 await self._execute(LOCK, name)
             try:
                 yield
             finally:
-                try:
-                    with away(url):
-                        await self._own.execute(UNLOCK, (name,))
-                except BaseException:
-                    own, self._own = self._own, None
-                    await unlocked(own)
-                    raise
+                with contextlib.suppress(DatabaseAway):
+                    await self._execute(UNLOCK, name)
 
     async def _execute(self, statement: str, *values: Any) -> None:
         if self._own is None or self._own.closed or self._own.broken:
             self._own = await plain_connection(self._operator.url)
-        with away(self._operator.url):
-            await self._own.execute(statement, values)
+        try:
+            with away(self._operator.url):
+                await self._own.execute(statement, values)
+        except BaseException:
+            # Whoever is interrupted here may have the lock: it goes with its connection.
+            await self.close()
+            raise
 
     # --- looking ------------------------------------------------------------------------------------------------------
 
@@ -346,11 +346,26 @@ class Sessions:
         while True:
             try:
                 waiting = await self._operator.rows(IN_LINE, line_name(self._operator.pool), self._operator.app)
-                moved = [await self.advance(session) for (session,) in waiting]
-                pause = LOOK_SECONDS if any(moved) else min(2 * pause, MOST_PAUSE) if waiting else IDLE_SECONDS
             except StepEngineError:
-                pause = MOST_PAUSE
+                waiting, pause = [], MOST_PAUSE
+            moved = [await self._tried(session) for (session,) in waiting]
+            if any(moved):
+                pause = LOOK_SECONDS
+            elif waiting:
+                pause = min(2 * pause, MOST_PAUSE)
+            else:
+                pause = IDLE_SECONDS
             await asyncio.sleep(pause)
+
+    async def _tried(self, session: str) -> bool:
+        """Let a session move on; what is wrong with it keeps no other one from that."""
+        try:
+            return await self.advance(session)
+        except DatabaseAway:
+            return False
+        except Exception as error:  # noqa: BLE001  (whatever a row holds, the others have their turns)
+            LOGGER.warning("the turns of the session %r do not go on: %s", session, error)
+            return False
 
     async def advance(self, session: str) -> bool:
         """Let the first turn in line begin if all before it are over, and so on; return whether any did."""

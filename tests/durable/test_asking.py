@@ -6,14 +6,15 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import os
 from pathlib import Path
 
 import pytest
 
-from stepengine import AgentCall, AgentDefinition, Ask, Parallel, StepContext, ToolCall, tool
+from stepengine import AgentCall, AgentDefinition, Ask, Engine, Parallel, StepContext, ToolCall, call, tool
 from stepengine.durable import DurableEngine, Operator
-from stepengine.errors import AnswerRejected, JournalError
+from stepengine.errors import AnswerRejected, JournalError, ToolError
 from stepengine.permissions import Policy, Rule
 from stepengine.testing import ScriptedModel, text, tool_call
 
@@ -130,6 +131,70 @@ async def test_a_permission_is_given_from_elsewhere(db: str):
     assert "wipe" == waiting.pending_questions[0].tool_name
     assert "wiped b" == result.tool_calls[0].result.text
     assert "done" == result.text
+
+
+@pytest.mark.spec("durable:UF10", "durable:U37")
+async def test_an_answer_that_is_sent_while_nobody_works_is_there_when_somebody_does(db: str):
+    async with engine([ASKS], db) as worker:
+        run = (await worker.run(ASKS, "")).journal
+    async with await Operator.connect(db) as operator:
+        await operator.answer(run, {"How large?": "large"})
+        (reply,) = await sent(operator, run)
+        # Sent again under the same key, another one is dropped.
+        other = {
+            **reply,
+            "answers": {key: {**answer, "selected": ["small"]} for key, answer in reply["answers"].items()},
+        }
+        await operator.client.send_async(run, other, "ask::0", idempotency_key=f"{run}:0")
+        assert [reply] == await sent(operator, run)
+        async with engine([ASKS], db) as worker:
+            result = await worker.result(run, waits=True)
+
+    assert {"size": "large"} == result.output
+
+
+async def sent(operator: Operator, run: str) -> list[dict]:
+    """
+    What waits in the database for a run.
+    """
+    rows = await operator.rows("select message from dbos.notifications where destination_uuid = %s", run)
+    return [json.loads(message) for (message,) in rows]
+
+
+@tool
+async def fail(disk: str) -> str:
+    """
+    Fail.
+
+    Args:
+        disk: Which one.
+    """
+    raise ValueError(f"no disk {disk}")
+
+
+def catches(ctx: StepContext):
+    try:
+        yield from call(fail, "a")
+    except ToolError as error:
+        caught = [type(error).__name__, str(error)]
+    size = yield from Ask("How large?")
+    return [*caught, size]
+
+
+@pytest.mark.spec("durable:UF15", "durable:U13")
+async def test_a_failure_that_was_recorded_is_thrown_again_as_what_it_was(db: str):
+    agent = AgentDefinition("catches", tools=[fail], handle_steps=catches)
+    alone = await Engine([agent], models=ScriptedModel([])).run(agent, "", answers={"How large?": "small"})
+    async with engine([agent], db) as worker:
+        run = (await worker.run(agent, "")).journal
+    async with engine([agent], db) as worker:
+        result = await worker.resume(run, answers={"How large?": "small"})
+        steps = await worker.operator.rows("select error from dbos.operation_outputs where workflow_uuid = %s", run)
+
+    assert "ToolError" == result.output[0]
+    assert alone.output == result.output
+    # No step of the database ended with an exception.
+    assert {(None,)} == set(steps)
 
 
 @pytest.mark.deep

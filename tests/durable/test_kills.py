@@ -160,7 +160,7 @@ def spoken(session: str) -> RunInfo:
 
 
 @pytest.mark.deep
-@pytest.mark.spec("durable:UF5", "durable:UF10", "reliability:R1", "reliability:SS01", "requirements:L3")
+@pytest.mark.spec("durable:UF5", "reliability:R1", "reliability:SS01", "requirements:L3")
 async def test_turns_of_a_session_run_on_one_worker_after_the_other(workers: Workers, until):
     async with await Operator.connect(workers.db) as operator:
         first = workers.start("worker-1", SLOW="0.3")
