@@ -69,6 +69,10 @@ class Access(ABC):
         """Whether credentials were given, so that whoever gave them knows where they go."""
 
     @abstractmethod
+    def identity(self) -> Secret | None:
+        """Return what tells one account of the cloud from another; ``None`` when that is not known without asking."""
+
+    @abstractmethod
     def check(self, provider: str) -> Credentials:
         """
         Return where the credentials of *provider* come from.
@@ -85,7 +89,7 @@ class Access(ABC):
 
 def check_host(provider: str, access: Access, url: str, home: str | None) -> None:
     """
-    Let credentials that the environment holds go to the cloud's own *home* and to trusted hosts only (SC12).
+    Let credentials that the environment holds go to the cloud's own *home* and to trusted hosts only.
 
     Raises:
         MissingKey: when they would go elsewhere.
@@ -190,6 +194,12 @@ class AwsAccess(Access):
             return f"the profile {self._profile!r}"
         found = first_set(AWS_SIGNS)
         return f"credentials from {found}" if found else "the credentials that AWS's packages found"
+
+    def identity(self) -> Secret | None:
+        """Return the key, the id of the access key, or the name of the profile."""
+        bearer, keys = self.bearer(), self.keys()
+        named = keys.get("access_key") or keys.get("profile") or os.environ.get("AWS_PROFILE", "").strip()
+        return bearer if bearer is not None or not named else Secret(named)
 
     def bearer(self) -> Secret | None:
         """Return the key of Bedrock's own; ``None`` when requests are to be signed."""
@@ -299,6 +309,10 @@ class GoogleAccess(Access):
         variable = first_set(GOOGLE_PROJECTS)
         own = getattr(self._credentials, "project_id", None)
         return self._project or (os.environ[variable].strip() if variable else None) or (str(own) if own else None)
+
+    def identity(self) -> Secret | None:
+        """Return the project, which is what limits hold for."""
+        return None if self.project is None else Secret(self.project)
 
     def location(self, *variables: str) -> str:
         """Return the place: what was given, else what one of *variables* says."""
