@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from stepengine.engine.stepping import Frame, Moment, Stepper
     from stepengine.journal import Journal
+    from stepengine.journal.history import History
     from stepengine.judging.debugger import Debugger, ForkedWalk, Walk
 
 __all__ = ("debug", "parked")
@@ -143,8 +144,9 @@ def _debug(options: Options, asked: _Asked, tally: Tally) -> Exit:
 
     journal = journal_at(options.journal)
     try:
-        agent = recorded_agent(journal, options)
-        bench = bench_for(options, agent, performs=False)
+        history = journal.history()
+        agent = recorded_agent(journal, options, history)
+        bench = bench_for(options, agent, performs=False, hooks=_hooks_of(history))
         with _hushed(quiet=asked.quiet_handler):
             stepper = bench.engine.stepper(journal, agent=agent)
     except ReplayDivergence:
@@ -183,6 +185,10 @@ def _debug(options: Options, asked: _Asked, tally: Tally) -> Exit:
 def _hushed(*, quiet: bool) -> Iterator[None]:
     with contextlib.redirect_stdout(io.StringIO()) if quiet else contextlib.nullcontext():
         yield
+
+
+def _hooks_of(history: History) -> Sequence[str]:
+    return () if history.head is None else history.head.hooks
 
 
 class _Refused(Exception):
@@ -821,7 +827,9 @@ class Session:
 
         try:
             target = new_journal(into)
-            bench = bench_for(options, recorded_agent(self._debugger.journal, options), into=name_of(target))
+            history = self._debugger.stepper.history
+            agent = recorded_agent(self._debugger.journal, options, history)
+            bench = bench_for(options, agent, into=name_of(target), hooks=_hooks_of(history))
             debugger = self._debugger.with_engine(bench.engine)
             models = None if asked.live else ScriptedModel(asked.replies)
             edit = asked.edit

@@ -141,7 +141,7 @@ def submit(
     Examples:
       stepengine submit reviewer --prompt "Look at src/" --id review-17
       stepengine submit reviewer --prompt - --wait < task.txt
-      stepengine submit helper --prompt "And tomorrow?" --session ann:chat-1 --wait
+      stepengine submit helper --prompt "Tomorrow?" --session ann --wait
     """
     given = _object(params)
 

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from stepengine import Engine, load_agent
+from stepengine import Engine, Hooks, load_agent
 from stepengine.cli.app import app
+from stepengine.context import summarize
 from stepengine.journal import FileJournal, diff
 from stepengine.testing import ScriptedModel, text
 
@@ -245,6 +246,22 @@ def test_frames_requests_hooks_and_differences_are_told(folder: Path, way: str) 
     assert {"~ number 0 -> 2", "+ context noted True"} & set(differs["diff"]) == {"~ number 0 -> 2"}
     assert [line for line in differs["diff"] if line.startswith("+ message")]
     assert "1" == still["text"]
+
+
+@pytest.mark.spec("judging:JG26")
+def test_hooks_of_the_command_line_are_called_only_in_a_run_that_had_them(folder: Path) -> None:
+    with Engine(
+        [load_agent(folder / "worker.py")],
+        models=ScriptedModel([text(f"reply {n}") for n in range(3)]),
+        hooks=Hooks(pre_step=[summarize()]),
+    ) as engine:
+        engine.run_sync("worker", "go", journal=folder / "other.jsonl")
+    (_, without) = objects(folder, "goto 2", "hooks", way="paused")
+    (folder / "other.jsonl").replace(folder / "run.jsonl")
+    (_, had) = objects(folder, "goto 2", "hooks", way="paused")
+
+    assert [["pre_step", "noted"]] == [called[:2] for called in without["hooks"]]
+    assert {"noted", "summarize"} == {called[1] for called in had["hooks"]}
 
 
 @pytest.mark.spec("judging:JG28", "judging:JG5")

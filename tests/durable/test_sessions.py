@@ -320,7 +320,7 @@ async def test_turns_move_to_another_release_and_keep_their_order(db: str):
 
 async def test_a_turn_that_a_hook_refuses_leaves_the_session_as_it_was(db: str):
     def refuse(ctx: HookContext):
-        if ctx.prompt == "bad":
+        if ctx.messages[-1].text == "bad":
             raise ValueError("no")
 
     options = {"hooks": Hooks(pre_run=[refuse])}
@@ -381,7 +381,7 @@ async def test_ids_of_sessions_are_opaque(db: str):
 # --- messages to a run that goes on -------------------------------------------------------------------------------------
 
 
-@tool
+@tool(idempotent=True)
 async def gate(name: str) -> str:
     """
     Wait until the test lets it go.

@@ -359,13 +359,10 @@ sys.setprofile(noted)
 """
 SHORTER = BIG.replace("10_000", "3_000")
 BARE = """
-from stepengine import Engine, Hooks, load_agent
-from stepengine.context import require_finished_todos, summarize
+from stepengine import Engine, load_agent
 
 agent = load_agent("counted.py")
-# Those of the command line.
-hooks = Hooks(pre_step=[summarize()], on_stop=[require_finished_todos()])
-with Engine([agent], hooks=hooks) as engine:
+with Engine([agent]) as engine:
     engine.stepper("run.jsonl", agent=agent).go(5198)
 """
 
@@ -383,19 +380,22 @@ def test_going_far_does_each_step_once_and_as_little_for_a_late_one_as_for_an_ea
         engine.run_sync(agent, "go", journal=tmp_path / "run.jsonl")
     (tmp_path / "counted.py").write_text(COUNTED + SHORTER)
 
-    def counted(name: str, *command: str) -> list[int]:
+    def counted(name: str, *command: str) -> list[list[int]]:
         subprocess.run(
             [sys.executable, *command], cwd=tmp_path, check=True, capture_output=True, timeout=300,
             env={**os.environ, "COUNTED": str(tmp_path / name)},
         )  # fmt: skip
-        lines = [list(map(int, line.split())) for line in (tmp_path / name).read_text().splitlines()]
-        assert list(range(2_600)) == [number for number, _ in lines]
-        return [calls for _, calls in lines]
+        return [list(map(int, line.split())) for line in (tmp_path / name).read_text().splitlines()]
 
     walked = ["-m", "stepengine.cli", "debug", "run.jsonl", "--agent", "counted.py", "--exec", "goto 2600"]
-    went, bare = counted("went", *walked), counted("bare", "-c", BARE)
+    both = counted("went", *walked), counted("bare", "-c", BARE)
+    went, bare = [[calls for _, calls in lines] for lines in both]
+    compared = counted("compared", *walked, "--exec", "diff 50 2600")
     parts = [after - before for before, after in zip(went[200::400], went[600::400], strict=False)]
     print(f"calls a step: {(went[-1] - went[0]) / 2_600:.1f}, bare {(bare[-1] - bare[0]) / 2_600:.1f}; {parts}")
 
+    assert [list(range(2_600))] * 2 == [[number for number, _ in lines] for lines in both]
     assert max(parts) < 1.05 * min(parts)
     assert went[-1] - went[0] < 1.05 * (bare[-1] - bare[0])
+    # From the nearest places alone, of which there is one in 375 steps.
+    assert 2_600 < len(compared) < 2_600 + 50 + 2 * 375

@@ -39,6 +39,7 @@ from stepengine.data.messages import (
 )
 from stepengine.data.models import ModelRequest
 from stepengine.models._deferring import is_search, loaded_by
+from stepengine.models._reply import seen
 from stepengine.models._wire import (
     MADE,
     NUDGE,
@@ -210,7 +211,7 @@ def _own_block(data: Mapping[str, Any], flags: Flags) -> Json | None:
     if flags.hidden.issuperset(loaded_by(data)):
         return dict(data)
     content = data["content"]
-    kept = [one for one in content["tool_references"] if one.get("tool_name") in flags.hidden]
+    kept = [one for one in seen(content, "tool_references") if one.get("tool_name") in flags.hidden]
     return {**data, "content": {**content, "tool_references": kept}}
 
 
