@@ -113,8 +113,9 @@ def unusable(provider: str, model: str, error: BaseException, repair: str) -> Mo
 
 
 def needs(provider: str, package: str, extra: str) -> None:
-    """Raise ``ModelError`` when *package* is not installed, naming what brings it."""
-    if find_spec(package) is None:
+    """Raise ``ModelError`` when *package* is not installed, naming what brings it; its module has dots for dashes."""
+    parent, module = package.partition("-")[0], package.replace("-", ".")
+    if find_spec(parent) is None or find_spec(module) is None:
         msg = f"the package {package!r} is not installed, which {provider!r} needs: pip install 'stepengine[{extra}]'"
         raise ModelError(msg, kind="missing_sdk")
 
@@ -299,7 +300,7 @@ class GoogleAccess(Access):
             raise MissingKey(msg, kind="missing_key")
         if self.is_given and self.project is None:
             raise self._without_project()
-        needs(provider, "google.auth", "vertex")
+        needs(provider, "google-auth", "vertex")
         source = "the credentials that were given" if self.is_given else "the credentials that google-auth found"
         return Credentials(None, "Google", told=f"Requests went to the project {self.project!r} with {source}.")
 
@@ -385,7 +386,7 @@ def entra_source(provider: str, given: TokenSource | None, scope: str) -> TokenS
     if source is None and (token := os.environ.get(AZURE_TOKEN, "").strip()):
         source = lambda: token  # noqa: E731 - a function of one value
     if source is None and first_set(ENTRA_SIGNS):
-        needs(provider, "azure.identity" if find_spec("azure") else "azure", "azure")
+        needs(provider, "azure-identity", "azure")
         source = _default_credentials(scope)
     return None if source is None else _told(provider, source)
 

@@ -646,20 +646,26 @@ def test_what_is_missing_is_named_with_what_would_be_fine(nothing, monkeypatch):
 
 @pytest.mark.spec("providers:PV90", "providers:PV96")
 @pytest.mark.parametrize(
-    ("model", "extra", "variables"),
+    ("model", "brought", "variables"),
     [
-        (f"bedrock/anthropic.{SONNET}", "bedrock", {"AWS_REGION": REGION}),
-        ("azure/gpt-4o", "azure", {"AZURE_CLIENT_ID": "x", "AZURE_OPENAI_ENDPOINT": "https://r.openai.azure.com"}),
-        (f"foundry/{SONNET}", "azure", {"AZURE_TENANT_ID": "x", "ANTHROPIC_FOUNDRY_RESOURCE": "r"}),
+        (f"bedrock/anthropic.{SONNET}", ("boto3", "bedrock"), {"AWS_REGION": REGION}),
+        (
+            "azure/gpt-4o",
+            ("azure-identity", "azure"),
+            {"AZURE_CLIENT_ID": "x", "AZURE_OPENAI_ENDPOINT": "https://r.openai.azure.com"},
+        ),
+        (f"foundry/{SONNET}", ("azure-identity", "azure"), {"AZURE_TENANT_ID": "x", "ANTHROPIC_FOUNDRY_RESOURCE": "r"}),
     ],
 )
 def test_a_missing_extra_is_named_when_the_environment_speaks_of_its_cloud(
-    model, extra, variables, nothing, monkeypatch
+    model, brought, variables, nothing, monkeypatch
 ):
     monkeypatch.setattr("stepengine.models._access.find_spec", lambda name: None)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ModelError, match=rf"pip install 'stepengine\[{extra}\]'") as caught:
+    package, extra = brought
+    words = rf"the package '{package}' is not installed, .*pip install 'stepengine\[{extra}\]'"
+    with pytest.raises(ModelError, match=words) as caught:
         Models.standard().check(model)
 
     assert "missing_sdk" == caught.value.kind
