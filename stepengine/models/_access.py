@@ -171,7 +171,9 @@ class AwsAccess(Access):
     def check(self, provider: str) -> Credentials:
         """Return where the credentials come from; those that only AWS's packages find are looked for with the first request."""
         bearer = self.bearer()
-        if not (self.is_given or first_set((*AWS_SIGNS, *AWS_REGIONS)) or any(map(_is_file, AWS_FILES.items()))):
+        # A machine of Amazon's has credentials that nothing here tells of: whoever names a region is believed.
+        is_named = self.is_given or self._region is not None or first_set((*AWS_SIGNS, *AWS_REGIONS))
+        if not (is_named or any(map(_is_file, AWS_FILES.items()))):
             msg = (
                 f"there are no AWS credentials for {provider!r}: set AWS_REGION and {AWS_BEARER}, or AWS_ACCESS_KEY_ID and "
                 "AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or pass BedrockProvider(region=..., profile=...)"

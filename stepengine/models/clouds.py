@@ -130,8 +130,10 @@ class _Clouded(_WithoutFiles):
         return (*super()._errors(), *self._cloud.errors())
 
     def _failure(self, error: Exception, call: Call) -> BaseException:
-        # Botocore's and google-auth's own errors are no errors of the HTTP library, and a base class of theirs may be.
         if isinstance(error, self._cloud.errors()):
+            # The SDK says with a plain RuntimeError that there are none; any other one is not about them.
+            if type(error) is RuntimeError and "credentials" not in str(error):
+                return error
             return unusable(self.name, call.model, error, call.credentials.origin)
         return super()._failure(error, call)
 

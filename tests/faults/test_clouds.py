@@ -717,6 +717,21 @@ async def test_a_profile_gives_region_and_credentials(name, server, nothing, mon
     assert "credentials" == caught.value.kind
 
 
+@pytest.mark.spec("providers:PV90", "providers:PV91", "providers:PV92")
+@pytest.mark.parametrize("name", ["bedrock", "bedrock-openai", "mantle"])
+async def test_aws_credentials_that_nobody_finds_are_missed_with_the_first_request(name, server, nothing):
+    provider = BedrockProvider(
+        base_url=server.url, region="eu-north-1", endpoint="mantle" if name == "mantle" else "runtime"
+    )
+    nothing.setenv("STEPENGINE_KEY_HOSTS", "127.0.0.1")
+    with pytest.raises(MissingKey, match=r"has no credentials that can be used.*Requests went to eu-north-1") as caught:
+        await provider.complete(asked(WAYS[name].model))
+    await provider.close()
+
+    assert ("credentials", False) == (caught.value.kind, caught.value.retryable)
+    assert [] == server.asked_for
+
+
 @pytest.mark.spec("providers:PV93", "providers:PV95")
 async def test_the_file_of_a_service_account_is_found_and_says_the_project(
     server, account, nothing, monkeypatch, tmp_path
