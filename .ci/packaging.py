@@ -39,6 +39,7 @@ MARK = re.compile(r"  # type: ignor[e]\[[a-z-]+\]")
 PROBE = """
 import asyncio, json, os, pathlib, sys, tempfile
 from stepengine import AgentDefinition, Engine
+from stepengine.errors import ModelError
 from stepengine.testing import ScriptedModel
 
 agent = AgentDefinition("probe", model="test/model")
@@ -88,6 +89,33 @@ def chat():
     import prompt_toolkit
     return prompt_toolkit.__version__
 
+def bedrock():
+    import httpx2
+    from stepengine.models import BedrockProvider, ModelRequest
+    signed = []
+    def answer(request):
+        signed.append(request.headers["authorization"].partition(" ")[0])
+        return httpx2.Response(404, json={})
+    keys = {"region": "us-east-1", "access_key": "a", "secret_key": "s"}
+    provider = BedrockProvider(**keys, transport=httpx2.MockTransport(answer))
+    async def ask():
+        try:
+            await provider.complete(ModelRequest("bedrock/anthropic.claude-sonnet-5"))
+        except ModelError:
+            if not signed:
+                raise
+        finally:
+            await provider.close()
+    asyncio.run(ask())
+    return signed[0]
+
+def azure():
+    from stepengine.models import OpenAIProvider
+    os.environ["AZURE_TENANT_ID"] = "tenant"
+    OpenAIProvider(name="azure_responses", base_url="https://example.com").check("azure_responses/mine")
+    from azure.identity import DefaultAzureCredential
+    return DefaultAzureCredential.__name__
+
 def test():
     import hypothesis, pytest, syrupy, vcr
     import stepengine.pytest_plugin
@@ -95,7 +123,8 @@ def test():
     return pytest.__version__
 
 said = {}
-for name, use in {"acp": acp, "ag-ui": ag_ui, "otel": otel, "mcp": mcp, "durable": durable, "web": web, "chat": chat, "test": test}.items():
+for name, use in {"acp": acp, "ag-ui": ag_ui, "otel": otel, "mcp": mcp, "durable": durable, "web": web, "chat": chat, "bedrock": bedrock, "azure": azure,
+                  "test": test}.items():
     try:
         said[name] = f"ok {use()!r}"
     except BaseException as error:
@@ -110,6 +139,8 @@ THERE = {
     "durable": r"DatabaseAway: ",
     "web": r"ok 'Hello'",
     "chat": r"ok ",
+    "bedrock": r"ok 'AWS4-HMAC-SHA256'",
+    "azure": r"ok ",
     "test": r"ok ",
 }
 """What a probe says where its extra is installed."""

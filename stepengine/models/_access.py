@@ -69,6 +69,10 @@ class Access(ABC):
         """Whether credentials were given, so that whoever gave them knows where they go."""
 
     @abstractmethod
+    def identity(self) -> Secret | None:
+        """Return what tells one account of the cloud from another; ``None`` when that is not known without asking."""
+
+    @abstractmethod
     def check(self, provider: str) -> Credentials:
         """
         Return where the credentials of *provider* come from.
@@ -85,7 +89,7 @@ class Access(ABC):
 
 def check_host(provider: str, access: Access, url: str, home: str | None) -> None:
     """
-    Let credentials that the environment holds go to the cloud's own *home* and to trusted hosts only (SC12).
+    Let credentials that the environment holds go to the cloud's own *home* and to trusted hosts only.
 
     Raises:
         MissingKey: when they would go elsewhere.
@@ -109,8 +113,9 @@ def unusable(provider: str, model: str, error: BaseException, repair: str) -> Mo
 
 
 def needs(provider: str, package: str, extra: str) -> None:
-    """Raise ``ModelError`` when *package* is not installed, naming what brings it."""
-    if find_spec(package) is None:
+    """Raise ``ModelError`` when *package* is not installed, naming what brings it; its module has dots for dashes."""
+    parent, module = package.partition("-")[0], package.replace("-", ".")
+    if find_spec(parent) is None or find_spec(module) is None:
         msg = f"the package {package!r} is not installed, which {provider!r} needs: pip install 'stepengine[{extra}]'"
         raise ModelError(msg, kind="missing_sdk")
 
@@ -166,7 +171,9 @@ class AwsAccess(Access):
     def check(self, provider: str) -> Credentials:
         """Return where the credentials come from; those that only AWS's packages find are looked for with the first request."""
         bearer = self.bearer()
-        if not (self.is_given or first_set((*AWS_SIGNS, *AWS_REGIONS)) or any(map(_is_file, AWS_FILES.items()))):
+        # A machine of Amazon's has credentials that nothing here tells of: whoever names a region is believed.
+        is_named = self.is_given or self._region is not None or first_set((*AWS_SIGNS, *AWS_REGIONS))
+        if not (is_named or any(map(_is_file, AWS_FILES.items()))):
             msg = (
                 f"there are no AWS credentials for {provider!r}: set AWS_REGION and {AWS_BEARER}, or AWS_ACCESS_KEY_ID and "
                 "AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or pass BedrockProvider(region=..., profile=...)"
@@ -190,6 +197,12 @@ class AwsAccess(Access):
             return f"the profile {self._profile!r}"
         found = first_set(AWS_SIGNS)
         return f"credentials from {found}" if found else "the credentials that AWS's packages found"
+
+    def identity(self) -> Secret | None:
+        """Return the key, the id of the access key, or the name of the profile."""
+        bearer, keys = self.bearer(), self.keys()
+        named = keys.get("access_key") or keys.get("profile") or os.environ.get("AWS_PROFILE", "").strip()
+        return bearer if bearer is not None or not named else Secret(named)
 
     def bearer(self) -> Secret | None:
         """Return the key of Bedrock's own; ``None`` when requests are to be signed."""
@@ -289,7 +302,7 @@ class GoogleAccess(Access):
             raise MissingKey(msg, kind="missing_key")
         if self.is_given and self.project is None:
             raise self._without_project()
-        needs(provider, "google.auth", "vertex")
+        needs(provider, "google-auth", "vertex")
         source = "the credentials that were given" if self.is_given else "the credentials that google-auth found"
         return Credentials(None, "Google", told=f"Requests went to the project {self.project!r} with {source}.")
 
@@ -299,6 +312,10 @@ class GoogleAccess(Access):
         variable = first_set(GOOGLE_PROJECTS)
         own = getattr(self._credentials, "project_id", None)
         return self._project or (os.environ[variable].strip() if variable else None) or (str(own) if own else None)
+
+    def identity(self) -> Secret | None:
+        """Return the project, which is what limits hold for."""
+        return None if self.project is None else Secret(self.project)
 
     def location(self, *variables: str) -> str:
         """Return the place: what was given, else what one of *variables* says."""
@@ -371,7 +388,7 @@ def entra_source(provider: str, given: TokenSource | None, scope: str) -> TokenS
     if source is None and (token := os.environ.get(AZURE_TOKEN, "").strip()):
         source = lambda: token  # noqa: E731 - a function of one value
     if source is None and first_set(ENTRA_SIGNS):
-        needs(provider, "azure.identity" if find_spec("azure") else "azure", "azure")
+        needs(provider, "azure-identity", "azure")
         source = _default_credentials(scope)
     return None if source is None else _told(provider, source)
 

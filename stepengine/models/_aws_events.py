@@ -1,5 +1,5 @@
 """
-Events of an AWS event stream from bytes, however they are cut: what Bedrock streams replies in (providers PV91).
+Events of an AWS event stream from bytes, however they are cut: what Bedrock streams replies in.
 
 A message is its length, the length of its headers, a checksum of both, the headers, the payload, a checksum of all. A payload
 holds an event of the model's own wire as base64; a message of another kind says that the reply failed.

@@ -36,7 +36,7 @@ from stepengine.models.anthropic import AnthropicProvider
 from stepengine.models.anthropic.request import Site
 from stepengine.models.base import ModelInfo, Provider, ProviderSettings
 from stepengine.models.google import GoogleProvider, sending
-from stepengine.models.keys import Credentials, Secret, base_url_for, given_to
+from stepengine.models.keys import Credentials, Secret, account_of, base_url_for, given_to
 from stepengine.models.openai import OpenAIProvider
 from stepengine.models.presets import OPENAI
 
@@ -51,6 +51,7 @@ RUNTIME = Site(
     is_fast=False,
     has_tiers=False,
     opens_pages=False,
+    searches=False,
 )
 MANTLE = Site(name="Amazon Bedrock", is_fast=False)
 VERTEX = Site(name="Vertex AI", names_model=False, marks_whole=False, is_fast=False, has_tiers=False)
@@ -63,7 +64,7 @@ class _WithoutFiles(HttpProvider):
 
     def batch_group(self, request: ModelRequest) -> str:
         """
-        Raise.
+        Refuse the batch: nothing there takes any.
 
         Raises:
             ModelError: always.
@@ -121,12 +122,18 @@ class _Clouded(_WithoutFiles):
         check_host(self.name, self._cloud, url, home)
         return credentials, url
 
+    def account(self) -> str:
+        """Return what tells its account in the cloud, or where that is not known its address, from others."""
+        return account_of(self._cloud.identity(), self._access()[1])
+
     def _errors(self) -> tuple[type[Exception], ...]:
         return (*super()._errors(), *self._cloud.errors())
 
     def _failure(self, error: Exception, call: Call) -> BaseException:
-        # Botocore's and google-auth's own errors are no errors of the HTTP library, and a base class of theirs may be.
         if isinstance(error, self._cloud.errors()):
+            # The SDK says with a plain RuntimeError that there are none; any other one is not about them.
+            if type(error) is RuntimeError and "credentials" not in str(error):
+                return error
             return unusable(self.name, call.model, error, call.credentials.origin)
         return super()._failure(error, call)
 
@@ -159,6 +166,10 @@ class _Several(Provider):
     def settings(self) -> ProviderSettings:
         """Return where its credentials and its address come from."""
         return self._of("").settings()
+
+    def account(self) -> str:
+        """Return what tells its account in the cloud, or where that is not known its address, from others."""
+        return self._of("").account()
 
     def check(self, model: str) -> None:
         """
@@ -353,7 +364,7 @@ class _BedrockOpenAI(_Clouded, OpenAIProvider):
     def __init__(self, aws: AwsAccess, base_url: str | None, **options: Any) -> None:
         super().__init__(None, base_url, **options)
         self._aws = aws
-        self._preset = attrs.evolve(OPENAI, name=self.name, holds_files=False)
+        self._preset = attrs.evolve(OPENAI, name=self.name, holds_files=False, takes_batches=False)
 
     @property
     def _cloud(self) -> Access:

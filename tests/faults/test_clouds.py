@@ -30,6 +30,7 @@ from stepengine import (
 )
 from stepengine.data.messages import AssistantMessage, DocumentPart, ToolCallPart, ToolMessage
 from stepengine.data.models import ModelRequest, ReplyDone
+from stepengine.data.tools import FIND_TOOLS, ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage
 from stepengine.errors import ContextOverflow, MissingKey, ModelError, TruncatedReply
@@ -74,6 +75,7 @@ PDF = b"%PDF-1.7 a report"
 KEYS = {"access_key": ACCESS_KEY, "secret_key": SECRET_KEY}
 ENTRA = "a-token-of-entra-id-0123456789"
 SONNET = "claude-sonnet-4-5"
+FIND = ToolSpec(FIND_TOOLS, "Find tools.", {"type": "object", "properties": {}})
 MARK = {"type": "ephemeral"}
 
 
@@ -644,20 +646,26 @@ def test_what_is_missing_is_named_with_what_would_be_fine(nothing, monkeypatch):
 
 @pytest.mark.spec("providers:PV90", "providers:PV96")
 @pytest.mark.parametrize(
-    ("model", "extra", "variables"),
+    ("model", "brought", "variables"),
     [
-        (f"bedrock/anthropic.{SONNET}", "bedrock", {"AWS_REGION": REGION}),
-        ("azure/gpt-4o", "azure", {"AZURE_CLIENT_ID": "x", "AZURE_OPENAI_ENDPOINT": "https://r.openai.azure.com"}),
-        (f"foundry/{SONNET}", "azure", {"AZURE_TENANT_ID": "x", "ANTHROPIC_FOUNDRY_RESOURCE": "r"}),
+        (f"bedrock/anthropic.{SONNET}", ("boto3", "bedrock"), {"AWS_REGION": REGION}),
+        (
+            "azure/gpt-4o",
+            ("azure-identity", "azure"),
+            {"AZURE_CLIENT_ID": "x", "AZURE_OPENAI_ENDPOINT": "https://r.openai.azure.com"},
+        ),
+        (f"foundry/{SONNET}", ("azure-identity", "azure"), {"AZURE_TENANT_ID": "x", "ANTHROPIC_FOUNDRY_RESOURCE": "r"}),
     ],
 )
 def test_a_missing_extra_is_named_when_the_environment_speaks_of_its_cloud(
-    model, extra, variables, nothing, monkeypatch
+    model, brought, variables, nothing, monkeypatch
 ):
     monkeypatch.setattr("stepengine.models._access.find_spec", lambda name: None)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ModelError, match=rf"pip install 'stepengine\[{extra}\]'") as caught:
+    package, extra = brought
+    words = rf"the package '{package}' is not installed, .*pip install 'stepengine\[{extra}\]'"
+    with pytest.raises(ModelError, match=words) as caught:
         Models.standard().check(model)
 
     assert "missing_sdk" == caught.value.kind
@@ -707,6 +715,21 @@ async def test_a_profile_gives_region_and_credentials(name, server, nothing, mon
 
     assert "It is five." == reply.text
     assert "credentials" == caught.value.kind
+
+
+@pytest.mark.spec("providers:PV90", "providers:PV91", "providers:PV92")
+@pytest.mark.parametrize("name", ["bedrock", "bedrock-openai", "mantle"])
+async def test_aws_credentials_that_nobody_finds_are_missed_with_the_first_request(name, server, nothing):
+    provider = BedrockProvider(
+        base_url=server.url, region="eu-north-1", endpoint="mantle" if name == "mantle" else "runtime"
+    )
+    nothing.setenv("STEPENGINE_KEY_HOSTS", "127.0.0.1")
+    with pytest.raises(MissingKey, match=r"has no credentials that can be used.*Requests went to eu-north-1") as caught:
+        await provider.complete(asked(WAYS[name].model))
+    await provider.close()
+
+    assert ("credentials", False) == (caught.value.kind, caught.value.retryable)
+    assert [] == server.asked_for
 
 
 @pytest.mark.spec("providers:PV93", "providers:PV95")
@@ -834,6 +857,19 @@ async def test_bedrock_s_runtime_endpoint_opens_no_pages_and_the_other_does(serv
         assert 2 == len(encoded(mantle, asked(WAYS["mantle"].model, server_tools=[tool_]))["tools"])
 
 
+@pytest.mark.spec("providers:PV88", "providers:PV91")
+async def test_tools_are_searched_for_by_one_of_ours_where_bedrock_s_endpoint_cannot(server):
+    hidden = attrs.evolve(TOOLS[0], name="rarely", defer_loading=True)
+    found = {}
+    for name in ("bedrock", "mantle"):
+        provider = WAYS[name].make(server, None)
+        request = attrs.evolve(asked(WAYS[name].model), tools=(*TOOLS, FIND, hidden))
+        found[name] = [tool["name"] for tool in encoded(provider, request)["tools"]]
+
+    assert ["add", FIND.name] == found["bedrock"]
+    assert ["add", "rarely", "tool_search_tool_bm25"] == sorted(found["mantle"])
+
+
 @pytest.mark.spec("providers:PV41", "providers:PV60", "providers:PV95")
 async def test_what_only_google_s_own_servers_have_is_refused_or_left_out_on_vertex(server, account):
     provider = vertex(server, account)
@@ -855,7 +891,7 @@ async def test_what_only_google_s_own_servers_have_is_refused_or_left_out_on_ver
 @pytest.mark.parametrize(
     "name", ["bedrock", "mantle", "bedrock-openai", "vertex-claude", "vertex-gemini", "foundry", "azure"]
 )
-async def test_a_cloud_holds_no_files_and_says_so_before_anything_is_sent(name, server, account):
+async def test_a_cloud_holds_no_files_and_takes_no_batches_and_says_so_before_anything_is_sent(name, server, account):
     way = WAYS[name]
     provider = way.make(server, account)
     held = DocumentPart(file_id="file_1", provider="anthropic", mime_type="application/pdf")
@@ -865,6 +901,8 @@ async def test_a_cloud_holds_no_files_and_says_so_before_anything_is_sent(name, 
         await provider.upload(PDF, mime_type="application/pdf")
     with pytest.raises(ModelError, match="holds no files"):
         await provider.delete_file("file_1")
+    with pytest.raises(ModelError, match="takes no batches"):
+        provider.batch_group(asked(way.model))
     await provider.close()
 
     assert ["unsupported_part"] * 2 == [part.value.kind, upload.value.kind]
@@ -1023,3 +1061,19 @@ async def test_what_a_cloud_was_given_stands_in_nothing_that_is_written(server, 
     BedrockProvider(secret_key="a-new/secret/key/9876543210", access_key="x", session_token="a-new-session-9876543210")
 
     assert {token, "a-new/secret/key/9876543210", "a-new-session-9876543210"} <= set(GIVEN.names)
+
+
+@pytest.mark.spec("providers:PV109")
+def test_requests_are_counted_by_the_account_in_the_cloud():
+    """Limits that several processes share hold for a key, a profile or a project, and for both wires of a cloud together."""
+    first, other = ({"access_key": f"AKIA{n}" * 4, "secret_key": "s" * 40, "region": REGION} for n in (1, 2))
+    accounts = [BedrockProvider(**keys).account() for keys in (first, first, other)]
+    projects = [
+        VertexProvider(name, place, "a-token-0123456789").account()
+        for name, place in (("a", "us"), ("a", "eu"), ("b", "us"))
+    ]
+
+    for one, same, another in (accounts, projects):
+        assert one == same != another
+        assert one
+        assert "AKIA" not in one

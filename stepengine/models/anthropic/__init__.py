@@ -274,7 +274,7 @@ class AnthropicProvider(HttpProvider):
         return self._fitting.fitting
 
     def _searches(self, model: str) -> bool:
-        return self._family(model).searches
+        return self.site.searches and self._family(model).searches
 
     def _unpromised(self, request: ModelRequest) -> str:
         schema = request.settings.response_schema

@@ -93,6 +93,7 @@ class Site:
         is_fast: Whether there is a faster mode.
         has_tiers: Whether there are service tiers.
         opens_pages: Whether its tools search the web and open pages.
+        searches: Whether its models search tools by themselves.
     """
 
     name: str = "anthropic"
@@ -103,6 +104,7 @@ class Site:
     is_fast: bool = True
     has_tiers: bool = True
     opens_pages: bool = True
+    searches: bool = True
 
 
 @attrs.frozen(kw_only=True)
