@@ -17,6 +17,7 @@ from stepengine import (
     AgentCall,
     AgentDefinition,
     Ask,
+    Engine,
     Hooks,
     Parallel,
     Perform,
