@@ -3,17 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from stepengine.machine.protocol import ANYWHERE, CALLS, EFFECTS, FIRST, LAST, ORDER, SILENT, STOPPED, YIELDS, way_of
+from stepengine.machine.protocol import ANYWHERE, CALLS, EFFECTS, STOPPED, YIELDS
 
 TARGET = Path(__file__).with_name("step-order.md")
 
 PAGE = """\
 # The protocol and the order of a run
 
-Made from the tables in `stepengine/machine/protocol.py` by `python docs/make_step_order.py`; do not edit it by hand. The
+Made from the tables in `stepengine/machine/protocol.py` by `python docs/make_step_order.py`, the pictures by
+`python docs/make_diagrams.py`; do not edit them by hand. The
 machine takes from these tables what handlers and hooks may yield, what that costs, and the phases that it shows; every run in
 its tests is checked against them.
 
@@ -45,18 +46,15 @@ Ephemeral results expire, `pre_step` hooks, step prompt, model call; then for ea
 hooks, permission, the call itself, `post_tool` hooks; then message and results are appended together, `post_step` hooks, and
 the decision whether the turn ends.
 
-```mermaid
-{step}
-```
+![The phases of one step, and what leads from one to the next](diagrams/step.svg)
 
 ## The whole run
 
-An arrow without words is taken without anything being shown. {anywhere} may stand anywhere. An effect that is answered
+A phase is a box; beside it stands where it leads, and what is handed out or shown on the way. Arcs down are blue, arcs back up
+brown. {anywhere} may stand anywhere. An effect that is answered
 with a `Stop` leads to `{stopped}` from every state; after it nothing is asked for any more.
 
-```mermaid
-{run}
-```
+![The phases of a run, and what leads from one to the next](diagrams/run.svg)
 """
 
 
@@ -118,29 +116,14 @@ def effects() -> str:
     return table(("effect", "asks", "its value"), rows)
 
 
-def diagram(order: Mapping[str, Mapping[str, str]], first: str, last: str) -> str:
-    """Return states as a mermaid diagram."""
-    lines = ["stateDiagram-v2", f"    [*] --> {first}"]
-    for state, row in order.items():
-        targets: dict[str, list[str]] = {}
-        for token, target in row.items():
-            targets.setdefault(target, []).append(said(token))
-        lines += [f"    {state} --> {target}: {', '.join(found)}" for target, found in targets.items()]
-        lines += [f"    {state} --> {target}" for target in SILENT.get(state, ()) if target in {*order, last}]
-    return "\n".join([*lines, f"    {last} --> [*]"])
-
-
 def page() -> str:
     """Return the whole page."""
-    (step,) = [row for row in YIELDS if row.name == "STEP"]
     return PAGE.format(
         yields=yields(),
         calls=calls(),
         effects=effects(),
-        step=diagram(way_of(step), "handler", "handler"),
         anywhere=", ".join([f"`{token}`" for token in ANYWHERE]),
         stopped=STOPPED,
-        run=diagram(ORDER, FIRST, LAST),
     )
 
 

@@ -8,6 +8,7 @@ Names are loaded when they are first used, so that ``import stepengine`` stays l
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -177,6 +178,10 @@ def __getattr__(name: str) -> Any:
     if home is None:
         msg = f"module 'stepengine' has no attribute {name!r}"
         raise AttributeError(msg)
+    if sys.platform == "win32":
+        # Files are opened, locked and walked in ways that only POSIX has, so most modules would break at their import.
+        msg = "stepengine needs a POSIX system and is tested on Linux; under Windows, run it in WSL"
+        raise ImportError(msg)
     value = getattr(import_module(home), name)
     globals()[name] = value
     return value

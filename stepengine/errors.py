@@ -1,17 +1,19 @@
 """
 The errors of stepengine, filed by whose fault they are: exception classes and nothing else.
 
-StepEngineError
-  AgentError           the author's: DefinitionError, InputError, HandlerError, BadYield, ToolNotAvailable, ToolInputError,
-                       OutputMissing, PerformError, ChildError
-  ModelError           the provider's: UnknownModel, MissingKey, TruncatedReply, ContextOverflow
-  ToolError            a tool's: PermissionDenied, PathOutsideRoot, BlockedAddress
-  LimitExceeded        a budget of the run is spent
-  TranscriptError      unpaired or misplaced messages
-  DataError            a value that is not JSON, or a stored form that cannot be read
-  SessionError         SessionConflict, AnswerRejected
-  JournalError         JournalCorrupt, JournalLocked, JournalVersion, JournalWriteFailed, ReplayDivergence, UndoRefused,
-                       UnknownOutcome
+::
+
+  StepEngineError
+    AgentError           the author's: DefinitionError, InputError, HandlerError, BadYield, ToolNotAvailable, ToolInputError,
+                         OutputMissing, PerformError, ChildError
+    ModelError           the provider's: UnknownModel, MissingKey, TruncatedReply, ContextOverflow
+    ToolError            a tool's: PermissionDenied, PathOutsideRoot, BlockedAddress
+    LimitExceeded        a budget of the run is spent
+    TranscriptError      unpaired or misplaced messages
+    DataError            a value that is not JSON, or a stored form that cannot be read
+    SessionError         SessionConflict, AnswerRejected
+    JournalError         JournalCorrupt, JournalLocked, JournalVersion, JournalWriteFailed, ReplayDivergence, UndoRefused,
+                         UnknownOutcome
 
 Beside the tree stands LimitReached, the signal by which a spent limit arrives at a handler's own ``yield``. It is no
 ``Exception``, so that ``except Exception`` does not swallow it; callers see the ``LimitExceeded`` that it carries.
@@ -74,11 +76,11 @@ class AgentError(StepEngineError):
 
 
 class DefinitionError(AgentError):
-    """An agent definition, a tool or an engine cannot be built as asked (requirements A)."""
+    """An agent definition, a tool or an engine cannot be built as asked."""
 
 
 class InputError(AgentError):
-    """The prompt or params of a run do not fit the agent's schema; one of *issues* per field (requirements A13)."""
+    """The prompt or params of a run do not fit the agent's schema; one of *issues* per field."""
 
     fields = ("issues",)
 
@@ -106,7 +108,7 @@ class HandlerError(AgentError):
 
 class BadYield(AgentError):
     """
-    A handler or hook yielded something that the machine does not know (generator-contract G29).
+    A handler or hook yielded something that the machine does not know.
 
     Attributes:
         location: ``file:line`` of the ``yield``.
@@ -121,7 +123,7 @@ class BadYield(AgentError):
 
 class ToolNotAvailable(AgentError):
     """
-    A handler called a tool that its agent does not have (requirements C6).
+    A handler called a tool that its agent does not have.
 
     Attributes:
         tool_name: The name that was asked for.
@@ -138,7 +140,7 @@ class ToolNotAvailable(AgentError):
 
 class ToolInputError(AgentError):
     """
-    The input of a tool call does not fit the tool's schema (requirements C5, E3).
+    The input of a tool call does not fit the tool's schema.
 
     Attributes:
         tool_name: The tool.
@@ -154,7 +156,7 @@ class ToolInputError(AgentError):
 
 
 class OutputMissing(AgentError):
-    """A run ended without valid structured output; *issues* say why the last one was refused (generator-contract S12)."""
+    """A run ended without valid structured output; *issues* say why the last one was refused."""
 
     fields = ("issues",)
 
@@ -165,7 +167,7 @@ class OutputMissing(AgentError):
 
 class PerformError(AgentError):
     """
-    The function of a ``Perform`` raised, or returned a value that is not JSON (design 4).
+    The function of a ``Perform`` raised, or returned a value that is not JSON.
 
     Attributes:
         kind: The class name of the original exception.
@@ -234,19 +236,19 @@ class ModelError(StepEngineError):
 
 
 class UnknownModel(ModelError):
-    """A model string names no registered provider, or there is no model at all (requirements G13)."""
+    """A model string names no registered provider, or there is no model at all."""
 
 
 class MissingKey(ModelError):
-    """No API key was given and none stands in the environment (requirements G23)."""
+    """No API key was given and none stands in the environment."""
 
 
 class TruncatedReply(ModelError):
-    """A reply ended without its protocol's terminal marker; nothing of it counts (reliability MP20)."""
+    """A reply ended without its protocol's terminal marker; nothing of it counts."""
 
 
 class ContextOverflow(ModelError):
-    """The request is longer than the model's context (requirements G25, I7)."""
+    """The request is longer than the model's context."""
 
 
 class ToolError(StepEngineError):
@@ -268,15 +270,15 @@ class ToolError(StepEngineError):
 
 
 class PermissionDenied(ToolError):
-    """A hook or policy denied the call (requirements M18)."""
+    """A hook or policy denied the call."""
 
 
 class PathOutsideRoot(ToolError):
-    """A path leads out of the tool's root folder (reliability R17)."""
+    """A path leads out of the tool's root folder."""
 
 
 class BlockedAddress(ToolError):
-    """A web tool refused an address (reliability R18)."""
+    """A web tool refused an address."""
 
 
 class LimitExceeded(StepEngineError):
@@ -301,7 +303,7 @@ class LimitExceeded(StepEngineError):
 
 class LimitReached(BaseException):
     """
-    The signal by which a spent limit arrives at a handler's ``yield``; *error* says which (design 3, reliability GN09).
+    The signal by which a spent limit arrives at a handler's ``yield``; *error* says which.
 
     It is a ``BaseException``, so ``except Exception`` does not swallow it. A handler that catches it may tidy up and return
     what it has: that becomes the output, and the status stays what the limit makes of it, ``failed``, or ``max_steps`` for
@@ -317,7 +319,7 @@ class LimitReached(BaseException):
 
 
 class TranscriptError(StepEngineError):
-    """A history would hold an unpaired call or result, or a misplaced message (requirements B16)."""
+    """A history would hold an unpaired call or result, or a misplaced message."""
 
 
 class DataError(StepEngineError):
@@ -340,11 +342,11 @@ class SessionError(StepEngineError):
 
 
 class SessionConflict(SessionError):
-    """Somebody else saved this session in the meantime (requirements L15)."""
+    """Somebody else saved this session in the meantime."""
 
 
 class AnswerRejected(SessionError):
-    """An answer fits no open question, or not the question it names (requirements K12)."""
+    """An answer fits no open question, or not the question it names."""
 
 
 class JournalError(StepEngineError):
@@ -352,11 +354,11 @@ class JournalError(StepEngineError):
 
 
 class JournalCorrupt(JournalError):
-    """A record of a journal is damaged (reliability JR02)."""
+    """A record of a journal is damaged."""
 
 
 class JournalLocked(JournalError):
-    """Another owner writes this journal: process *pid* of *host*, as far as is known (reliability JR13)."""
+    """Another owner writes this journal: process *pid* of *host*, as far as is known."""
 
     fields = ("pid", "host")
 
@@ -367,16 +369,16 @@ class JournalLocked(JournalError):
 
 
 class JournalVersion(JournalError):
-    """A journal was written by a newer version (reliability JR18)."""
+    """A journal was written by a newer version."""
 
 
 class JournalWriteFailed(JournalError):
-    """A record could not be made durable (reliability JR08)."""
+    """A record could not be made durable."""
 
 
 class ReplayDivergence(JournalError):
     """
-    A replayed run did something else than its journal says (reliability R13).
+    A replayed run did something else than its journal says.
 
     Attributes:
         kind: ``"changed"``, ``"kind"``, ``"extra"``, ``"unused"``, ``"undecodable"``, ``"live_result"``.
@@ -413,4 +415,4 @@ class UndoRefused(JournalError):
 
 
 class UnknownOutcome(JournalError):
-    """An effect was cut off by a crash and may or may not have happened (reliability R3)."""
+    """An effect was cut off by a crash and may or may not have happened."""

@@ -137,7 +137,7 @@ ESCAPE = re.compile(r"\\+[nrt\"/\\]")
 
 class SecretFound(DataError):
     """
-    Something that was about to be written holds a secret; it was not written (replay K8).
+    Something that was about to be written holds a secret; it was not written.
 
     Attributes:
         rule: What the value looks like, or the name of the known secret; never the value.
@@ -581,7 +581,7 @@ class Redactor:
         return {secret: name for secret, name in found.items() if not self._is_kept(secret)}
 
     def binary(self, data: bytes) -> bytes:
-        """Return *data*, which is no text, without known values; nothing else is looked for in it (replay K12)."""
+        """Return *data*, which is no text, without known values; nothing else is looked for in it."""
         for form, name in self._forms().items():
             data = data.replace(form.encode(errors="replace"), f"<redacted:{name}>".encode())
         return data
@@ -653,7 +653,7 @@ class Redactor:
         Return a JSON value with every secret replaced, keys and JSON inside strings included.
 
         Raises:
-            SecretFound: when a function of the user fails, since what it was to hide is not known then (replay K10).
+            SecretFound: when a function of the user fails, since what it was to hide is not known then.
         """
         for steps in self.rules.fields:
             value = _without_field(value, steps)

@@ -103,6 +103,7 @@ def replace(file: Path, text: str) -> None:
 
 
 TOOL_CONTEXTS = ("tests/engine/test_tool_contexts.py",)
+DEFERRED = ("tests/faults/test_deferred_tools.py",)
 ERROR_TYPES = ("tests/models/test_error_types.py",)
 TRUNCATING = ("tests/context/test_truncating.py", "tests/context/test_policy_properties.py")
 HUB = ("tests/runtime/test_hub.py",)
@@ -288,6 +289,69 @@ MUTANTS = (
         "        await self._provider(at or part.provider).delete_file(str(part.file_id))",
         "        self._provider(at or part.provider)",
         ("tests/faults/test_media.py",),
+    ),
+    Mutant(
+        "tools that a model searches for are sent as all others",
+        "stepengine/models/_wire.py",
+        '{**self._encode(tool), "defer_loading": True}',
+        "self._encode(tool)",
+        DEFERRED,
+    ),
+    Mutant(
+        "a search refers to tools that are there no more",
+        "stepengine/models/anthropic/encode.py",
+        "    if flags.hidden.issuperset(loaded_by(data)):",
+        "    if flags.hidden:",
+        DEFERRED,
+    ),
+    Mutant(
+        "a search goes to a model that has none",
+        "stepengine/models/openai/encode.py",
+        "is_over = flags.hidden is not None and not flags.hidden and is_search(part.data)",
+        "is_over = False",
+        DEFERRED,
+    ),
+    Mutant(
+        "what ours found is not defined for who searches by itself",
+        "stepengine/models/openai/encode.py",
+        "                after = loading.behind(after, turn.refers)\n",
+        "                pass\n",
+        DEFERRED,
+    ),
+    Mutant(
+        "a call of a found tool goes back without its namespace",
+        "stepengine/models/openai/encode.py",
+        '        item["namespace"] = data["namespace"]\n',
+        "        pass\n",
+        DEFERRED,
+    ),
+    Mutant(
+        "what was found last stands in front",
+        "stepengine/models/_deferring.py",
+        "    return (*known, *fresh) if fresh else known",
+        "    return (*fresh, *known) if fresh else known",
+        DEFERRED,
+    ),
+    Mutant(
+        "tools that another provider's model found are unknown to the next one",
+        "stepengine/models/_deferring.py",
+        "                named.append(part.tool_name)\n",
+        "                pass\n",
+        DEFERRED,
+    ),
+    Mutant(
+        "a provider that refused its own search is asked for it again",
+        "stepengine/models/_http.py",
+        "            self._unsearching.add(model)\n",
+        "",
+        DEFERRED,
+    ),
+    Mutant(
+        "a search finds tools that are shown",
+        "stepengine/machine/finding.py",
+        "    hidden = [spec for spec in offered.values() if spec.defer_loading]",
+        "    hidden = [*offered.values()]",
+        ("tests/machine/test_finding.py",),
     ),
     Mutant(
         "a paused reply loses what it had said",

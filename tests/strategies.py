@@ -33,6 +33,7 @@ from stepengine.data.messages import (
     ToolCallLog,
     ToolCallPart,
     ToolMessage,
+    ToolReferencePart,
     ToolResult,
     UserMessage,
 )
@@ -113,6 +114,7 @@ text_parts = some(TextPart, text, provider_data=provider_data)
 thinking_parts = some(ThinkingPart, text, provider_data=provider_data)
 refusal_parts = some(RefusalPart, text, provider_data=provider_data)
 json_parts = st.builds(JsonPart, json_values())
+tool_references = st.builds(ToolReferencePart, names)
 opaque_parts = some(OpaquePart, names, json_objects, tool=names, text=text)
 citation_parts = some(CitationPart, text, text, quote=text, said=text, source=text)
 sources = st.fixed_dictionaries({"url": text}) | st.fixed_dictionaries({"data": st.binary(max_size=8)})
@@ -134,7 +136,7 @@ def call_parts(call_ids: st.SearchStrategy[str] = names) -> st.SearchStrategy[To
     return some(ToolCallPart, call_ids, names, json_objects, **extra)
 
 
-result_parts = text_parts | json_parts | image_parts | document_parts
+result_parts = text_parts | json_parts | image_parts | document_parts | tool_references
 talk_parts = text_parts | thinking_parts | refusal_parts | opaque_parts | citation_parts
 user_messages = some(UserMessage, tuples(text_parts | image_parts | document_parts), tags=tuples(names))
 assistant_messages = some(AssistantMessage, tuples(talk_parts | call_parts()), tags=tuples(names))
@@ -253,6 +255,7 @@ specs = some(
     ephemeral=st.none() | counts,
     timeout=st.none() | floats,
     retries=st.integers(0, 5),
+    defer_loading=st.booleans(),
 )
 thinkings = some(
     Thinking,
@@ -474,6 +477,7 @@ STORED: dict[str, st.SearchStrategy[Any]] = {
     "ToolCallStarted": st.builds(ToolCallStarted, counts, names),
     "ToolMessage": tool_messages,
     "ToolResult": results,
+    "ToolReferencePart": tool_references,
     "ToolSpec": specs,
     "Transcript": transcripts,
     "UrlContext": readings,

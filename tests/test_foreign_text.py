@@ -19,6 +19,7 @@ import contextlib
 import difflib
 import gc
 import itertools
+import struct
 import sys
 import time
 import warnings
@@ -27,6 +28,7 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from zlib import crc32
 
 import attrs
 import pytest
@@ -46,7 +48,7 @@ from stepengine.data.wire import from_dicts
 from stepengine.durable.operate import _read
 from stepengine.durable.steps import NAMES as NAMES_OF_STEPS
 from stepengine.engine import load_agent
-from stepengine.errors import DataError, DefinitionError, StepEngineError
+from stepengine.errors import DataError, DefinitionError, ModelError, StepEngineError
 from stepengine.journal.reading import Line, Source, glimpsed, members_of, read_lines, strict_members
 from stepengine.journal.records import check_place, checked
 from stepengine.journal.scanning import scan
@@ -54,10 +56,12 @@ from stepengine.journal.show import clean_tree
 from stepengine.judging.criteria import _judged as judged_text
 from stepengine.judging.viewing.payload import _shown as shown_on_a_page
 from stepengine.machine.blocks import split_blocks
+from stepengine.machine.finding import found
 from stepengine.machine.output import json_in as answer_in
 from stepengine.machine.spawning import matching_id
 from stepengine.mcp.results import result_of
 from stepengine.mcp.stdio import Pipe, Program
+from stepengine.models._aws_events import AWSParser
 from stepengine.models._failures import Call, body_failure
 from stepengine.models._json import call_part, read_json
 from stepengine.models._schemas import plain_schema
@@ -168,6 +172,22 @@ def parsed_events(data: bytes) -> None:
     parser = SSEParser()
     for start in range(0, len(data), 4_096):
         parser.feed(data[start : start + 4_096])
+    _ = parser.tail
+
+
+def aws_messages(count: int, payload: bytes) -> bytes:
+    """Return messages with a header that fills half of each."""
+    header = b"\x0d:message-type\x07\x00\x05other"
+    prelude = struct.pack(">II", 16 + len(header) + len(payload), len(header))
+    body = prelude + struct.pack(">I", crc32(prelude)) + header + payload
+    return (body + struct.pack(">I", crc32(body))) * count
+
+
+def parsed_messages(data: bytes) -> None:
+    parser = AWSParser(CALL)
+    with contextlib.suppress(ModelError):
+        for start in range(0, len(data), 4_096):
+            parser.feed(data[start : start + 4_096])
     _ = parser.tail
 
 
@@ -493,6 +513,12 @@ PLACES = (
     ),
     Place("highest note", HIGHEST.fullmatch, (of("<!-- "), of("1", "<!-- highest: m")), ("tools/memory.py:HIGHEST",)),
     Place(
+        "search of tools",
+        lambda text: found({"a": ToolSpec("a", text[:4096], defer_loading=True)}, text),
+        (of("a"), of("a "), of("_"), of("a_"), of("\u0300"), of("\ufdfa")),
+        ("machine/finding.py:BETWEEN",),
+    ),
+    Place(
         "words of notes", _words, (of("a"), of("a-"), of(" "), of("\u0300"), of("\ufdfa")), ("tools/memory.py:WORD",)
     ),
     Place(
@@ -814,6 +840,18 @@ PLACES = (
             ofb("event: é\n"),
         ),
         ("models/_sse.py:*",),
+    ),
+    Place(
+        "messages of an AWS event stream",
+        parsed_messages,
+        (
+            lambda n: aws_messages(n // 40, b"{}"),
+            lambda n: aws_messages(1, b'{"message": "' + b"x" * n + b'"}'),
+            lambda n: aws_messages(n // 40, b"{}")[:-1],
+            ofb("\x00"),
+            ofb("a"),
+        ),
+        ("models/_aws_events.py:*",),
     ),
     Place(
         "JSON of a provider",
@@ -1315,6 +1353,7 @@ APART: dict[str, str] = {
     "models/google/encode.py:GENERATION": "a model's name, given by the author",
     "models/google/encode.py:LATEST": "a model's name, given by the author",
     "models/openai/encode.py:_call": "UTF-8 that was just made",
+    "models/openai/__init__.py:OpenAIProvider._searches": "patterns of a preset for a model's name",
     "models/openai_chat/__init__.py:OpenAIChatProvider._encode": "patterns of a preset for a model's name",
     "models/openai_chat/request.py:encode": "patterns of a preset for a model's name",
     "models/openai_chat/encode.py:_call": "UTF-8 that was just made",

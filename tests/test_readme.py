@@ -1,5 +1,5 @@
 """
-What README and the guide say is so: their Python runs, the commands exist, the tables name what is there.
+What README and the pages next to it say is so: their Python runs, the commands exist, the tables name what is there.
 """
 
 from __future__ import annotations
@@ -24,22 +24,31 @@ ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = [(m[1], m[2]) for m in re.finditer(r"^```(\w+)\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)]
 GUIDE = (ROOT / "docs" / "writing-an-agent.md").read_text(encoding="utf-8")
+BUNDLED = (ROOT / "docs" / "bundled.md").read_text(encoding="utf-8")
+TERMINAL = (ROOT / "docs" / "running-agents.md").read_text(encoding="utf-8")
 PYTHON = [code for kind, code in BLOCKS if kind == "python"]
 SHELL = [code for kind, code in BLOCKS if kind == "sh"]
 COMMANDS = [
-    line for kind, code in BLOCKS if kind == "console" for line in code.splitlines() if line.startswith("stepengine ")
+    line
+    for code in re.findall(r"^```console\n(.*?)^```$", TERMINAL, re.DOTALL | re.MULTILINE)
+    for line in code.splitlines()
 ]
-
+LONGEST = 200
 
 IN_GUIDE = [m[1] for m in re.finditer(r"^```python\n(.*?)^```$", GUIDE, re.DOTALL | re.MULTILINE)]
+IN_BUNDLED = [m[1] for m in re.finditer(r"^```python\n(.*?)^```$", BUNDLED, re.DOTALL | re.MULTILINE)]
 RULES = re.findall(r"^```toml\n.*?^```$", GUIDE, re.DOTALL | re.MULTILINE)
 
 
 @pytest.mark.spec("requirements:P13")
 @pytest.mark.parametrize(
     "code",
-    [*PYTHON, *IN_GUIDE],
-    ids=[f"{page} {i}" for page, blocks in (("README", PYTHON), ("guide", IN_GUIDE)) for i in range(len(blocks))],
+    [*PYTHON, *IN_GUIDE, *IN_BUNDLED],
+    ids=[
+        f"{page} {i}"
+        for page, blocks in (("README", PYTHON), ("guide", IN_GUIDE), ("bundled", IN_BUNDLED))
+        for i in range(len(blocks))
+    ],
 )
 def test_every_python_block_runs(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """
@@ -125,7 +134,7 @@ def test_every_command_is_understood(line: str, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_table_of_exit_codes_is_complete() -> None:
-    table = README.partition("| exit code | meaning |")[2].partition("\n\n")[0]
+    table = TERMINAL.partition("| exit code | meaning |")[2].partition("\n\n")[0]
     codes = [int(n) for cell in re.findall(r"^\| ([\d, ]+) \|", table, re.MULTILINE) for n in cell.split(",")]
 
     assert sorted(Exit) == sorted(codes)
@@ -145,7 +154,7 @@ def test_the_tools_that_are_named_are_the_tools_that_exist(tmp_path: Path) -> No
     from stepengine.tools import FileChangeHook, change_hook_tools
     from stepengine.tools.spawning import BUILT_IN
 
-    table = README.partition("| set | tools |")[2].partition("\n\n")[0]
+    table = BUNDLED.partition("| set | tools |")[2].partition("\n\n")[0]
     named = set(re.findall(r"`(\w+)`", table))
     hooks = change_hook_tools(tmp_path, [FileChangeHook("check", ["true"])])
     tools = {t.spec.name for t in [*uncalled_tools(tmp_path), *hooks]}
@@ -154,19 +163,59 @@ def test_the_tools_that_are_named_are_the_tools_that_exist(tmp_path: Path) -> No
 
 
 def test_the_agents_that_are_named_are_the_agents_that_are_shipped() -> None:
-    table = README.partition("| agents | what they do |")[2].partition("\n\n")[0]
+    table = BUNDLED.partition("| agents | what they do |")[2].partition("\n\n")[0]
 
     assert sorted(re.findall(r"`([a-z0-9-]+)`", table)) == sorted(a.id for a in load_agents(ROOT / "agents"))
 
 
-def test_files_that_are_linked_exist() -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", README):
-        assert (ROOT / target).exists(), target
+@pytest.mark.parametrize(
+    "page", ["README.md", "SECURITY.md", "docs/bundled.md", "docs/running-agents.md", "docs/versions.md"]
+)
+def test_files_that_are_linked_exist(page: str) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / page).read_text(encoding="utf-8")):
+        assert target.startswith("https://") or ((ROOT / page).parent / target).exists(), target
+
+
+def test_every_page_is_named_by_readme_or_by_a_page_that_it_names() -> None:
+    """
+    Generated parts of a site have an index of their own.
+    """
+    pages = {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} - {"docs/index.md"}
+    named = set(re.findall(r"\]\((docs/[^)#]+\.md)\)", README))
+    further = {f"docs/{link}" for page in named for link in re.findall(r"\]\(([\w-]+\.md)", (ROOT / page).read_text())}
+
+    assert pages <= named | further
+
+
+def test_the_extras_that_are_named_are_those_that_exist() -> None:
+    """
+    What only work on the package itself needs, and empty extras, are told elsewhere.
+    """
+    from stepengine.cli.doctor import DEVELOPMENT
+
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    versions = (ROOT / "docs" / "versions.md").read_text(encoding="utf-8")
+    named = re.findall(r"^\| `([\w-]+)`", versions.partition("| extra | what it brings |")[2], re.MULTILINE)
+
+    assert sorted(set(extras) - {*DEVELOPMENT, "anthropic", "openai", "google"}) == named
+
+
+def test_where_there_is_no_posix_the_first_name_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "win32")
+
+    with pytest.raises(ImportError, match=r"needs a POSIX system .* run it in WSL"):
+        stepengine.__getattr__("Engine")
+
+
+def test_readme_is_short() -> None:
+    assert LONGEST > len(README.splitlines())
 
 
 def test_no_block_is_missed() -> None:
     """
-    Every fence of both pages opens or closes a block that was found.
+    Every fence of these pages opens or closes a block that was found.
     """
     assert 2 * len(BLOCKS) == README.count("```")
     assert 2 * (len(IN_GUIDE) + len(RULES)) == GUIDE.count("```")
+    assert 2 * len(IN_BUNDLED) == BUNDLED.count("```")
+    assert 2 == TERMINAL.count("```")

@@ -153,7 +153,7 @@ def taught() -> Iterator[tuple[str, str]]:
     """
     for file in sorted([*ROOT.glob("examples/*.py"), *ROOT.glob("agents/*.py")]):
         yield file.name, file.read_text(encoding="utf-8")
-    for page in sorted([ROOT / "README.md", *ROOT.glob("docs/*.md")]):
+    for page in sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")]):
         for block in re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
             yield page.name, block
 

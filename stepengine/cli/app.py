@@ -24,7 +24,7 @@ from stepengine.cli.check import check
 from stepengine.cli.config import config
 from stepengine.cli.debug import debug
 from stepengine.cli.demo import demo
-from stepengine.cli.deployment import answer, cancel, collect, migrate, retry, status, submit, takeover
+from stepengine.cli.deployment import answer, cancel, collect, migrate, retry, say_to, status, submit, takeover
 from stepengine.cli.diff import diff
 from stepengine.cli.doctor import doctor
 from stepengine.cli.evaluate import evaluate
@@ -104,7 +104,7 @@ GROUPS: dict[str, dict[str, Callable[..., Exit]]] = {
     },
     "Judge": {"eval": evaluate, "impact": impact, "blame": blame, "pin": pin, "price": price},
     "Deploy": {
-        "worker": worker, "submit": submit, "status": status, "answer": answer, "cancel": cancel, "retry": retry,
+        "worker": worker, "submit": submit, "status": status, "answer": answer, "say": say_to, "cancel": cancel, "retry": retry,
         "takeover": takeover, "export": export, "import": import_, "gc": collect, "migrate": migrate,
     },
     "Keep safe": {"check": check, "seal": seal, "repair": repair, "scan": scan, "scrub": scrub, "policy": policy},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime
 from decimal import Decimal, InvalidOperation
 from functools import partial
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from stepengine.cli.console import TerminalInteractor
     from stepengine.cli.progress import Progress
     from stepengine.data.events import Event
+    from stepengine.data.hooks import Hooks
     from stepengine.engine import Engine
     from stepengine.models import Models, Provider
     from stepengine.permissions import Policy
@@ -84,6 +85,7 @@ def bench_for(
     observers: Sequence[Callable[[Event], Any]] = (),
     headless: bool | None = None,
     asks_nobody: bool = False,
+    hooks: Collection[str] | None = None,
 ) -> Bench:
     """
     Return an engine for *agent* and those that it may spawn.
@@ -97,13 +99,12 @@ def bench_for(
         observers: Who else is shown the events of runs.
         headless: Whether nobody is there to answer; by default that is the case where stdin is no terminal.
         asks_nobody: Whether the person at the terminal is not asked, who would have to answer for many runs.
+        hooks: The names of the hooks of a recorded run: of those of the command line only these are there; by default all.
 
     Raises:
         UsageProblem: when an option cannot be used, or the agent's tools need ``--write``, ``--shell`` or ``--web``.
     """
     from stepengine.cli.toolset import allowed_tools, uncalled_tools
-    from stepengine.context import require_finished_todos, summarize
-    from stepengine.data.hooks import Hooks
     from stepengine.engine import Engine
 
     if not options.cwd.is_dir():
@@ -135,7 +136,7 @@ def bench_for(
         observers=[*([progress] if progress else []), *observers],
         default_model=default,
         agent_models=_agent_models(options, agents, is_new=is_new),
-        hooks=Hooks(pre_step=[summarize()], on_stop=[require_finished_todos()]),
+        hooks=_own_hooks(hooks),
         permissions=policy_of(options),
         interactor=somebody,
         # The journal that every run has by itself is no sign that somebody will come back to answer.
@@ -143,6 +144,18 @@ def bench_for(
         workspace=options.cwd.resolve(),
     )
     return Bench(engine, progress, problem or NO_MODEL.format(agent=agent.id))
+
+
+def _own_hooks(recorded: Collection[str] | None) -> Hooks:
+    """Return the hooks of the command line; of a run that was recorded those that it had, or all."""
+    from stepengine.context import require_finished_todos, summarize
+    from stepengine.data.hooks import Hooks
+    from stepengine.journal.encoding import name_of
+
+    def had(hook: Any) -> list[Any]:
+        return [hook] if recorded is None or name_of(hook) in recorded else []
+
+    return Hooks(pre_step=had(summarize()), on_stop=had(require_finished_todos()))
 
 
 def policy_of(options: Options) -> Policy | None:
@@ -309,17 +322,40 @@ def registry_of(settings: Settings) -> Models:
 
 def _provider(prefix: str, address: str | None, variable: str | None) -> Provider:
     """Return the provider of a prefix, elsewhere or with another key; one that nothing is known of speaks Chat Completions."""
-    from stepengine.models import AnthropicProvider, GoogleProvider, OpenAIChatProvider, OpenAIProvider
+    from stepengine.models import (
+        AnthropicProvider,
+        FoundryProvider,
+        GoogleProvider,
+        OpenAIChatProvider,
+        OpenAIProvider,
+    )
     from stepengine.models.presets import PRESETS
 
+    if prefix in ("bedrock", "bedrock_mantle", "vertex"):
+        return _in_cloud(prefix, address, variable)
     given: dict[str, Any] = {"base_url": address, "key_env": variable}
     if prefix == "anthropic":
         return AnthropicProvider(**given)
     if prefix == "google":
         return GoogleProvider(**given)
+    if prefix == "foundry":
+        return FoundryProvider(**given)
     if prefix in PRESETS and PRESETS[prefix].adapter == "openai":
         return OpenAIProvider(name=prefix, **given)
     return OpenAIChatProvider(prefix, **given)
+
+
+def _in_cloud(prefix: str, address: str | None, variable: str | None) -> Provider:
+    """Return the provider of a cloud that is let in by more than a key, elsewhere or with what a variable holds."""
+    from stepengine.models import BedrockProvider, VertexProvider
+
+    key = os.environ.get(variable, "").strip() or None if variable is not None else None
+    if variable is not None and key is None:
+        msg = f"there is no key for {prefix!r}: set {variable}, which the settings name, or leave it out of them"
+        raise MissingKey(msg, kind="missing_key")
+    if prefix == "vertex":
+        return VertexProvider(base_url=address, credentials=key)
+    return BedrockProvider(key, address, name=prefix, endpoint="mantle" if prefix == "bedrock_mantle" else "runtime")
 
 
 def _default_model(models: Models | Provider, settings: Settings) -> tuple[str | None, str]:

@@ -667,7 +667,7 @@ class _Person:
 
 class TerminalInteractor:
     """
-    Somebody at a terminal, for ``Engine(interactor=...)`` and ``ask_user_tool(interactor)`` (requirements K7).
+    Somebody at a terminal, for ``Engine(interactor=...)`` and ``ask_user_tool(interactor)``.
 
     Args:
         input: What is typed; stdin by default.

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from stepengine.engine.stepping import Frame, Moment, Stepper
     from stepengine.journal import Journal
+    from stepengine.journal.history import History
     from stepengine.judging.debugger import Debugger, ForkedWalk, Walk
 
 __all__ = ("debug", "parked")
@@ -83,8 +84,8 @@ def debug(
     out, where, list, up, down, locals, print, pp, state, view, request, reply, result, hooks, cost, diff, fork, parent,
     quit.
 
-    Leaves with 0; with 1 when a command of --exec failed, with 5 when the code does something else than is recorded
-    before the place that was asked for.
+    Leaves with 0; with 1 when a command of --exec failed, which a print whose expression raises does, too; with 5 when
+    the code does something else than is recorded before the place that was asked for.
 
     Examples:
       stepengine debug --last
@@ -143,8 +144,9 @@ def _debug(options: Options, asked: _Asked, tally: Tally) -> Exit:
 
     journal = journal_at(options.journal)
     try:
-        agent = recorded_agent(journal, options)
-        bench = bench_for(options, agent, performs=False)
+        history = journal.history()
+        agent = recorded_agent(journal, options, history)
+        bench = bench_for(options, agent, performs=False, hooks=_hooks_of(history))
         with _hushed(quiet=asked.quiet_handler):
             stepper = bench.engine.stepper(journal, agent=agent)
     except ReplayDivergence:
@@ -183,6 +185,10 @@ def _debug(options: Options, asked: _Asked, tally: Tally) -> Exit:
 def _hushed(*, quiet: bool) -> Iterator[None]:
     with contextlib.redirect_stdout(io.StringIO()) if quiet else contextlib.nullcontext():
         yield
+
+
+def _hooks_of(history: History) -> Sequence[str]:
+    return () if history.head is None else history.head.hooks
 
 
 class _Refused(Exception):
@@ -244,6 +250,8 @@ class Session:
             return
         said = self._clean(f"{self._options.journal}  {' · '.join(head)}")
         say(f"{said}\n{AGAIN}")
+        if not self._asked.is_scripted and sys.stdin.isatty():
+            say("`help` lists what can be typed, `quit` leaves")
         order = self._debugger.stepper.is_in_address_order
         if order:
             say("the journal is in the order of addresses: siblings follow one another")
@@ -330,7 +338,7 @@ class Session:
             elif then == "show":
                 self._show()
             elif then is not None:
-                self._compare(*then[1:])
+                self._compare(*then[1:], known=message["known"])
 
         self._guarded(arrived)
 
@@ -666,8 +674,10 @@ class Session:
         if not rest:
             msg = "print what? An expression, such as len(seen)"
             raise _Refused(msg)
-        text = self._debugger.evaluate_in(self._frame_here(), rest, pretty=pretty)
-        self._tell(text, {"expression": rest, "text": text})
+        made = self._debugger.evaluate_in(self._frame_here(), rest, pretty=pretty)
+        if made.raised and self._asked.is_scripted:
+            self._tally.fail(Exit.FAILED)
+        self._tell(made.text, {"expression": rest, "text": made.text, "raised": made.raised})
 
     def state(self, rest: str) -> None:
         """Show the state: the record."""
@@ -740,20 +750,19 @@ class Session:
             msg = "diff compares two places: diff 3 5, diff #2 3.2#1"
             raise _Refused(msg)
         one, two = self._place(places[0]), self._place(places[1])
-        self._compare(one, two, self._debugger.position)
+        self._compare(one, two, self._debugger.position, known={})
 
-    def _compare(self, one: int, two: int, stood: int) -> None:
+    def _compare(self, one: int, two: int, stood: int, *, known: dict[str, dict[str, Any]]) -> None:
+        """Compare two positions, *known* being what was seen of them already, and go back to where this stood."""
         from stepengine.judging.debugger import difference
 
-        known: dict[int, dict[str, Any]] = {}
-        first, second = sorted((one, two))
-        self._walk_to(first, then=["diff", one, two, stood])
-        for position in (first, second):
-            self._walk_to(position)
-            known[position] = self._debugger.summary()
-        lines = difference(known[one], known[two])
+        for position in sorted((one, two)):
+            if str(position) not in known:
+                self._walk_to(position, then=["diff", one, two, stood], known=known)
+                known[str(position)] = self._debugger.summary()
+        lines = difference(known[str(one)], known[str(two)])
         self._tell("\n".join(lines) or "nothing differs", {"diff": lines})
-        self._walk_to(stood)
+        self._walk_to(stood, then=None)
 
     # --- forks --------------------------------------------------------------------------------------------------------
 
@@ -818,7 +827,9 @@ class Session:
 
         try:
             target = new_journal(into)
-            bench = bench_for(options, recorded_agent(self._debugger.journal, options), into=name_of(target))
+            history = self._debugger.stepper.history
+            agent = recorded_agent(self._debugger.journal, options, history)
+            bench = bench_for(options, agent, into=name_of(target), hooks=_hooks_of(history))
             debugger = self._debugger.with_engine(bench.engine)
             models = None if asked.live else ScriptedModel(asked.replies)
             edit = asked.edit

@@ -51,6 +51,8 @@ The last edit happened because of it: it read shop.py again, found that it did n
 LIVE = "anthropic/claude-sonnet-4-5"
 NEXT = f"""\
 What to type next:
+  stepengine init my-agent
+      a project of your own: an agent, its tests, a recorded run, CI
   stepengine agents
       what else there is to run
   stepengine run code_searcher \\

@@ -1,7 +1,7 @@
 """
 What is done to durable runs from outside.
 
-``stepengine submit``, ``status``, ``answer``, ``cancel``, ``retry``, ``takeover``, ``gc`` and ``migrate`` all need the database and nothing else: no agents, no models, no keys.
+``stepengine submit``, ``status``, ``answer``, ``say``, ``cancel``, ``retry``, ``takeover``, ``gc`` and ``migrate`` all need the database and nothing else: no agents, no models, no keys.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from stepengine.cli.exits import Exit, complain, exit_code
 from stepengine.cli.options import Json
 from stepengine.cli.render import dumps, json_of, message_of, one_line, output_of, say, visible
 from stepengine.cli.settings import UsageProblem
-from stepengine.data.state import RunResult
-from stepengine.errors import ReplayDivergence
+from stepengine.data.questions import Answer, AnswerLike
+from stepengine.data.state import RunInfo, RunResult
+from stepengine.errors import JournalError, ReplayDivergence
 
 if TYPE_CHECKING:
-    from stepengine.durable import Operator, Overview, TakenOver, Upkeep, Waiting
+    from stepengine.durable import Operator, Overview, TakenOver, TurnView, Upkeep, Waiting
 
 __all__ = (
     "App",
@@ -40,6 +41,7 @@ __all__ = (
     "migrate",
     "retry",
     "said",
+    "say_to",
     "status",
     "submit",
     "takeover",
@@ -112,6 +114,7 @@ def submit(
     run_id: Annotated[str, typer.Option("--id", help="The run's id: the same again is the same run.")] = "",
     priority: Annotated[int, typer.Option(help="1 is first, larger numbers later; 0 goes before all.", min=0)] = 0,
     release: Annotated[str, typer.Option(help="Which release runs it; default: the latest.")] = "",
+    session: Annotated[str, typer.Option(help="The conversation that it is the next turn of.", metavar="SESSION")] = "",
     wait: Annotated[bool, typer.Option("--wait", help="Wait for its end, and print the output.")] = False,
     as_json: Json = False,
     pool: Pool = "default",
@@ -122,6 +125,9 @@ def submit(
 
     A worker takes it from the database and runs it to its end, whatever dies meanwhile. Submitting the same --id again
     orders nothing twice.
+
+    With --session it is a turn: it begins when the turns before it are over, and goes on from what they left. Where its agent
+    waits for an answer in that session, it is the answer.
 
     Leaves with:
       0    it is ordered; with --wait, it completed
@@ -135,14 +141,16 @@ def submit(
     Examples:
       stepengine submit reviewer --prompt "Look at src/" --id review-17
       stepengine submit reviewer --prompt - --wait < task.txt
+      stepengine submit helper --prompt "Tomorrow?" --session ann --wait
     """
     given = _object(params)
 
     async def ordered(operator: Operator) -> Exit:
         text = sys.stdin.read() if prompt == "-" else prompt
         run = await operator.submit(
-            agent, text, id=run_id or None, params=given, priority=priority, release=release or None
-        )
+            agent, text, id=run_id or None, params=given, priority=priority, release=release or None,
+            info=RunInfo(session_id=session or None),
+        )  # fmt: skip
         if not wait:
             print(dumps({"run": run}) if as_json else run)
             return Exit.COMPLETED
@@ -189,6 +197,11 @@ def status(
     db: Db = "",
     executors: Annotated[bool, typer.Option("--executors", help="Only who has runs, and whether they live.")] = False,
     queues: Annotated[bool, typer.Option("--queues", help="Only the queues, as the database has them.")] = False,
+    rates: Annotated[
+        bool, typer.Option("--rates", help="Only what providers are asked, where workers limit that.")
+    ] = False,
+    session: Annotated[str, typer.Option(help="One session: its turns, and what was said.", metavar="SESSION")] = "",
+    sessions: Annotated[bool, typer.Option("--sessions", help="Only the sessions.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Also count rows that are not portable JSON.")] = False,
     as_json: Json = False,
     app: App = "stepengine",
@@ -207,16 +220,23 @@ def status(
       stepengine status
       stepengine status review-17
       stepengine status --executors --json
+      stepengine status --session ann:chat-1
     """
 
     async def shown(operator: Operator) -> Exit:
         if run:
             return await _one_run(operator, run, as_json=as_json)
+        if session:
+            return await _one_session(operator, session, as_json=as_json)
+        if sessions:
+            return await _sessions(operator, as_json=as_json)
         from stepengine.durable import Upkeep
 
         upkeep = Upkeep(operator)
         if queues:
             return await _queues(upkeep, as_json=as_json)
+        if rates:
+            return await _rates(upkeep, as_json=as_json)
         view = await upkeep.overview(check=check)
         if as_json:
             print(dumps(attrs.asdict(view)))
@@ -284,11 +304,56 @@ async def _one_run(operator: Operator, run: str, *, as_json: bool) -> Exit:
         return Exit.COMPLETED
     rows = [(each.id, each.state, each.agent, each.executor or "-", each.release or "-") for each in tree]
     print("\n".join(_columns("RUN STATE AGENT EXECUTOR RELEASE", rows)))
+    _show_questions(run, asked)
+    return Exit.COMPLETED
+
+
+async def _sessions(operator: Operator, *, as_json: bool) -> Exit:
+    found = await operator.sessions.all()
+    if as_json:
+        print(dumps([attrs.asdict(each) for each in found]))
+        return Exit.COMPLETED
+    rows = [(one_line(each.id, 60), str(each.turns), each.state, each.agent) for each in found]
+    print("\n".join(_columns("SESSION TURNS STATE AGENT", rows)))
+    return Exit.COMPLETED
+
+
+async def _one_session(operator: Operator, session: str, *, as_json: bool) -> Exit:
+    turns = await operator.sessions.turns(session)
+    if not turns:
+        msg = f"there is no session {session!r} in this database; `stepengine status --sessions` lists them"
+        raise JournalError(msg)
+    from stepengine.sessions import messages_to_json
+
+    kept = await operator.sessions.load(session)
+    asked = [] if kept.journal is None else await operator.waiting(kept.journal)
+    if as_json:
+        questions = [{"run": w.run, "id": q.id, "text": q.text} for w in asked for q in w.questions]
+        messages = messages_to_json(kept.messages)
+        print(dumps({"turns": [attrs.asdict(turn) for turn in turns], "questions": questions, "messages": messages}))
+        return Exit.COMPLETED
+    rows = [(str(turn.number), one_line(turn.run, 60), _shown_state(turn), turn.agent) for turn in turns]
+    print("\n".join(_columns("TURN RUN STATE AGENT", rows)))
+    for message in kept.messages:
+        if message.text:
+            print(f"{message.role}: {one_line(message.text, 400)}")
+    _show_questions(kept.journal or "", asked)
+    return Exit.COMPLETED
+
+
+def _shown_state(turn: TurnView) -> str:
+    if turn.answered is not None:
+        return f"answer to {one_line(turn.answered, 60)}"
+    return "no answer" if turn.rejected else "in line" if turn.is_in_line else turn.state
+
+
+def _show_questions(run: str, asked: Sequence[Waiting]) -> None:
     for waiting in asked:
         for question in waiting.questions:
             print(f"  ? {one_line(question.id, 60)}: {one_line(question.text, 120)}")
             print(f"    -> stepengine answer {run} {one_line(question.id, 60)} VALUE")
-    return Exit.COMPLETED
+            if question.remember is not None:
+                print(f"    --always: {one_line(str(question.remember['id']), 120)}")
 
 
 async def _queues(upkeep: Upkeep, *, as_json: bool) -> Exit:
@@ -310,6 +375,16 @@ async def _queues(upkeep: Upkeep, *, as_json: bool) -> Exit:
     return Exit.COMPLETED
 
 
+async def _rates(upkeep: Upkeep, *, as_json: bool) -> Exit:
+    found = await upkeep.rates()
+    if as_json:
+        print(dumps([attrs.asdict(rate) for rate in found]))
+        return Exit.COMPLETED
+    rows = [(each.account, *[str(n) for n in attrs.astuple(each)[1:]]) for each in found]
+    print("\n".join(_columns("ACCOUNT UNDER-WAY WAITING REQUESTS/MIN TOKENS/MIN", rows)))
+    return Exit.COMPLETED
+
+
 def answer(
     run: Run,
     question: Annotated[
@@ -321,6 +396,9 @@ def answer(
         list[str] | None,
         typer.Option("--answer", help="A question that was asked together with it.", metavar="ID=TEXT"),
     ] = None,
+    always: Annotated[
+        bool, typer.Option("--always", help="Allow such calls for the rest of the session, without asking.")
+    ] = False,
     db: Db = "",
     app: App = "stepengine",
 ) -> Exit:
@@ -332,13 +410,43 @@ def answer(
 
     Examples:
       stepengine answer review-17 q3 yes
+      stepengine answer review-17 q4 yes --always
     """
     from stepengine.cli.journals import answers_of
 
-    given = {question: value, **answers_of(also or ())}
+    agreed = Answer(text=value, remember="session") if always else value
+    if isinstance(agreed, Answer) and not agreed.agrees:
+        msg = f"--always goes with yes, not with {value!r}: what is refused is refused once"
+        raise UsageProblem(msg)
+    given: dict[str, AnswerLike] = {question: agreed, **answers_of(also or ())}
 
     async def sent(operator: Operator) -> Exit:
         await operator.answer(run, given)
+        return Exit.COMPLETED
+
+    return _operated(db, sent, app=app)
+
+
+def say_to(
+    run: Run,
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="What it is told.")],
+    *,
+    message_id: Annotated[str, typer.Option("--id", help="The message's id: the same again is the same message.")] = "",
+    db: Db = "",
+    app: App = "stepengine",
+) -> Exit:
+    """
+    Say something to a durable run while it goes on.
+
+    It becomes a user message before the run's next model call. A run that ends before is not told any more; the next turn of
+    a session is `stepengine submit --session`.
+
+    Examples:
+      stepengine say review-17 "Leave the tests out."
+    """
+
+    async def sent(operator: Operator) -> Exit:
+        await operator.say(run, text, id=message_id or None)
         return Exit.COMPLETED
 
     return _operated(db, sent, app=app)

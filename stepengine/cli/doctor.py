@@ -42,6 +42,8 @@ FAMILIES = {"sk-ant-": "anthropic", "sk-or-": "openrouter", "AIza": "google", "g
 TAKEN = ("anthropic", "attr", "attrs", "httpx2", "openai", "pydantic", "pytest", "rich", "stepengine", "typer", "yaml")
 """Modules that a file of the working folder must not be called like."""
 KEY_LONGEST = 4096
+DEVELOPMENT = ("dev", "docs", "faults", "logfire")
+"""Extras that only work on the package itself needs."""
 OTHER_VARIABLES = frozenset(
     [
         "STEPENGINE_STATE_DIR",
@@ -149,6 +151,8 @@ def _versions() -> Iterator[Finding]:
     area = "versions"
     python = ".".join(map(str, sys.version_info[:3]))
     yield Finding(area, "ok", f"Python {python}, {sys.executable}")
+    if sys.platform != "linux":
+        yield Finding(area, "note", f"the tests of stepengine run on Linux, and this is {sys.platform}")
     try:
         own = metadata.distribution("stepengine")
     except metadata.PackageNotFoundError:
@@ -172,12 +176,12 @@ def _parts(requirements: Iterable[str]) -> Iterator[Finding]:
     for name in [name for name in needed.pop("") if _version_of(name) is None]:
         repair = "python -m pip install --force-reinstall stepengine"
         yield Finding(area, "wrong", f"{name} is not installed, and stepengine needs it", repair)
-    needed.pop("dev", None)
+    for name in DEVELOPMENT:
+        needed.pop(name, None)
     here = [extra for extra, names in needed.items() if all(map(_version_of, names))]
     other = [extra for extra in needed if extra not in here]
-    yield Finding(
-        area, "ok", f"extras installed: {', '.join(here) or 'none'}; not installed: {', '.join(other) or 'none'}"
-    )
+    text = f"extras installed: {', '.join(here) or 'none'}; not installed: {', '.join(other) or 'none'}"
+    yield Finding(area, "ok", text, "python -m pip install 'stepengine[NAME]' adds one" if other else "")
     if "test" in other:
         yield Finding(area, "note", "the test kit lacks what it needs", "python -m pip install 'stepengine[test]'")
 
@@ -291,7 +295,8 @@ def _agents(settings: Settings) -> Iterator[Finding]:
                 area, "note", f"{one.source} is hidden: {one.agent.id} means {one.hidden_by}", "rename one of them"
             )
     own = [one for one in found if Path("agents").resolve() in one.source.parents]
-    yield Finding(area, "ok", f"{len(found)} agent files, {len(own)} of them in ./agents")
+    repair = "" if own else "`stepengine init my-agent` makes a project that has one"
+    yield Finding(area, "ok", f"{len(found)} agent files, {len(own)} of them in ./agents", repair)
     for folder in settings.agent_folders:
         if not folder.is_dir():
             yield Finding(area, "wrong", f"there is no folder {folder}, which the setting `agents` names")

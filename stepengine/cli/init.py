@@ -49,6 +49,8 @@ def init(
         "      its tests; no key, no network\n"
         "  stepengine show tests/journals/test_todos/test_a_run.jsonl\n"
         "      the recorded run, step by step\n"
+        "  cat README.md\n"
+        "      an agent of your own: write it, record it, replay it, break it, debug it; all without a key\n"
         "  stepengine run todos src --model anthropic/claude-haiku-4-5\n"
         "      live; needs ANTHROPIC_API_KEY, and `stepengine doctor` says whether all is there"
     )

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from stepengine.data.definition import AgentDefinition
     from stepengine.data.state import RunResult
     from stepengine.journal import Journal
+    from stepengine.journal.history import History
 
 __all__ = (
     "GoingOn",
@@ -189,9 +190,9 @@ def journal_at(text: str) -> Journal:
     return SqliteJournal(name, run or runs[0])
 
 
-def agent_of(journal: Journal, given: str, folders: Iterable[Path] = ()) -> AgentDefinition[Any]:
+def agent_of(history: History, given: str, folders: Iterable[Path] = ()) -> AgentDefinition[Any]:
     """
-    Return the agent *given* on the command line, or the one whose id stands in the journal.
+    Return the agent *given* on the command line, or the one whose id is recorded.
 
     Raises:
         DefinitionError: when it is not found.
@@ -201,22 +202,30 @@ def agent_of(journal: Journal, given: str, folders: Iterable[Path] = ()) -> Agen
 
     if given:
         return load_agent(given, folders=folders)
-    agent_id = str(journal.history().root["agent_id"])
+    agent_id = str(history.root["agent_id"])
     # The id comes out of a file that may be anybody's: it must not name a file to be run.
     if PLAIN_ID.fullmatch(agent_id) is None or Path(agent_id).exists():
-        msg = f"{journal.name} is a run of {agent_id!r}; say where that agent is with --agent PATH"
+        msg = f"{history.name} is a run of {agent_id!r}; say where that agent is with --agent PATH"
         raise DefinitionError(msg)
     try:
         return load_agent(agent_id, folders=folders)
     except DefinitionError as error:
-        msg = f"{journal.name} is a run of {agent_id!r}: {error.message}. Say where it is with --agent PATH"
+        msg = f"{history.name} is a run of {agent_id!r}: {error.message}. Say where it is with --agent PATH"
         raise DefinitionError(msg) from error
 
 
-def recorded_agent(journal: Journal, options: Options) -> AgentDefinition[Any]:
-    """Return the agent of a journal; one that was recorded with another model than its own goes without its own."""
-    agent = agent_of(journal, options.agent, options.settings.agent_folders)
-    return attrs.evolve(agent, model=None) if "model" in journal.history().root else agent
+def recorded_agent(journal: Journal, options: Options, history: History | None = None) -> AgentDefinition[Any]:
+    """
+    Return the agent of a journal; one that was recorded with another model than its own goes without its own.
+
+    Args:
+        journal: The journal.
+        options: The options.
+        history: What it says, where that was read already.
+    """
+    history = journal.history() if history is None else history
+    agent = agent_of(history, options.agent, options.settings.agent_folders)
+    return attrs.evolve(agent, model=None) if "model" in history.root else agent
 
 
 def limits_again(journal: Journal, options: Options) -> Limits | None:

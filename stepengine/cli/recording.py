@@ -285,7 +285,8 @@ def latest(*, waiting: bool = False, before: int = 0) -> Entry:
     found = [e for e in entries() if e.text("cwd") == here and (not waiting or e.status in GOES_ON)][before:]
     if not found:
         what = "that can be gone on with" if waiting else "that is recorded" if not before else "before the last one"
-        msg = f"there is no run of this folder {what}; `stepengine runs --all` lists those of all folders"
+        how = "" if before or waiting else "; `stepengine run AGENT` records one"
+        msg = f"there is no run of this folder {what}{how}; `stepengine runs --all` lists those of all folders"
         raise UsageProblem(msg)
     return found[0]
 

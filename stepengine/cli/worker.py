@@ -7,7 +7,7 @@ import contextlib
 import importlib
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from stepengine.durable import DurableEngine
 
 __all__ = ("Offered", "offered_by", "worker")
+
+MOST_DIGITS = 12
 
 
 def worker(
@@ -48,6 +50,22 @@ def worker(
     concurrency: Annotated[
         int, typer.Option(help="Runs that it holds at once, those that wait included.", min=1)
     ] = 500,
+    global_concurrency: Annotated[
+        int | None, typer.Option(help="Roots that all workers of the pool hold at once.", min=1, metavar="N")
+    ] = None,
+    starts_per_minute: Annotated[
+        int | None, typer.Option(help="Roots that all workers of the pool begin in a minute.", min=1, metavar="N")
+    ] = None,
+    requests_per_minute: Annotated[
+        list[str] | None, typer.Option(help="Requests to a provider, of all workers together.", metavar="PROVIDER=N")
+    ] = None,
+    tokens_per_minute: Annotated[
+        list[str] | None, typer.Option(help="Tokens of a provider, of all workers together.", metavar="PROVIDER=N")
+    ] = None,
+    max_concurrency: Annotated[
+        list[str] | None,
+        typer.Option(help="Requests to a provider that are under way, of all workers.", metavar="PROVIDER=N"),
+    ] = None,
     effects: Annotated[int, typer.Option(help="Effects that it performs at once.", min=1)] = 32,
     depth: Annotated[int, typer.Option(help="How deep trees of runs may be.", min=1)] = 4,
     drain: Annotated[
@@ -63,6 +81,9 @@ def worker(
 
     MODULE names the agents by `agents = [...]` or `agent = ...`, and beside them, where they are needed, `tools = [...]`,
     `models = ...`, and `options = {...}` with further options of Engine. A folder is read as ./agents is.
+
+    Limits of a provider hold for all workers that use the same key; give them to each worker. They can stand in `options`
+    as rate_limits, too; what is given here takes their place.
 
     SIGTERM and Ctrl-C stop it: no new run is taken, effects under way get --drain seconds, and what waits is gone on with
     by the next worker under the same --executor, or by `stepengine takeover`. Needs: pip install 'stepengine[durable]'
@@ -83,9 +104,16 @@ def worker(
         raise UsageProblem(msg)
     setting: dict[str, Any] = {
         "pool": pool, "app": app, "executor": executor or None, "release": release or None,
-        "concurrency": concurrency, "effects": effects, "depth": depth, "migrate": not no_migrate,
+        "concurrency": concurrency, "global_concurrency": global_concurrency, "starts_per_minute": starts_per_minute,
+        "effects": effects, "depth": depth, "migrate": not no_migrate,
         "allow_async_commit": allow_async_commit,
     }  # fmt: skip
+
+    limits = {
+        "requests_per_minute": requests_per_minute or (), "tokens_per_minute": tokens_per_minute or (),
+        "max_concurrency": max_concurrency or (),
+    }  # fmt: skip
+    offered.options.update(_limited(offered.options.get("rate_limits"), limits))
 
     async def worked() -> Exit:
         async with _database(embedded_db, db) as url:
@@ -96,6 +124,32 @@ def worker(
         return Exit.COMPLETED
 
     return said(worked())
+
+
+def _limited(known: Any, typed: Mapping[str, Iterable[str]]) -> dict[str, Any]:
+    """
+    Return the limits of a module with those that were typed, as an option of ``Engine``; nothing when none was.
+
+    Raises:
+        UsageProblem: when one is none, or the module has one limit for all providers.
+    """
+    given: dict[str, dict[str, int]] = {}
+    for limit, texts in typed.items():
+        for text in texts:
+            name, _, number = text.partition("=")
+            if not name or not number.isdecimal() or len(number) > MOST_DIGITS or int(number) < 1:
+                msg = f"--{limit.replace('_', '-')} {text!r} is no limit of a provider; anthropic=50 would be fine"
+                raise UsageProblem(msg)
+            given.setdefault(name, {})[limit] = int(number)
+    if not given:
+        return {}
+    from stepengine.runtime import RateLimit
+
+    if isinstance(known, RateLimit):
+        msg = "rate_limits of the module is one limit for every provider; a dict from providers to limits can be changed here"
+        raise UsageProblem(msg)
+    own: dict[str, RateLimit] = dict(known or {})
+    return {"rate_limits": own | {name: attrs.evolve(own.get(name, RateLimit()), **new) for name, new in given.items()}}
 
 
 @contextlib.asynccontextmanager
@@ -167,6 +221,9 @@ def offered_by(module: str) -> Offered:
             msg = f"{module} holds no agent files"
             raise UsageProblem(msg)
         return Offered(found)
+    if not path.exists() and (path.suffix == ".py" or "/" in module):
+        msg = f"there is no {module}; a Python file, a folder of agent files, or a module that can be imported would be fine"
+        raise UsageProblem(msg)
     loaded = _loaded(module, path)
     one, several = getattr(loaded, "agent", None), getattr(loaded, "agents", None)
     agents = tuple(several) if isinstance(several, list | tuple) else () if one is None else (one,)

@@ -71,7 +71,7 @@ def read_output(ctx: ToolContext, reference_id: str, offset: int = 0, limit: int
 @attrs.frozen
 class output_cache:  # noqa: N801 - a policy is called by its name, as a hook is
     """
-    A ``pre_step`` hook that trims old tool outputs, and the tool that reads them (requirements I13, I14).
+    A ``pre_step`` hook that trims old tool outputs, and the tool that reads them.
 
     ``cache = output_cache()``, then ``AgentDefinition(..., tools=[..., cache.read_output], hooks=Hooks(pre_step=[cache]))``.
     Outputs that the model has not seen yet are never trimmed; the oldest go first. Changes the view only.

@@ -14,7 +14,7 @@ __all__ = ("raise_on_overflow",)
 @attrs.frozen
 class raise_on_overflow:  # noqa: N801 - a policy is called by its name, as a hook is
     """
-    A ``pre_step`` hook that fails the run with ``ContextOverflow`` when its prompt is too large (requirements I7).
+    A ``pre_step`` hook that fails the run with ``ContextOverflow`` when its prompt is too large.
 
     The model is not called, and the error says how many tokens there are and how many may be. Changes neither the view
     nor the record.

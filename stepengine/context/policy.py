@@ -74,7 +74,7 @@ class ContextLimits:
             state: The state of the run.
             max_tokens: What a prompt may have; ``None``: 0.8 of *context_window* when it is known, else 100,000.
             context_window: The model's context length in tokens, when known.
-            size: How many tokens the prompt has by what the provider reported, when known (requirements X45).
+            size: How many tokens the prompt has by what the provider reported, when known.
             step_prompt: The agent's step prompt, which is in no state.
         """
         estimated = state.context_tokens
@@ -167,7 +167,7 @@ SHARE = option(lambda value: value is not None and 0 <= value < 1, "a share from
 @attrs.frozen
 class ContextPolicy(ABC):
     """
-    A ``pre_step`` hook that shortens a history which has become too large (requirements I2).
+    A ``pre_step`` hook that shortens a history which has become too large.
 
     It is called before every model call; what it decides follows from recorded values alone, so a replay decides the same.
     While there is nothing to do its cost does not depend on the length of the history, and it changes nothing.

@@ -41,7 +41,7 @@ def project_context(
     user: bool = True,
 ) -> Callable[[HookContext], Generator[Any, Any, Change | None]]:
     """
-    Return a ``pre_run`` hook that tells an agent about the project it works in (requirements X60).
+    Return a ``pre_run`` hook that tells an agent about the project it works in.
 
     ``Hooks(pre_run=[project_context()])``; skills are listed for agents that have the tool of ``skill_tool()``.
 

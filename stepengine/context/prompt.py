@@ -24,15 +24,15 @@ def _variables(value: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> tuple[tu
 @attrs.frozen(kw_only=True)
 class Environment:
     """
-    Where the agent works, as an ``<env>`` block; what is ``None`` leaves out its line (requirements I19).
+    Where the agent works, as an ``<env>`` block; what is ``None`` leaves out its line.
 
     Nothing is looked up: a prompt that depends on the machine could not be replayed on another one.
 
     Attributes:
         working_directory: The folder.
         platform: The operating system.
-        date: ``True`` for the day (UTC) on which the run began, by its recorded time, so that a replay sends the same bytes
-            (requirements I22); or a date or text of your own.
+        date: ``True`` for the day (UTC) on which the run began, by its recorded time, so that a replay sends the same
+            bytes; or a date or text of your own.
         custom_vars: More lines ``name: value``, in their order.
     """
 
@@ -70,10 +70,10 @@ def _texts(value: str | Iterable[str]) -> tuple[str, ...]:
 @attrs.frozen
 class SystemPrompt:
     """
-    A system prompt from parts, for ``AgentDefinition(system_prompt=...)`` (requirements I18).
+    A system prompt from parts, for ``AgentDefinition(system_prompt=...)``.
 
     The parts come in the order of the arguments; an empty one leaves no trace, and *base* alone is passed on unchanged.
-    Tools have no part: their descriptions go to the provider's own field (requirements I21). The prompt is made once per
+    Tools have no part: their descriptions go to the provider's own field. The prompt is made once per
     run, so nothing in it changes from call to call; what does belongs in ``reminders()`` or ``inject_context()``.
 
     Attributes:
@@ -84,7 +84,7 @@ class SystemPrompt:
         tone: How it speaks.
         tool_policy: When to use which tool.
         environment: Where it works.
-        reminders: Each in ``<system-reminder>`` tags (requirements I20).
+        reminders: Each in ``<system-reminder>`` tags.
     """
 
     base: str = ""

@@ -474,7 +474,7 @@ def _ids(value: Iterable[str]) -> frozenset[str]:
 @attrs.frozen
 class prune_to_summary(ContextPolicy):  # noqa: N801 - a policy is called by its name, as a hook is
     """
-    A ``pre_step`` hook that turns older turns into a summary without a model call (generator-contract section 4).
+    A ``pre_step`` hook that turns older turns into a summary without a model call.
 
     Messages of the user stay almost as they are, replies become notes, and of tool calls one line stays that says what was
     done to what; of their results only what still matters: errors, exit codes, answers, edits, outputs of agents. The
@@ -537,7 +537,7 @@ class prune_to_summary(ContextPolicy):  # noqa: N801 - a policy is called by its
     def reason(
         self, transcript: Transcript, limits: ContextLimits, now: datetime, last_request: datetime | None
     ) -> str | None:
-        """Return why the history is to be pruned: ``context_limit``, ``cache_expiry``, both, or ``None`` (P3-P6)."""
+        """Return why the history is to be pruned: ``context_limit``, ``cache_expiry``, both, or ``None``."""
         margin = min(MARGIN_TOKENS, limits.max_tokens // MARGIN_DIVISOR)
         is_large = limits.size(transcript) + margin > limits.max_tokens
         is_cold = self._is_cold(transcript, limits, now, last_request)

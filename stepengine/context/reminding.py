@@ -22,7 +22,7 @@ Hook: TypeAlias = Callable[[HookContext], Change | None]
 
 def inject_context(*parts: UserPart | Said) -> Hook:
     """
-    Return a hook that puts content into every request without it piling up in the history (requirements H13).
+    Return a hook that puts content into every request without it piling up in the history.
 
     ``Hooks(pre_step=[inject_context("The user is in Oslo.", lambda ctx: ctx.state.context.get("note"))])``
 
@@ -43,7 +43,7 @@ def inject_context(*parts: UserPart | Said) -> Hook:
 
 def reminders(*texts: Said) -> Hook:
     """
-    Return a hook that ends every request with ``<system-reminder>`` blocks (requirements I20).
+    Return a hook that ends every request with ``<system-reminder>`` blocks.
 
     For ``pre_step``, where functions are asked before each request, or for ``pre_run``, where they are asked once. Changes
     neither the view nor the record.

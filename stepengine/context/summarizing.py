@@ -73,7 +73,7 @@ WINDOW_SHARE = option(lambda value: value is not None and 0 < value <= 1, "a sha
 @attrs.frozen
 class summarize:  # noqa: N801 - a policy is called by its name, as a hook is
     """
-    A ``pre_step`` hook that replaces older history by a summary which the model writes (requirements I6, I8, X28).
+    A ``pre_step`` hook that replaces older history by a summary which the model writes.
 
     Afterwards the history is one summary message and what must follow it: user messages that were not answered yet, the
     instructions of the current turn, and *keep_last* messages. The request for the summary is larger than *max_tokens*, by
@@ -189,7 +189,7 @@ class summarize:  # noqa: N801 - a policy is called by its name, as a hook is
 
 def compact(state: AgentState, policy: summarize | None = None) -> Generator[Yieldable, StepResult, AgentState]:
     """
-    Summarise now, from a handler (requirements I8).
+    Summarise now, from a handler.
 
     ``state = yield from compact(turn.agent_state)`` replaces the record; returns the state afterwards, *state* itself when there was nothing to summarise.
 

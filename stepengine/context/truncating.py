@@ -33,7 +33,7 @@ def _is_gap(message: Message) -> bool:
 @attrs.frozen
 class truncate(ContextPolicy):  # noqa: N801 - a policy is called by its name, as a hook is
     """
-    A ``pre_step`` hook that leaves out whole oldest messages when a prompt is too large (requirements I5).
+    A ``pre_step`` hook that leaves out whole oldest messages when a prompt is too large.
 
     A call and its result go together. The first and the latest user message, the current prompt and the instructions stay,
     and so does the newest exchange as long as the prompt fits with it. A note stands where something was left out.

@@ -16,7 +16,7 @@ UNFINISHED = "UNFINISHED_TODOS"
 
 def require_finished_todos(max_reminders: int = 1) -> Callable[[HookContext], UserMessage | None]:
     """
-    Return an ``on_stop`` hook that names open todos once and lets the model go on (requirements F20).
+    Return an ``on_stop`` hook that names open todos once and lets the model go on.
 
     Todos are what ``write_todos`` keeps in ``AgentState.context["todos"]``. The message is added to view and record.
 

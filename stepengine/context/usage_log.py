@@ -15,7 +15,7 @@ __all__ = ("usage_logger",)
 
 def usage_logger(logger: Logger | LoggerAdapter[Any] | None = None) -> Callable[[HookContext, Any], None]:
     """
-    Return a ``post_run`` hook that logs session id, input and output tokens after each run (requirements H14).
+    Return a ``post_run`` hook that logs session id, input and output tokens after each run.
 
     The tokens are those of the run and its children; input counts what came from the provider's cache, output counts
     thinking. Changes neither the view nor the record.

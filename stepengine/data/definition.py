@@ -63,7 +63,7 @@ PROMPT = Fine(
 @attrs.frozen(kw_only=True)
 class InputSchema:
     """
-    What an agent expects (requirements A13).
+    What an agent expects.
 
     Attributes:
         prompt: A description of the prompt for spawning agents; ``None`` says nothing about it.
@@ -108,7 +108,7 @@ def check_handler(agent_id: str, handler: Any) -> None:
 @attrs.frozen(init=False)
 class AgentDefinition(Generic[Out]):
     """
-    The frozen description of an agent (requirements A1).
+    The frozen description of an agent.
 
     Attributes:
         id: Lower-case letters, digits and hyphens, unique in an engine.
@@ -117,7 +117,7 @@ class AgentDefinition(Generic[Out]):
         description: What other agents are shown.
         tools: Tool names, ``Tool`` objects, and sources such as ``mcp_tools(...)``, of which it has all tools.
         spawnable_agents: Ids or definitions of agents that it may spawn.
-        system_prompt: Sent as it is; the engine adds nothing (requirements A8).
+        system_prompt: Sent as it is; the engine adds nothing.
         instructions_prompt: Inserted once per run after the user's input.
         step_prompt: Sent at the end of every request, never stored.
         include_message_history: Whether a spawned child starts with its parent's conversation.

@@ -59,8 +59,8 @@ def tokens_since(view: Transcript, sent: Transcript, reported: int) -> int | Non
 
 
 def tool_tokens(tools: Iterable[ToolSpec]) -> int:
-    """Return the estimated size of tool definitions in tokens; each definition is measured once."""
-    return sum([-(-tool.chars // 4) for tool in tools])
+    """Return the estimated size of tool definitions in tokens, without those that a model searches for; each is measured once."""
+    return sum([-(-tool.chars // 4) for tool in tools if not tool.defer_loading])
 
 
 class Measured(NamedTuple):

@@ -172,7 +172,7 @@ class ModelRetry(Event):
 
 @attrs.frozen(kw_only=True)
 class RateLimited(Event):
-    """A model call waits for its turn, *wait* seconds at most if that is known; *limit* says why (requirements N15)."""
+    """A model call waits for its turn, *wait* seconds at most if that is known; *limit* says why."""
 
     model: str
     provider: str
@@ -182,7 +182,7 @@ class RateLimited(Event):
 
 @attrs.frozen(kw_only=True)
 class Repeat(Event):
-    """The model made the same tool call *count* times in a row and got the same result each time (reliability MP65)."""
+    """The model made the same tool call *count* times in a row and got the same result each time."""
 
     tool_name: str
     tool_call_id: str = ""
@@ -260,7 +260,7 @@ class ToolFinished(Event):
 
 @attrs.frozen(kw_only=True)
 class ToolProgress(Event):
-    """A tool says how far it is; *percent* is 0 to 100 (requirements E10)."""
+    """A tool says how far it is; *percent* is 0 to 100."""
 
     message: str
     percent: float | None = None
@@ -407,7 +407,7 @@ class LogLine(Event):
 
 @attrs.frozen(kw_only=True)
 class HookFailed(Event):
-    """A hook raised; post-hooks are dropped, pre-hooks end the run (requirements X2)."""
+    """A hook raised; post-hooks are dropped, pre-hooks end the run."""
 
     point: str
     hook: str
@@ -417,7 +417,7 @@ class HookFailed(Event):
 @attrs.frozen(kw_only=True)
 class Compacted(Event):
     """
-    What the model sees became smaller: a context policy, or a handler, cut, masked or summarised it (requirements I11).
+    What the model sees became smaller: a context policy, or a handler, cut, masked or summarised it.
 
     Attributes:
         by: The hook, or ``"set_messages"``.
@@ -454,7 +454,7 @@ class Warned(Event):
 @attrs.frozen(kw_only=True)
 class EventsDropped(Event):
     """
-    A subscriber does not get all events that it asked for (requirements N7, X57). It has no place in the stream and no ``id``.
+    A subscriber does not get all events that it asked for. It has no place in the stream and no ``id``.
 
     Attributes:
         count: How many of this epoch are missing.
@@ -476,6 +476,6 @@ class RunFailed(Event):
 
 @attrs.frozen(kw_only=True)
 class RunFinished(Event):
-    """The last event of a root run, exactly once (requirements N10)."""
+    """The last event of a root run, exactly once."""
 
     result: RunResult[Any] = attrs.field(repr=False)

@@ -99,7 +99,7 @@ class StepContext(Generic[Params]):
         return self._created + timedelta(milliseconds=self._elapsed())
 
     def notify(self, message: str, data: Any = None) -> None:
-        """Send *message* and JSON *data* to whoever watches the run, without touching the history (requirements C20)."""
+        """Send *message* and JSON *data* to whoever watches the run, without touching the history."""
         self._notify(message, data)
 
 
@@ -114,7 +114,6 @@ CHANGE_POINTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "values": CHANGERS,
         "tail": ("pre_run", "pre_step"),
         "tools": ("pre_run",),
-        "unlisted": ("pre_run",),
         "input": ("pre_tool",),
         "result": ("post_tool",),
     }
@@ -133,7 +132,7 @@ def _object(value: Any) -> Any:
 @attrs.frozen(kw_only=True)
 class Change:
     """
-    What a hook or a tool wants changed; every field that is ``None`` stays as it is (design 5, requirements X5).
+    What a hook or a tool wants changed; every field that is ``None`` stays as it is.
 
     A field that cannot be used where it is returned is refused as an error of the hook or tool; the rest of such a change is
     not made either.
@@ -148,7 +147,6 @@ class Change:
             (``pre_run``). The prefix that a provider has cached stays as it is.
         tools: Tools that the run has beside those of its agent (``pre_run``); what they depend on comes from a recorded
             ``Perform``, so that a replay has the same.
-        unlisted: Tools that the run knows, and its model is not shown (``pre_run``).
         input: A new input of the call (``pre_tool``); it is validated again.
         result: A new result of the call (``post_tool``).
     """
@@ -160,7 +158,6 @@ class Change:
     values: Mapping[str, Any] | None = attrs.field(default=None, metadata={"stored": False})
     tail: tuple[Message, ...] = attrs.field(default=(), converter=tuple_of)
     tools: tuple[ToolLike, ...] = attrs.field(default=(), converter=tuple_of, metadata={"stored": False})
-    unlisted: tuple[ToolLike, ...] = attrs.field(default=(), converter=tuple_of, metadata={"stored": False})
     input: JsonDict | None = attrs.field(default=None, converter=_object)
     result: ToolResult | None = None
 
@@ -176,7 +173,7 @@ class Change:
 @attrs.frozen(kw_only=True)
 class HookContext:
     """
-    What every hook gets first (requirements H4, H5).
+    What every hook gets first.
 
     Attributes:
         state: The state at this moment; during a step it is the state before the step.
@@ -192,7 +189,7 @@ class HookContext:
         added: ``post_run`` only: the messages that this run added.
         context_window: The model's context length in tokens, when known; looked up for agents with ``pre_step`` hooks.
         overflow: ``pre_step`` only: what the provider said when it refused this step's request as too long. The hooks are
-            then called once more, and the call is repeated when one of them changed what the model sees (requirements I17).
+            then called once more, and the call is repeated when one of them changed what the model sees.
         refused_tokens: With *overflow*: how large the refused prompt is by estimate, whatever earlier hooks made of it since.
     """
 
@@ -215,7 +212,7 @@ class HookContext:
     @property
     def context_tokens(self) -> int:
         """
-        How large the next prompt is in tokens (requirements X45).
+        How large the next prompt is in tokens.
 
         What the provider last reported plus the estimate of what came after; where nothing was reported, or the prompt
         was rewritten since, all of it is estimated.
@@ -252,7 +249,7 @@ def _hooks(value: Any) -> tuple[Callable[..., Any], ...]:
 @attrs.frozen(kw_only=True)
 class Hooks:
     """
-    Author code that the machine calls at fixed points, in list order (requirements H1, H2).
+    Author code that the machine calls at fixed points, in list order.
 
     A hook is a plain function that returns a ``Change``, a ``Decision`` or ``None``, or a generator function that yields
     ``Perform``, ``Complete`` or ``ToolCall`` and returns one of these. ``async def`` hooks are refused. A point takes one

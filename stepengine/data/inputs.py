@@ -54,3 +54,4 @@ class Shutdown:
 
 
 RunInput: TypeAlias = UserInput | ToolResultInput | AnswerInput | Interrupt | Shutdown
+"""What ``RunHandle.send`` takes while a run goes on."""

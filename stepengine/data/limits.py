@@ -20,7 +20,7 @@ COUNTED = fine(or_none(COUNT))
 @attrs.frozen(kw_only=True, cache_hash=True)
 class Limits:
     """
-    What a run may spend (design 9, requirements X7).
+    What a run may spend.
 
     ``AgentCall`` and ``Parallel`` of a handler are bound by the limits on children only when somebody set these. Those
     that cannot hold all that it asks for at once are raised at its ``yield`` as ``LimitExceeded``, an ordinary exception,
@@ -33,7 +33,7 @@ class Limits:
         max_tokens: Tokens of the run and its children.
         max_cost_usd: US dollars of the run and its children.
         allow_unpriced: Whether models whose price is unknown may be used although there is a ``max_cost_usd``, and then count
-            as free; by default they are refused (reliability MP63).
+            as free; by default they are refused.
         max_seconds: Wall time of the run and its children. Synchronous code in the event loop is not interrupted; the run
             ends as soon as it returns.
         max_depth: Levels of children; default 5.
@@ -43,7 +43,7 @@ class Limits:
         max_concurrent_tools: Tool calls of a run that run at once; by default all that one reply, or one ``Parallel``, asks
             for.
         max_identical_calls: How often in a row the model may make the same tool call and get the same result; off by
-            default, because polling is legal (reliability MP65).
+            default, because polling is legal.
         max_denials: Tool calls of a run that rules, hooks or people may deny; with the last of them the run ends. After three
             denials of one tool in a row the model is told to stop calling it; default 10.
         on_max_steps: At the step limit ``"final_answer"`` (default) asks the model once more without tools, ``"stop"``

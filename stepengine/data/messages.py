@@ -40,6 +40,7 @@ __all__ = (
     "ToolCallLog",
     "ToolCallPart",
     "ToolMessage",
+    "ToolReferencePart",
     "ToolResult",
     "UserMessage",
     "UserPart",
@@ -72,7 +73,7 @@ def _text_or_none(value: str | None) -> str | None:
 
 @attrs.frozen(weakref_slot=False)
 class TextPart:
-    """Plain text."""
+    """Plain text; *provider_data* is what goes back to the provider that said it, unchanged."""
 
     text: str = attrs.field(converter=text_of)
     provider_data: JsonDict | None = attrs.field(default=None, converter=_object_or_none, kw_only=True)
@@ -83,7 +84,13 @@ quick_text = maker_of(TextPart)
 
 @attrs.frozen
 class ThinkingPart:
-    """What a model thought before it answered. *text* may be empty when the provider hides it (requirements B12)."""
+    """
+    What a model thought before it answered.
+
+    Attributes:
+        text: Its words; may be empty when the provider hides them.
+        provider_data: What its provider has to be sent back with it, such as a signature.
+    """
 
     text: str = attrs.field(converter=text_of)
     provider_data: JsonDict | None = attrs.field(default=None, converter=_object_or_none, kw_only=True)
@@ -100,7 +107,7 @@ class RefusalPart:
 @attrs.frozen(weakref_slot=False)
 class ToolCallPart:
     """
-    A tool call inside an assistant message (requirements B13).
+    A tool call inside an assistant message.
 
     Attributes:
         tool_call_id: ``c<n>`` inside a run; empty in a reply that the machine has not numbered yet.
@@ -109,7 +116,7 @@ class ToolCallPart:
         raw_input: The arguments' text as received, kept only when it could not be read or was cut off.
         input_error: Why *raw_input* could not be read; ``None`` when *input* is good.
         provider_data: With ``"id"``, the provider's own id of the call. A part without data of the target provider is
-            *foreign* there (design 6).
+            *foreign* there.
     """
 
     tool_call_id: str
@@ -139,7 +146,7 @@ def _check_source(part: ImagePart | DocumentPart) -> None:
 @attrs.frozen
 class ImagePart:
     """
-    An image, by *url*, as bytes in *data*, or by *file_id* (requirements B14).
+    An image, by *url*, as bytes in *data*, or by *file_id*.
 
     Attributes:
         url: Where the provider finds it.
@@ -147,6 +154,7 @@ class ImagePart:
         mime_type: Its type.
         file_id: The id of an uploaded file; it means something to the *provider* that holds the file and to no other.
         provider: The name of that provider, such as ``"anthropic"``; ``""`` for what is not uploaded.
+        provider_data: What goes back with it to the provider that it came from, unchanged.
     """
 
     url: str | None = attrs.field(default=None, converter=_text_or_none)
@@ -163,7 +171,7 @@ class ImagePart:
 @attrs.frozen
 class DocumentPart:
     """
-    Any file but an image: a document, sound or video, by *url*, as bytes in *data*, or by *file_id* (requirements B14).
+    Any file but an image: a document, sound or video, by *url*, as bytes in *data*, or by *file_id*.
 
     Attributes:
         url: Where the provider finds it.
@@ -172,6 +180,7 @@ class DocumentPart:
         name: A file name to show.
         file_id: As with ``ImagePart``.
         provider: As with ``ImagePart``.
+        provider_data: As with ``ImagePart``.
     """
 
     url: str | None = attrs.field(default=None, converter=_text_or_none)
@@ -194,6 +203,22 @@ class JsonPart:
 
 
 quick_json = maker_of(JsonPart)
+
+
+@attrs.frozen
+class ToolReferencePart:
+    """
+    A word in a tool result that the model may call a tool with ``defer_loading`` from now on, by its name.
+
+    The definition is sent where the wire wants it: in the place of this part, behind the result, or among the tools.
+    """
+
+    tool_name: str = attrs.field(converter=text_of)
+
+    @property
+    def text(self) -> str:
+        """The same in words."""
+        return f"The tool {self.tool_name} can be called from now on."
 
 
 @attrs.frozen
@@ -240,14 +265,14 @@ UserPart: TypeAlias = TextPart | ImagePart | DocumentPart
 AssistantPart: TypeAlias = (
     TextPart | ThinkingPart | ToolCallPart | RefusalPart | ImagePart | DocumentPart | OpaquePart | CitationPart
 )
-ResultPart: TypeAlias = TextPart | JsonPart | ImagePart | DocumentPart
+ResultPart: TypeAlias = TextPart | JsonPart | ImagePart | DocumentPart | ToolReferencePart
 Part: TypeAlias = UserPart | AssistantPart | ResultPart
 
 
 _MEDIA = frozenset((TextPart, ImagePart, DocumentPart))
 _USER: frozenset[type] = _MEDIA
 _ASSISTANT: frozenset[type] = _MEDIA | {ThinkingPart, ToolCallPart, RefusalPart, OpaquePart, CitationPart}
-_RESULT: frozenset[type] = _MEDIA | {JsonPart}
+_RESULT: frozenset[type] = _MEDIA | {JsonPart, ToolReferencePart}
 
 
 def user_parts(content: str | UserPart | Sequence[str | UserPart]) -> tuple[UserPart, ...]:
@@ -302,7 +327,7 @@ def tuple_of(value: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def joined_text(parts: tuple[Any, ...]) -> str:
-    """Return the text and refusal parts of *parts* joined, JSON parts as compact JSON."""
+    """Return the text and refusal parts of *parts* joined, JSON parts as compact JSON, references to tools as lines."""
     if len(parts) == 1 and type(parts[0]) is TextPart:
         return parts[0].text
     texts = []
@@ -312,6 +337,8 @@ def joined_text(parts: tuple[Any, ...]) -> str:
             texts.append(part.text)
         elif kind is JsonPart:
             texts.append(compact(part.value))
+        elif kind is ToolReferencePart:
+            texts.append(f"{part.text}\n")
     return "".join(texts)
 
 
@@ -350,7 +377,7 @@ class SideEffect:
 @attrs.frozen(weakref_slot=False)
 class ToolResult:
     """
-    The result of one tool call (requirements B15, generator-contract G24).
+    The result of one tool call.
 
     Make one with ``ToolResult.text("...")``, ``.json(value)``, ``.error("...")`` or ``.parts([...])``.
 
@@ -360,7 +387,7 @@ class ToolResult:
             ``"cancelled"``. Everything but ``"ok"`` and ``"pending"`` is an error.
         tool_name: The tool that was called; set by the machine.
         tool_call_id: The call that this answers; set by the machine.
-        credits_used: Credits that the tool reports, never money (requirements X20).
+        credits_used: Credits that the tool reports, never money.
         side_effects: What it did to the world.
         change: What the tool wants changed in its run, such as ``Change(context={...})``; made once, when the call has
             run, so that the next call and every hook see it.
@@ -393,7 +420,7 @@ class ToolResult:
 
     @classmethod
     def pending(cls, question_id: str, **fields: Any) -> ToolResult:
-        """Return the result that stands in for an answer which has not come yet (requirements K6)."""
+        """Return the result that stands in for an answer which has not come yet."""
         text = f"Pending: waiting for the answer to question {question_id}."
         return cls((TextPart(text),), **{"status": "pending", **fields})
 
@@ -469,7 +496,7 @@ def _memo_slot() -> Any:
 @attrs.frozen(weakref_slot=False)
 class UserMessage:
     """
-    What a person, or the engine on a person's behalf, says to the model (requirements B11).
+    What a person, or the engine on a person's behalf, says to the model.
 
     Attributes:
         content: The parts; a string is one text part.
@@ -495,7 +522,7 @@ quick_user = maker_of(UserMessage)
 @attrs.frozen(weakref_slot=False)
 class AssistantMessage:
     """
-    One reply of a model, its parts in the order received (requirements B12).
+    One reply of a model, its parts in the order received.
 
     Attributes:
         content: The parts; a string is one text part.
@@ -536,7 +563,7 @@ quick_assistant = maker_of(AssistantMessage)
 @attrs.frozen(weakref_slot=False)
 class ToolMessage:
     """
-    The result of one tool call, as the history holds it (requirements B13).
+    The result of one tool call, as the history holds it.
 
     Attributes:
         tool_call_id: The call that this answers.

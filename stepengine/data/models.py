@@ -49,7 +49,7 @@ __all__ = (
 
 
 class StopReason(StrEnum):
-    """Why a model stopped; provider values map onto this closed set (requirements D25)."""
+    """Why a model stopped; provider values map onto this closed set."""
 
     END_TURN = "end_turn"
     TOOL_USE = "tool_use"
@@ -75,7 +75,7 @@ def _effort(self: Any) -> str | None:
 @attrs.frozen(init=False, repr=False)
 class Thinking:
     """
-    Whether and how much a model thinks before it answers; ``Thinking()`` leaves the amount to the provider (requirements A16).
+    Whether and how much a model thinks before it answers; ``Thinking()`` leaves the amount to the provider.
 
     A provider that takes a number of tokens is sent *tokens*, one that takes words is sent *effort*; where only the other one
     is given, it is translated. Without ``ModelSettings.thinking`` nothing is sent at all.
@@ -201,7 +201,7 @@ SERVER_TOOLS = Fine(
 @attrs.frozen(kw_only=True)
 class ModelSettings:
     """
-    How a model is asked; ``None`` leaves the provider's default (requirements A15).
+    How a model is asked; ``None`` leaves the provider's default.
 
     Attributes:
         temperature: Sampling temperature.
@@ -274,7 +274,7 @@ class ModelSettings:
 @attrs.frozen(weakref_slot=False)
 class ModelRequest:
     """
-    One request to a model (requirements G2).
+    One request to a model.
 
     Attributes:
         model: Model string, ``provider/model``.
@@ -283,7 +283,7 @@ class ModelRequest:
         tools: The tools it may call.
         tool_choice: As in ``ModelSettings``; ``None`` for the provider's default.
         settings: How it is asked.
-        tail: Step-scoped messages after the history, in neither record nor view (design 5).
+        tail: Step-scoped messages after the history, in neither record nor view.
     """
 
     model: str
@@ -314,7 +314,7 @@ def _as_stop_reason(value: str) -> StopReason:
 @attrs.frozen(weakref_slot=False)
 class ModelReply:
     """
-    One completed reply (requirements G3).
+    One completed reply.
 
     Attributes:
         content: The parts in the order received; a string is one text part.

@@ -44,7 +44,7 @@ def _options(value: str | Iterable[Any]) -> tuple[str, ...]:
 @attrs.frozen
 class Question:
     """
-    One question to a person (requirements K2).
+    One question to a person.
 
     Attributes:
         id: Stable within the run tree, such as ``"q3"`` or ``"2.q3"`` for a child's; with ``Ask(key="size")`` it is
@@ -78,14 +78,14 @@ class Question:
 @attrs.frozen
 class Answer:
     """
-    What a person answered (requirements K9).
+    What a person answered.
 
     Attributes:
         selected: The chosen options; a string is one.
         text: Free text.
         declined: The person did not want to answer.
         remember: ``"session"`` turns an approval into a rule: such calls are not asked about again for the rest of the
-            session, or of the run tree where there is none (requirements M11). ``"always"`` keeps it in the engine's
+            session, or of the run tree where there is none. ``"always"`` keeps it in the engine's
             ``PolicyFile``, too, for every process that uses that; without one it is ``"session"``. By itself it is a yes.
         edited_input: For a permission question, the input to run in place of the one that was asked about. By itself it is a
             yes. It is validated and judged like the first one: what is denied stays denied.
@@ -152,7 +152,7 @@ def answer_problem(value: AnswerLike, question: Question) -> str | None:
 
 class Interactor(Protocol):
     """
-    Somebody who can answer in process (requirements K7): any object with a method ``ask``.
+    Somebody who can answer in process: any object with a method ``ask``.
 
     It is asked one question at a time, permissions included. A plain ``ask`` runs in a thread of the engine's and may
     block; an ``async def`` runs on the event loop. An answer is a string, a bool or an ``Answer``.
@@ -184,7 +184,7 @@ def checked_interactor(given: Any, where: str) -> Interactor | None:
 @attrs.frozen
 class Decision:
     """
-    What a ``pre_tool`` hook says about a call; ``None`` instead of a decision means no opinion (requirements H8).
+    What a ``pre_tool`` hook says about a call; ``None`` instead of a decision means no opinion.
 
     Make one with ``Decision.allow()``, ``.deny(message)`` or ``.ask(message)``. Deny beats ask beats allow.
 

@@ -114,3 +114,4 @@ class FileSearch:
 
 
 ServerTool: TypeAlias = WebSearch | UrlContext | CodeExecution | FileSearch
+"""A tool that the provider runs itself, for ``ModelSettings(server_tools=...)``."""

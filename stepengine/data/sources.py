@@ -3,26 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from stepengine.data.hooks import Change, HookContext
-from stepengine.data.messages import ToolCallPart
-from stepengine.data.tools import ToolSpec
 
-__all__ = ("Meant", "ToolSource")
-
-
-class Meant(NamedTuple):
-    """
-    The call that is judged in the place of one that only passes it on.
-
-    Attributes:
-        spec: What is known of the tool that would run.
-        call: The call of that tool, with the input that would run.
-    """
-
-    spec: ToolSpec
-    call: ToolCallPart
+__all__ = ("ToolSource",)
 
 
 @runtime_checkable
@@ -39,9 +24,6 @@ class ToolSource(Protocol):
 
     def pre_run(self, ctx: HookContext, /) -> Generator[Any, Any, Change]:
         """Return ``Change(tools=...)``; it is a ``pre_run`` hook, so what it looks up by ``Perform`` is recorded."""
-
-    def meant(self, ctx: HookContext, call: ToolCallPart, /) -> Meant | None:
-        """Return what *call* passes on, for rules to judge; ``None`` for a call that stands for itself."""
 
     async def aclose(self, blocked: Any = None) -> None:
         """Give back what was opened, in every event loop but *blocked*, which stands still and is only told."""

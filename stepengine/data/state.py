@@ -52,7 +52,7 @@ def _record(self: Any) -> Transcript:
 @attrs.frozen(weakref_slot=False)
 class AgentState:
     """
-    The state of one run, an immutable value (requirements B1-B9).
+    The state of one run, an immutable value.
 
     Attributes:
         run_id: Unique id of the run.
@@ -98,14 +98,14 @@ class AgentState:
 
     @property
     def context_tokens(self) -> int:
-        """The estimated size of the next request in tokens: view, system prompt and tools (generator-contract G14)."""
+        """The estimated size of the next request in tokens: view, system prompt and tools."""
         tools = tool_tokens(self.tool_definitions.values())
         return transcript_tokens(self.view) + estimate_tokens(self.system_prompt) + tools
 
     @classmethod
     def from_messages(cls, messages: Iterable[Message], **fields: Any) -> AgentState:
         """
-        Return a state that holds a history, to be passed as ``previous=`` (requirements D18).
+        Return a state that holds a history, to be passed as ``previous=``.
 
         Raises:
             TranscriptError: when calls and results do not pair.
@@ -193,7 +193,7 @@ Out = TypeVar("Out", default=Any)
 
 
 class RunStatus(StrEnum):
-    """How a run ended (requirements D12)."""
+    """How a run ended."""
 
     COMPLETED = "completed"
     SUSPENDED = "suspended"
@@ -277,7 +277,7 @@ class Bill:
 @attrs.frozen(kw_only=True)
 class ChildResult(Bill, Generic[Out]):
     """
-    How a child run ended, as its parent sees it (requirements J6).
+    How a child run ended, as its parent sees it.
 
     Attributes:
         agent_id: The child's agent.
@@ -348,7 +348,7 @@ class Ended(Bill, Generic[Out]):
 @attrs.frozen(kw_only=True)
 class RunResult(Ended[Out]):
     """
-    How a run ended, for the caller (requirements D9-D15, design 9).
+    How a run ended, for the caller.
 
     A replay's result is equal to the recorded run's: ``journal``, ``leaked`` and ``warnings`` are not compared, because
     they tell of the process that ran it.

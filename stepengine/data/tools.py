@@ -23,6 +23,7 @@ from stepengine.data.questions import Answer, Interactor, Question
 from stepengine.errors import StepEngineError
 
 __all__ = (
+    "FIND_TOOLS",
     "Action",
     "Asking",
     "Control",
@@ -50,7 +51,7 @@ ToolChoice: TypeAlias = str
 @attrs.frozen(kw_only=True)
 class ToolAnnotations:
     """
-    Hints about what a tool does to the world (requirements E17).
+    Hints about what a tool does to the world.
 
     Attributes:
         read_only: It changes nothing.
@@ -64,6 +65,9 @@ class ToolAnnotations:
     idempotent: bool = attrs.field(default=False, validator=fine(FLAG))
     open_world: bool = attrs.field(default=False, validator=fine(FLAG))
 
+
+FIND_TOOLS = "find_tools"
+"""The tool that searches those with ``defer_loading``."""
 
 NO_INPUT = freeze_object({"type": "object", "properties": {}})
 
@@ -87,6 +91,9 @@ class ToolSpec:
         timeout: Seconds that one call may take; ``None`` for the default.
         retries: How often a failed call is tried again; only for idempotent tools.
         strict: Whether the provider shall promise inputs that keep to the schema, where it can and the schema allows it.
+        defer_loading: Whether a model is shown it only after it searched for it: by its provider's own search where there is
+            one, else by the tool ``find_tools``. It counts where ``find_tools`` is offered beside it, as in every step of a
+            run that has such tools.
     """
 
     name: str
@@ -102,6 +109,7 @@ class ToolSpec:
     timeout: float | None = attrs.field(default=None, kw_only=True, metadata={"endless": True})
     retries: int = attrs.field(default=0, kw_only=True)
     strict: bool = attrs.field(default=False, kw_only=True)
+    defer_loading: bool = attrs.field(default=False, kw_only=True)
 
     @cached_property
     def chars(self) -> int:
@@ -137,6 +145,7 @@ Action: TypeAlias = Literal[
     "write_todos",
     "think_deeply",
     "lookup_agent_info",
+    "find_tools",
 ]
 """What the machine can do to a run by itself."""
 

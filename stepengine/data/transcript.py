@@ -162,13 +162,13 @@ class Transcript(Sequence[Message]):
 
     @classmethod
     def from_dicts(cls, messages: Iterable[Any]) -> Transcript:
-        """Return a transcript of messages in the widespread ``{"role", "content"}`` form (requirements B18)."""
+        """Return a transcript of messages in the widespread ``{"role", "content"}`` form."""
         from stepengine.data.wire import from_dicts  # noqa: PLC0415
 
         return from_dicts(messages)
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """Return the messages in the widespread ``{"role", "content"}`` form (requirements B18)."""
+        """Return the messages in the widespread ``{"role", "content"}`` form."""
         from stepengine.data.wire import to_dicts  # noqa: PLC0415
 
         return to_dicts(self)

@@ -17,7 +17,7 @@ __all__ = ("Spending", "Usage", "add_cost", "known_costs", "quick_spending", "qu
 @attrs.frozen(weakref_slot=False)
 class Usage:
     """
-    Tokens of model calls in disjoint buckets that add up to the total (requirements G16).
+    Tokens of model calls in disjoint buckets that add up to the total.
 
     Attributes:
         input_tokens: Prompt tokens that came from no cache.

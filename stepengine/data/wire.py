@@ -31,6 +31,7 @@ from stepengine.data.messages import (
     ThinkingPart,
     ToolCallPart,
     ToolMessage,
+    ToolReferencePart,
     UserMessage,
     joined_text,
 )
@@ -291,6 +292,8 @@ def _tool_message(block: Mapping[str, Any], names: Mapping[str, str]) -> ToolMes
 
 
 def _result_part(block: Mapping[str, Any]) -> Any:
+    if block.get("type") == "tool_reference":
+        return ToolReferencePart(_need_text(block, "tool_name"))
     return JsonPart(block.get("value")) if block.get("type") == "json" else _user_part(block)
 
 
@@ -322,8 +325,8 @@ def _written(part: Any) -> dict[str, Any]:
             return {"type": "refusal", "refusal": text}
         case ToolCallPart(tool_call_id=call_id, tool_name=name, input=value):
             return {"type": "tool_use", "id": call_id, "name": name, "input": thaw(value)}
-        case JsonPart(value=value):
-            return {"type": "json", "value": thaw(value)}
+        case JsonPart() | ToolReferencePart():
+            return _written_result(part)
         case OpaquePart(provider=provider, data=data):
             told = {name: getattr(part, name) for name in ("tool", "text") if getattr(part, name)}
             return {"type": "opaque", "provider": provider, "data": thaw(data), **told}
@@ -333,6 +336,12 @@ def _written(part: Any) -> dict[str, Any]:
             kind = "image" if isinstance(part, ImagePart) else "document"
             title = {"title": part.name} if kind == "document" and part.name else {}
             return {"type": kind, "source": _written_source(part), **title}
+
+
+def _written_result(part: JsonPart | ToolReferencePart) -> dict[str, Any]:
+    if isinstance(part, JsonPart):
+        return {"type": "json", "value": thaw(part.value)}
+    return {"type": "tool_reference", "tool_name": part.tool_name}
 
 
 def _written_source(part: ImagePart | DocumentPart) -> dict[str, str]:

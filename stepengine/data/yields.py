@@ -119,14 +119,14 @@ def _a_prompt(value: str) -> str:
 @attrs.frozen
 class ToolCall(Member[ToolResult]):
     """
-    Run one tool now, without a model call (generator-contract G15).
+    Run one tool now, without a model call.
 
     ``yield from`` gives the ``ToolResult``.
 
     Attributes:
         tool: The tool's name; a ``Tool`` may be given.
         input: Its input, a JSON object.
-        include_tool_call: Whether call and result enter the history, where the model has the tool (requirements C4). A
+        include_tool_call: Whether call and result enter the history, where the model has the tool. A
             control tool or spawning tool that it lacks leaves no trace there either way: providers refuse calls of tools
             that they were not told of. Any other tool that it lacks needs ``False``.
 
@@ -164,7 +164,7 @@ def _params(value: Params) -> JsonValue:
 @attrs.frozen
 class AgentCall(Member["ChildResult[Out]"], Generic[Out]):
     """
-    Run a child agent and wait for it (requirements J13).
+    Run a child agent and wait for it.
 
     ``yield from`` gives the child's output.
 
@@ -201,7 +201,7 @@ class AgentCall(Member["ChildResult[Out]"], Generic[Out]):
 @attrs.frozen(init=False)
 class Perform(Member["T_co | PerformError"], Generic[T_co]):
     """
-    Any I/O of the author's: run once, its JSON result recorded, never run again on replay (design 4).
+    Any I/O of the author's: run once, its JSON result recorded, never run again on replay.
 
     ``Perform(fn, *args, **kwargs)``; *fn* may be sync or async, its result must be JSON, and what the handler gets is
     that JSON. ``Perform.idempotent(fn, ...)`` may be run again after a crash. ``yield from`` gives the value.
@@ -277,7 +277,7 @@ def _key(value: str | None) -> str | None:
 @attrs.frozen
 class Ask(Member[str]):
     """
-    Ask a person; the run suspends until someone answers, in this process or later (requirements K1).
+    Ask a person; the run suspends until someone answers, in this process or later.
 
     ``yield from`` gives the answer as a string, ``""`` when the person declined; ``StepResult.value`` of a bare yield is
     the same.
@@ -315,7 +315,7 @@ def _width(value: int | None) -> int | None:
 @attrs.frozen(init=False)
 class Parallel(Generic[T_co]):
     """
-    Several calls at once (generator-contract G20).
+    Several calls at once.
 
     ``Parallel(*calls)`` of ``ToolCall``, ``AgentCall``, ``Perform`` and ``Ask``; one list of them is accepted too.
     ``yield from`` gives a tuple in order: ``ToolResult``, ``ChildResult``, value or ``PerformError``, answer. A failure
@@ -426,7 +426,7 @@ SPECS = Fine(
 @attrs.frozen(weakref_slot=False)
 class StepResult:
     """
-    What every bare ``yield`` is sent (generator-contract G22-G28).
+    What every bare ``yield`` is sent.
 
     Attributes:
         agent_state: The state after the yielded thing, with everything that it did.
@@ -474,7 +474,10 @@ class Sentinel(Enum):
 
 
 STEP = Sentinel.STEP
+"""One step: one model call and the tool calls that it asks for."""
+
 STEP_ALL = Sentinel.STEP_ALL
+"""Steps until the turn ends, or the budget is spent."""
 
 
 def _names(value: Iterable[str | ToolLike] | None) -> tuple[str, ...] | None:
@@ -487,7 +490,7 @@ def _names(value: Iterable[str | ToolLike] | None) -> tuple[str, ...] | None:
 @attrs.frozen
 class StepWith:
     """
-    One step with overrides that hold for it alone (requirements C16).
+    One step with overrides that hold for it alone.
 
     Attributes:
         model: Another model string.
@@ -517,7 +520,8 @@ class StepText:
     """
     Text that becomes an assistant message as if the model had said it; tool-call blocks in it run in order.
 
-    A block with ``end_turn`` or ``task_completed`` ends the turn: the handler goes on with ``steps_complete``. A block is ``<tool_call>{"name": ..., "input": {...}}</tool_call>`` or codebuff's form (generator-contract G30).
+    A block with ``end_turn`` or ``task_completed`` ends the turn: the handler goes on with ``steps_complete``. A block is
+    ``<tool_call>{"name": ..., "input": {...}}</tool_call>`` or codebuff's form.
     ``yield from`` gives the results of its blocks.
     """
 
@@ -541,7 +545,7 @@ def _count(value: int) -> int:
 @attrs.frozen
 class GenerateN:
     """
-    Ask the model *n* times for a reply to the present history, which stays untouched (generator-contract G19).
+    Ask the model *n* times for a reply to the present history, which stays untouched.
 
     ``yield from`` gives what they say, without thoughts, in candidate order; failed candidates are left out. *n* is 1 to 64; more is a spent limit.
     """
@@ -568,7 +572,7 @@ def _specs(value: Any) -> Any:
 @attrs.frozen
 class Complete:
     """
-    One model call beside the conversation (design 4).
+    One model call beside the conversation.
 
     ``yield from`` gives the ``ModelReply``. Calls in it are not run.
 

@@ -2,14 +2,14 @@
 Runs that survive the process, on a database that many workers share.
 
 What lives here: ``DurableEngine``, which drives the machine inside durable workflows; ``Operator``, which does to runs from
-outside what needs no agents: submit, look, answer, cancel, retry; ``embedded``, a private database for development. The
+outside what needs no agents: submit, look, answer, cancel, retry; ``Sessions``, whose turns are runs; ``embedded``, a private database for development. The
 package ``dbos`` is imported only here, by name and on first use, so that this facade is read without the extra.
 
 What must not: rules of the machine, and anything that a floor below would need.
 
 A run is a tree of rows: ``ROOT`` for the root, ``ROOT/PATH`` for each child. A row's steps are named ``kind:fingerprint``:
 ``model``, ``tool``, ``perform``, ``child`` and ``ask`` have an outcome with the effect's number; ``spawn`` and ``intent``
-stand before it, ``lookup`` first, ``end`` last.
+stand before it, ``turn`` and ``lookup`` first, ``end`` last.
 """
 
 from __future__ import annotations
@@ -18,7 +18,17 @@ from stepengine.durable.database import DatabaseAway, embedded
 from stepengine.durable.engine import DurableEngine, DurableHandle
 from stepengine.durable.operate import Operator, RunView, Waiting
 from stepengine.durable.process import ExecutorBusy
-from stepengine.durable.upkeep import ExecutorView, Overview, QueueView, ReleaseView, TakenOver, Upkeep, migrate
+from stepengine.durable.sessions import Sessions, SessionView, TurnView
+from stepengine.durable.upkeep import (
+    ExecutorView,
+    Overview,
+    QueueView,
+    RateView,
+    ReleaseView,
+    TakenOver,
+    Upkeep,
+    migrate,
+)
 
 __all__ = (
     "DatabaseAway",
@@ -29,9 +39,13 @@ __all__ = (
     "Operator",
     "Overview",
     "QueueView",
+    "RateView",
     "ReleaseView",
     "RunView",
+    "SessionView",
+    "Sessions",
     "TakenOver",
+    "TurnView",
     "Upkeep",
     "Waiting",
     "embedded",

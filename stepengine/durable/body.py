@@ -18,6 +18,7 @@ from stepengine.data.effects import Spawn
 from stepengine.data.limits import Limits
 from stepengine.data.outcomes import Outcome
 from stepengine.data.state import AgentState
+from stepengine.durable.sessions import ENTERED, begun, left_by_turn, looked_back
 from stepengine.durable.steps import END, LOOKUP, DurableRun, Steps
 from stepengine.durable.wire import Order, child_form, error_form, error_of, result_form
 from stepengine.engine.launching import Launcher
@@ -113,7 +114,10 @@ async def execute(launcher: Launcher, order: Order, run: DurableRun, *, depth: i
         StepEngineError: when it cannot go on here: what is recorded stays, and it may be tried again.
         BaseException: why this execution has no result, of the database's own classes.
     """
+    if order.turn and not order.spawns:
+        order = run.order = await _entered(run, order)
     live = sketched(launcher, order)
+    live.tree.desk.know(order.rules)
     plan, state = planned(live, order, depth=depth)
     plan, state, failed = await _looked_up(run, plan, state)
     run.timing.go_on(0, run.created, datetime.now(UTC))
@@ -137,10 +141,27 @@ async def execute(launcher: Launcher, order: Order, run: DurableRun, *, depth: i
     finished = seen.finished
     assert finished is not None  # noqa: S101 - a run without an end has raised
     child = finished.as_child()
-    form = child_form(finished, is_inline=plan.is_inline, started=run.started) if order.spawns else result_form(result)
+    rules = live.tree.desk.remembered.rules
+    if order.spawns:
+        form = child_form(finished, is_inline=plan.is_inline, started=run.started, rules=rules)
+    else:
+        form = result_form(result)
+    if order.turn and not order.spawns:
+        form["session"] = left_by_turn(order, result, rules, began=finished.began)
     print_ = run.prints.value(comparable(child))
     await run.step(f"{END}:{print_}", _nothing, "its end")
     return form
+
+
+async def _entered(run: DurableRun, order: Order) -> Order:
+    """Return the order of a turn with what it goes on from: looked up once, whoever executes it."""
+
+    async def look() -> dict[str, Any]:
+        run.is_live = True
+        return await looked_back(await run.sessions, order)
+
+    print_ = run.prints.value({"session": order.info.session_id, "turn": order.turn})
+    return begun(order, await run.step(f"{ENTERED}:{print_}", look, "its turn"))
 
 
 async def _nothing() -> None:

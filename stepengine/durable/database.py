@@ -27,9 +27,11 @@ __all__ = (
     "connected",
     "embedded",
     "guarded",
+    "lost_errors",
     "migrate",
     "plain_connection",
     "queue_name",
+    "quoted",
     "shown_url",
     "unlocked",
     "url_of",
@@ -44,7 +46,14 @@ UNLOCK = "select pg_advisory_unlock_all()"
 UNLOCK_SECONDS = 2.0
 KEEPALIVE: Mapping[str, Any] = {
     "keepalives": 1, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "connect_timeout": 10,
+    "tcp_user_timeout": 25_000,
 }  # fmt: skip
+"""How a process notices within half a minute that the database's machine is gone."""
+KEPT_ALIVE = """
+select set_config('tcp_keepalives_idle', '10', false), set_config('tcp_keepalives_interval', '5', false),
+    set_config('tcp_keepalives_count', '3', false), set_config('tcp_user_timeout', '25s', false)
+"""
+"""How the database notices that of a process, whose locks it holds until then: by itself it would take two hours."""
 
 
 class DatabaseAway(StepEngineError):
@@ -252,6 +261,19 @@ def away_errors() -> tuple[type[Exception], ...]:
     return (DBAPIError,)
 
 
+def lost_errors() -> tuple[type[Exception], ...]:
+    """Return the classes of what a connection of ``plain_connection`` raises when it, or the database, is gone."""
+    import psycopg
+
+    return (psycopg.OperationalError,)
+
+
+def quoted(name: str) -> str:
+    """Return a name of the database as it stands in a statement."""
+    doubled = name.replace('"', '""')
+    return f'"{doubled}"'
+
+
 @contextlib.contextmanager
 def away(url: str) -> Iterator[None]:
     """Raise ``DatabaseAway`` for what the packages raise when the database cannot be reached, or went away meanwhile."""
@@ -273,7 +295,9 @@ def away(url: str) -> Iterator[None]:
 
 async def plain_connection(url: str) -> Any:
     """
-    Return a connection of its own, in which each statement is a transaction; it notices within half a minute that a peer is gone.
+    Return a connection of its own, in which each statement is a transaction.
+
+    Both ends notice within half a minute that the other one's machine is gone; the locks of the connection are free then.
 
     Raises:
         DatabaseAway: when the database cannot be reached.
@@ -284,7 +308,13 @@ async def plain_connection(url: str) -> Any:
 
     with away(url):
         plain = url.replace(f"{DIALECT}://", "postgresql://", 1)
-        return await psycopg.AsyncConnection.connect(plain, autocommit=True, **KEEPALIVE)
+        made = await psycopg.AsyncConnection.connect(plain, autocommit=True, **KEEPALIVE)
+        try:
+            await made.execute(KEPT_ALIVE)
+        except BaseException:
+            await made.close()
+            raise
+        return made
 
 
 async def unlocked(lock: Any) -> None:

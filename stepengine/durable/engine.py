@@ -20,14 +20,17 @@ from stepengine.data.state import AgentState, RunResult, RunStatus
 from stepengine.data.tools import ToolLike
 from stepengine.durable.body import planned, sketched
 from stepengine.durable.database import DatabaseAway, url_of
+from stepengine.durable.messages import keep_delivering
 from stepengine.durable.operate import Operator, Waiting, check_id, new_id
 from stepengine.durable.process import Process, Setting, release_of
+from stepengine.durable.rates import SharedRates
 from stepengine.durable.records import archived, followed, journaled, seeded
 from stepengine.durable.wire import Order, result_of
 from stepengine.engine.engine import Engine
 from stepengine.engine.options import AgentLike, ModelsLike
 from stepengine.engine.planning import Request, info_of, reopening
 from stepengine.errors import (
+    AnswerRejected,
     DefinitionError,
     InputError,
     JournalError,
@@ -38,19 +41,20 @@ from stepengine.errors import (
 from stepengine.journal import Journal, JournalLike, MemoryJournal, as_journal
 from stepengine.journal.forks import branch
 from stepengine.redaction import redactor_for
+from stepengine.runtime.rates import RateLimitsLike
 
 __all__ = ("DurableEngine", "DurableHandle")
 
 REFUSED = {
-    "sessions": "a conversation is kept with previous=result.state",
-    "child_sessions": "a conversation is kept with previous=result.state",
+    "sessions": "the database keeps the conversation of each session_id=",
+    "child_sessions": "the database keeps the conversation of each session_id=, and every child's run",
     "interactor": "questions are answered with engine.answer(run, {id: value}), from any process",
     "headless": "a question waits until somebody answers it",
 }
 INSTEAD = {
     "journal": "the database is the journal, and engine.export(run) gives it",
     "on_divergence": "a run keeps the release that it began with, and is moved to another one only where nothing differs",
-    "keep_open": "the next turn is a run of its own, with previous=result.state",
+    "keep_open": "the next turn is a run of its own, with the same session_id=",
     "wait_for_answers": "a question waits until somebody answers it",
 }
 POLL = 0.1
@@ -75,7 +79,12 @@ class DurableEngine:
         pool: Which workers: runs that are submitted to a pool are run by workers of that pool.
         executor: This worker's own id: stable, and held by one process at a time; by default the host's name.
         release: The version of the agents, which a run keeps; by default made of their definitions, handlers and tools.
-        concurrency: How many runs this worker holds at once, those that wait for answers and children included.
+        concurrency: How many runs this worker holds at once, those that wait for answers and children included; the runs of
+            each depth count by themselves.
+        global_concurrency: How many roots all workers of the pool hold at once, those of dead workers included until they are
+            taken over; no bound by default.
+        starts_per_minute: How many roots all workers of the pool begin within any 60 seconds; no bound by default. It limits
+            starts of runs and not calls of models, which ``rate_limits`` of ``Engine`` does, here for all workers together.
         effects: How many effects it performs at once.
         depth: How deep run trees may be.
         polling: Seconds between two looks for new roots.
@@ -100,6 +109,8 @@ class DurableEngine:
         executor: str | None = None,
         release: str | None = None,
         concurrency: int = 500,
+        global_concurrency: int | None = None,
+        starts_per_minute: int | None = None,
         effects: int = 32,
         depth: int = 4,
         polling: float = 1.0,
@@ -114,14 +125,20 @@ class DurableEngine:
         self._engine = Engine(agents, tools, models, **engine)
         self._launcher = self._engine._launcher  # noqa: SLF001 - this is the same engine, on another ground
         setting = Setting(
-            url=url_of(db), app=app, pool=pool, concurrency=concurrency, effects=effects, depth=depth, polling=polling,
+            url=url_of(db), app=app, pool=pool, concurrency=concurrency, global_concurrency=global_concurrency,
+            starts_per_minute=starts_per_minute, effects=effects, depth=depth, polling=polling,
             migrate=migrate, allow_async_commit=allow_async_commit,
             **({} if executor is None else {"executor": executor}),
         )  # fmt: skip
         self.setting = attrs.evolve(setting, release=release or release_of(self._engine.agents, self._specs))
         self._works = works
+        limits: RateLimitsLike = engine.get("rate_limits")
+        self._rates = None if limits is None or not works else SharedRates(limits, setting.url)
+        if self._rates is not None:
+            self._launcher.services = attrs.evolve(self._launcher.services, rates=self._rates)
         self._process: Process | None = None
         self._operator: Operator | None = None
+        self._chores: list[asyncio.Task[None]] = []
 
     def _specs(self, definition: AgentDefinition[Any]) -> list[Any]:
         agent = self._launcher.catalog.find(definition)
@@ -156,7 +173,7 @@ class DurableEngine:
         """
         setting = self.setting
         if self._works:
-            process = Process(setting, self._launcher)
+            process = Process(setting, self._launcher, self._rates)
             await process.open()
             self._process = process
         try:
@@ -164,12 +181,24 @@ class DurableEngine:
         except BaseException:
             await self.aclose(drain=0)
             raise
+        working = self._process
+        if working is not None:
+            working.sessions.set_result(self._operator.sessions)
+            self._chores = [
+                asyncio.create_task(self._operator.sessions.keep_moving()),
+                asyncio.create_task(keep_delivering(self._operator, lambda: working.runs)),
+            ]
         return self
 
     async def aclose(self, *, drain: float = 30.0) -> None:
         """Take no more runs, wait up to *drain* seconds for effects under way, and give everything back."""
         operator, self._operator = self._operator, None
         process, self._process = self._process, None
+        chores, self._chores = self._chores, []
+        for chore in chores:
+            chore.cancel()
+        if chores:
+            await asyncio.wait(chores)
         try:
             if process is not None:
                 await process.close(drain=drain)
@@ -210,10 +239,13 @@ class DurableEngine:
             release: Which release runs it; by default this engine's.
             seed: What its randomness depends on; drawn by default.
             options: ``params``, ``previous``, ``limits``, ``answers``, ``session_id``, ``user_id`` and ``metadata`` of
-                ``RunOptions``.
+                ``RunOptions``. With ``session_id`` it is a turn: it begins when the turns of the session before it are over,
+                whoever submitted them, and goes on from what they left. Where its agent waits for an answer in the session, it
+                is that answer, and its result is that of the run which asked.
 
         Raises:
             AgentError: when there is no such agent, or its params do not fit.
+            AnswerRejected: when the session waits for an answer, and this is none.
             InputError: when an option cannot be used.
             UnknownModel: when the model names no provider.
             MissingKey: when there is no key for the model's provider.
@@ -324,7 +356,7 @@ class DurableEngine:
             try:
                 state = await self.operator.ended(run, pause)
                 if state is not None:
-                    return await self._ended(run, state)
+                    return await self._ended(run, state, waits=waits)
                 asked = [] if waits else await self.operator.stuck(run)
                 if asked:
                     return self._suspended(run, asked)
@@ -336,10 +368,19 @@ class DurableEngine:
                     raise
                 await asyncio.sleep(pause)
 
-    async def _ended(self, run: str, state: str) -> RunResult[Any]:
+    async def _ended(self, run: str, state: str, *, waits: bool) -> RunResult[Any]:
         found = await self.operator.client.list_workflows_async(workflow_ids=[run])
         status = found[0]
+        said = status.attributes or {}
+        if said.get("answered"):
+            return await self.result(said["answered"], waits=waits)
         order = Order.of(status.input["args"][0])
+        if said.get("rejected"):
+            rejected = AnswerRejected(said["rejected"])
+            state_ = AgentState(run_id=run, agent_id=order.agent_id)
+            return RunResult(
+                status=RunStatus.FAILED, state=state_, error=rejected, session_id=order.info.session_id, journal=run
+            )
         if state == "SUCCESS":
             return attrs.evolve(result_of(status.output, self._typed(order, status.output)), journal=run)
         empty = AgentState(run_id=run, agent_id=order.agent_id)
@@ -470,8 +511,11 @@ class DurableEngine:
         Raises:
             JournalError: when there is no such root run.
         """
+        archive = await archived(self.operator, run)
+        if not archive.is_begun:
+            return None
         try:
-            await self.export(run)
+            await journaled(self._launcher, archive, MemoryJournal())
         except ReplayDivergence as error:
             return error
         return None
@@ -490,7 +534,7 @@ class DurableEngine:
         differs = await self.fits(run)
         if differs is not None:
             raise differs
-        if not await self.operator.cancel(run):
+        if not await self.operator.cancel(run, is_held=True):
             msg = f"the run {run!r} has ended, so nothing of it can go on"
             raise JournalError(msg)
         return await self.operator.retry(run, release=self.release)
@@ -524,6 +568,10 @@ class DurableHandle:
     async def answer(self, question: str, answer: AnswerLike) -> None:
         """Answer one open question."""
         await self._engine.answer(await self.id(), {question: answer})
+
+    async def send_input(self, text: str) -> None:
+        """Say something to it; see ``Operator.say``."""
+        await self._engine.operator.say(await self.id(), text)
 
     async def cancel(self) -> None:
         """Cancel it, and everything below it."""

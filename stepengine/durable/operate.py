@@ -31,7 +31,9 @@ from stepengine.durable.database import (
     queue_name,
     url_of,
 )
-from stepengine.durable.wire import Order, Seed, answers_form
+from stepengine.durable.messages import TOPIC
+from stepengine.durable.sessions import Sessions, line_name, meant
+from stepengine.durable.wire import Order, Reply, Seed, answers_form
 from stepengine.errors import AnswerRejected, InputError, JournalCorrupt, JournalError, StepEngineError
 from stepengine.journal.encoding import restored
 
@@ -295,6 +297,7 @@ class Operator:
         url: The database.
         app: The deployment's name.
         pool: The pool that runs are submitted to.
+        sessions: Its sessions.
     """
 
     def __init__(self, client: Any, url: str, *, app: str, pool: str) -> None:
@@ -305,6 +308,7 @@ class Operator:
         self._connection: Any = None
         self._asking = asyncio.Lock()
         self._watch = _Watch(self)
+        self.sessions = Sessions(self)
 
     @classmethod
     async def connect(cls, url: str, *, app: str = "stepengine", pool: str = "default") -> Self:
@@ -327,6 +331,7 @@ class Operator:
     async def close(self) -> None:
         """Give the connections back; may be called twice."""
         await self._watch.close()
+        await self.sessions.close()
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()
@@ -365,15 +370,18 @@ class Operator:
             params: A JSON object.
             limits: Limits of this run.
             previous: The state that it continues.
-            info: Session, user, metadata.
+            info: Session, user, metadata. A run in a session is a turn: it begins when those before it are over, and goes on
+                from what they left. Where the session waits for an answer to its agent, it is that answer instead.
             answers: Answers to questions that it will ask, by question id or text.
             priority: 1 is first, larger numbers later; 0 goes before all of them.
             release: Which release runs it; by default the latest that a worker has registered.
             seed: What its randomness depends on; drawn by default.
 
         Raises:
-            InputError: when id or priority cannot be used.
+            AnswerRejected: when the session waits for an answer, and this is none.
+            InputError: when id, session or priority cannot be used.
             DataError: when something cannot be stored.
+            SessionError: when the id of the session is none.
         """
         run = check_id(new_id() if id is None else id)
         if priority < 0:
@@ -393,16 +401,36 @@ class Operator:
             priority=priority,
             pool=self.pool,
         )
-        await self.enqueue(order, release=release)
+        if order.info.session_id is None:
+            await self.enqueue(order, release=release)
+        else:
+            await self.sessions.submit(order, release=release)
         return run
 
-    async def enqueue(self, order: Order, *, seed: Seed | None = None, release: str | None = None) -> None:
-        """Put an order on its queue, unless it is there; with a *seed* it goes on where that ends."""
+    async def enqueue(
+        self,
+        order: Order,
+        *,
+        seed: Seed | None = None,
+        release: str | None = None,
+        queue: str | None = None,
+        attributes: Mapping[str, Any] | None = None,
+    ) -> None:
+        """
+        Put an order on its queue, unless it is there.
+
+        Args:
+            order: What is ordered.
+            seed: Where it goes on.
+            release: Which release runs it; by default the latest.
+            queue: Another queue than that of its depth.
+            attributes: What is kept with it beside its agent.
+        """
         options: dict[str, Any] = {
             "workflow_name": WORKFLOW,
-            "queue_name": queue_name(order.pool, len(order.spawns)),
+            "queue_name": queue or queue_name(order.pool, len(order.spawns)),
             "workflow_id": order.id,
-            "attributes": {"agent": order.agent_id},
+            "attributes": {"agent": order.agent_id, **(attributes or {})},
         }
         options |= {"priority": order.priority} if order.priority else {}
         options |= {"app_version": release} if release is not None else {}
@@ -512,6 +540,18 @@ class Operator:
             AnswerRejected: when one fits no open question, or one that was asked with it has no answer; nothing is sent.
             JournalError: when there is no such run.
         """
+        for reply in await self.replies(root, answers):
+            await self.send(reply)
+
+    async def replies(self, root: str, answers: Mapping[str, AnswerLike], *, of: str = "") -> list[Reply]:
+        """
+        Return the messages that answer open questions; errors as ``answer``.
+
+        Args:
+            root: The root run.
+            answers: Answers by question id or text.
+            of: The run that says it, if one does.
+        """
         view = await self.run(root)
         if view.is_over:
             msg = f"the run {root!r} is {view.state} and waits for no answer"
@@ -520,22 +560,68 @@ class Operator:
         answers = _by_id(answers, open_)
         chosen = [asked for asked in open_ if any(question.id in answers for question in asked.questions)]
         _check(answers, open_, chosen)
-        for asked in chosen:
-            # In the run's own time: milliseconds since it was submitted.
-            at = max(0, int(time.time() * 1000) - view.created)
-            message = {"at": at, "answers": answers_form(asked.questions, answers)}
-            await self.client.send_async(asked.run, message, asked.topic, idempotency_key=f"{asked.run}:{asked.seq}")
+        # In the run's own time: milliseconds since it was submitted.
+        at = max(0, int(time.time() * 1000) - view.created)
+        said = {"of": of} if of else {}
+        return [
+            Reply(
+                run=asked.run,
+                topic=asked.topic,
+                key=f"{asked.run}:{asked.seq}",
+                message={"at": at, "answers": answers_form(asked.questions, answers), **said},
+            )
+            for asked in chosen
+        ]
 
-    async def cancel(self, root: str) -> list[str]:
+    async def send(self, reply: Reply) -> None:
+        """Send a message to the run that waits for it; the same one counts once."""
+        await self.client.send_async(reply.run, reply.message, reply.topic, idempotency_key=reply.key)
+
+    async def say(self, root: str, text: str, *, id: str | None = None) -> None:
+        """
+        Send a message to a run that goes on; it becomes a user message before the run's next model call.
+
+        What a run hears it has heard, whatever dies. One that ends before it has heard it is not told any more.
+
+        Args:
+            root: A root run.
+            text: The message.
+            id: What makes the same message count once; drawn by default.
+
+        Raises:
+            InputError: when the text holds what the database does not store.
+            JournalError: when there is no such root run, or it has ended.
+        """
+        if "\0" in text:
+            msg = "a message holds a NUL, which the database does not store"
+            raise InputError(msg, issues=("text",))
+        view = await self.run(root)
+        if view.is_over or "/" in root:
+            why = f"it is {view.state}" if view.is_over else "it is a child, and only roots are spoken to"
+            msg = f"the run {root!r} takes no messages: {why}"
+            raise JournalError(msg)
+        await self.client.send_async(root, {"text": text}, TOPIC, idempotency_key=id or new_id())
+
+    async def cancel(self, root: str, *, is_held: bool = False) -> list[str]:
         """
         Cancel a run and everything below it, and return the ids of those that had not ended.
 
-        What a worker has is interrupted within a second; a tool that must not be is let end first.
+        What a worker has is interrupted within a second; a tool that must not be is let end first. The session of a turn goes
+        on without it, also where it had stopped without a result.
+
+        Args:
+            root: The root run.
+            is_held: Whether the session of a turn waits until it is tried again.
 
         Raises:
             JournalError: when there is no such run.
         """
-        tree = [each for each in await self.tree(root) if not each.is_over]
+        known = await self.tree(root)
+        tree = [each for each in known if not each.is_over]
+        if is_held and tree:
+            await self.sessions.hold(known[0])
+        elif not is_held and await self.sessions.give_up(known[0]):
+            return [root]
         for each in tree:
             await self.client.cancel_workflow_async(each.id)
         return [each.id for each in tree]
@@ -552,23 +638,28 @@ class Operator:
             The ids of the runs that go on.
 
         Raises:
-            JournalError: when there is no such run, or none of the tree has stopped without a result.
+            JournalError: when there is no such run, none of the tree has stopped without a result, or its session went on
+                without it.
         """
-        stopped = [each for each in await self.tree(root) if each.is_over and each.state != "SUCCESS"]
+        tree = await self.tree(root)
+        stopped = [each for each in tree if each.is_over and each.state != "SUCCESS"]
         if not stopped:
             msg = f"no run of {root!r} has stopped without a result, so there is nothing to try again"
             raise JournalError(msg)
-        for each in reversed(stopped):
-            await self.rewind(each.id, release=release)
+        async with self.sessions.again(tree[0]):
+            for each in reversed(stopped):
+                is_turn = "turn" in each.attributes
+                await self.rewind(each.id, release=release, queue=line_name(self.pool) if is_turn else None)
         return [each.id for each in stopped]
 
-    async def rewind(self, run: str, *, release: str | None = None) -> None:
+    async def rewind(self, run: str, *, release: str | None = None, queue: str | None = None) -> None:
         """
         Put one run that has stopped back on its queue, with everything that is recorded, and with the answers that wait for it.
 
         Args:
             run: The run; only it, nothing below it.
             release: The release that goes on with it; by default the one that it belongs to.
+            queue: Another queue than that of its depth.
 
         Raises:
             JournalCorrupt: when an answer that waits is no JSON; the run stays as it is.
@@ -580,8 +671,9 @@ class Operator:
         ]
         last = await self.rows("select max(function_id) from dbos.operation_outputs where workflow_uuid = %s", run)
         options = {"application_version": release} if release is not None else {}
+        await self.client.update_workflow_attributes_async(run, {"again": True}, merge=True)
         await self.client.rewind_workflow_async(
-            run, start_step=1 + (last[0][0] or 0), queue_name=self.queue_of(run), **options
+            run, start_step=1 + (last[0][0] or 0), queue_name=queue or self.queue_of(run), **options
         )
         for topic, message, key in unread:
             await self.client.send_async(run, message, topic, idempotency_key=key.removesuffix(f"::{run}"))
@@ -611,6 +703,8 @@ class Operator:
         state = None
         while state is None:
             state = await self.ended(run, 60.0)
+            run, asked = await meant(self, run), run
+            state = state if run == asked else None
         found = await self.client.list_workflows_async(workflow_ids=[run], load_input=False)
         if state != "SUCCESS":
             error = found[0].error

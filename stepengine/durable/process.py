@@ -10,7 +10,7 @@ import hashlib
 import inspect
 import os
 import socket
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -30,6 +30,8 @@ from stepengine.durable.database import (
     queue_name,
     unlocked,
 )
+from stepengine.durable.rates import SharedRates
+from stepengine.durable.sessions import Sessions
 from stepengine.durable.steps import DurableRun
 from stepengine.durable.wire import SCHEMA, Order, Seed
 from stepengine.engine.launching import Launcher
@@ -74,7 +76,9 @@ class Setting:
         pool: Which runs it takes: those that are submitted to this pool.
         executor: Its own id: stable, and held by one process at a time.
         release: What it runs; runs of other releases are left to their workers.
-        concurrency: How many runs it holds at once, those that wait included.
+        concurrency: How many runs of each depth it holds at once, those that wait included.
+        global_concurrency: How many roots all workers of the pool hold at once; ``None`` for no bound.
+        starts_per_minute: How many roots all workers of the pool begin within any 60 seconds; ``None`` for no bound.
         effects: How many effects it performs at once.
         depth: How deep run trees may be; every level has its queue.
         polling: Seconds between two looks at the queue of roots.
@@ -88,6 +92,8 @@ class Setting:
     executor: str = attrs.field(factory=socket.gethostname)
     release: str = ""
     concurrency: int = 500
+    global_concurrency: int | None = None
+    starts_per_minute: int | None = None
     effects: int = 32
     depth: int = 4
     polling: float = 1.0
@@ -99,6 +105,11 @@ class Setting:
         if not self.executor or self.executor == "local":
             msg = f"an executor id is stable and its own, such as the host's name, not {self.executor!r}"
             raise DefinitionError(msg)
+        for name in ("concurrency", "global_concurrency", "starts_per_minute", "effects", "depth"):
+            number = getattr(self, name)
+            if number is not None and number < 1:
+                msg = f"{name}={number} lets nothing through; 1 and more would be fine"
+                raise DefinitionError(msg)
 
 
 def release_of(agents: Sequence[AgentDefinition[Any]], specs: Callable[[AgentDefinition[Any]], Sequence[Any]]) -> str:
@@ -130,13 +141,18 @@ class Process:
     Args:
         setting: How it takes part.
         launcher: The engine's, which starts the runs.
+        rates: What providers may be asked by all workers together; ``None`` for anything.
+
+    Attributes:
+        sessions: Where its turns look up what was before them; told once there is a client of the database.
     """
 
     current: Process | None = None
 
-    def __init__(self, setting: Setting, launcher: Launcher) -> None:
+    def __init__(self, setting: Setting, launcher: Launcher, rates: SharedRates | None = None) -> None:
         self.setting = setting
         self._launcher = launcher
+        self._rates = rates
         self._lock: Any = None
         self._dbos: Any = None
         self._errors: Any = None
@@ -144,6 +160,12 @@ class Process:
         self._under_way: dict[asyncio.Task[Any], DurableRun] = {}
         self._closing = False
         self._keeper: asyncio.Task[None] | None = None
+        self.sessions: asyncio.Future[Sessions] = asyncio.get_running_loop().create_future()
+
+    @property
+    def runs(self) -> Collection[DurableRun]:
+        """The runs that it executes now."""
+        return self._under_way.values()
 
     @property
     def dbos(self) -> Any:
@@ -171,6 +193,8 @@ class Process:
         Process.current = self
         self._keeper = asyncio.create_task(self._keep_watch())
         try:
+            if self._rates is not None:
+                await self._rates.open(self._effects, migrate=self.setting.migrate)
             await self._launch(package)
         except BaseException:
             await self.close(drain=0)
@@ -250,9 +274,13 @@ class Process:
         package.DBOS.listen_queues(queues)
         package.DBOS.launch()
         for depth, name in enumerate(queues):
+            # Only roots: a bound on children of all trees together would let trees wait for each other.
+            most, starts = (setting.global_concurrency, setting.starts_per_minute) if depth == 0 else (None, None)
             await package.DBOS.register_queue_async(
                 name,
-                worker_concurrency=setting.concurrency,
+                worker_concurrency=setting.concurrency if most is None else min(setting.concurrency, most),
+                global_concurrency=most,
+                limiter=None if starts is None else {"limit": starts, "period": 60.0},
                 polling_interval_sec=setting.polling if depth == 0 else min(0.2, setting.polling),
                 on_conflict="update_if_latest_version",
             )
@@ -268,6 +296,7 @@ class Process:
             effects=self._effects,
             redactor=redactor_for("known", os.environ),
             seed=Seed() if seed is None else Seed.of(seed),
+            sessions=self.sessions,
         )
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - a workflow is executed in one
@@ -292,6 +321,8 @@ class Process:
                 with ThreadPoolExecutor(1) as own:
                     await loop.run_in_executor(own, self._dbos.destroy)
         finally:
+            if self._rates is not None:
+                await self._rates.close()
             if Process.current is self:
                 Process.current = None
                 # The loop was lent the package's threads, which are gone.

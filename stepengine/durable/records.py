@@ -21,6 +21,7 @@ from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.state import AgentState, ChildResult
 from stepengine.durable.body import requested
 from stepengine.durable.operate import Operator, RunView, Step
+from stepengine.durable.sessions import ENTERED, begun, meant
 from stepengine.durable.steps import ASK, CHILD, INTENT, KINDS, LOOKUP, SPAWN, fingerprint_of, kind_of
 from stepengine.durable.wire import Order, Seed, answers_of, error_of, outcome_form, outcome_of_form
 from stepengine.engine.launching import Launcher
@@ -70,6 +71,7 @@ class Archive:
         lookups: What was looked up when runs started, by path.
         runs: The runs, by path.
         sizes: How many steps were recorded when they were read, by run.
+        is_begun: Whether it is known what the root goes on from: of a turn not before it is its turn.
     """
 
     order: Order
@@ -77,6 +79,7 @@ class Archive:
     lookups: dict[str, Mapping[str, Any]] = attrs.field(factory=dict)
     runs: dict[str, RunView] = attrs.field(factory=dict)
     sizes: dict[str, int] = attrs.field(factory=dict)
+    is_begun: bool = True
 
     async def refresh(self, operator: Operator) -> None:
         """Take in what was recorded since."""
@@ -103,7 +106,8 @@ async def archived(operator: Operator, root: str) -> Archive:
         msg = f"there is no root run {root!r} in this database"
         raise JournalError(msg)
     given = found[0].input["args"]
-    archive = Archive(Order.of(given[0]))
+    order = Order.of(given[0])
+    archive = Archive(order, is_begun=not order.turn)
     if len(given) > 1:
         seed = Seed.of(given[1])
         archive.entries.update({address: Entry(*found) for address, found in seed.outcomes.items()})
@@ -122,6 +126,8 @@ def _take(archive: Archive, path: str, steps: Sequence[Step]) -> None:
             continue
         if kind == LOOKUP:
             archive.lookups[path] = form
+        elif kind == ENTERED:
+            archive.order, archive.is_begun = begun(archive.order, form), True
         elif kind in (INTENT, SPAWN):
             archive.entries.setdefault((path, form["seq"]), Entry(CHILD if kind == SPAWN else kind, fp))
         elif kind == ASK and "questions" in form:
@@ -158,9 +164,14 @@ async def journaled(launcher: Launcher, archive: Archive, journal: Journal) -> J
         journal: A journal that holds no run.
 
     Raises:
-        JournalError: when the journal cannot be written, or holds a run.
+        JournalError: when the journal cannot be written, or holds a run; when the run's turn in its session has not come.
         ReplayDivergence: when the agents ask for something else than is recorded.
     """
+    if not archive.is_begun:
+        why = archive.runs[""].attributes.get("answered")
+        said = "its turn has not come" if why is None else f"it was the answer to {why!r}, which has it in its journal"
+        msg = f"nothing of the run {archive.order.root!r} is recorded: {said}"
+        raise JournalError(msg)
     session = JournaledRun.record(journal, dict(archive.order.answers), seed=archive.order.seed)
     played = _Played(archive, session)
     result = await _driven(launcher, played).run()
@@ -184,6 +195,12 @@ async def followed(launcher: Launcher, operator: Operator, root: str) -> AsyncGe
         ReplayDivergence: when these agents ask for something else than is recorded.
     """
     archive = await archived(operator, root)
+    while not archive.is_begun and not archive.runs[""].is_over:
+        await asyncio.sleep(FOLLOW_SECONDS)
+        await archive.refresh(operator)
+    answered = await meant(operator, root)
+    if answered != root:
+        archive = await archived(operator, answered)
     reading = asyncio.Lock()
 
     async def coming() -> bool:

@@ -22,12 +22,15 @@ from typing import Any, NamedTuple, TypeVar, cast
 import attrs
 
 from stepengine.data.effects import AskPerson, CallModel, Spawn
-from stepengine.data.events import Event
+from stepengine.data.events import Event, Warned
+from stepengine.data.json import freeze_object
 from stepengine.data.limits import Limits
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.questions import Question
 from stepengine.data.state import AgentState, ChildResult, RunStatus
 from stepengine.durable.database import WORKFLOW, away_errors, queue_name
+from stepengine.durable.messages import Heard
+from stepengine.durable.sessions import Sessions
 from stepengine.durable.wire import (
     Ancestor,
     Order,
@@ -47,6 +50,7 @@ from stepengine.journal.records import shown_address
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.redaction import Redactor
 from stepengine.runtime.asking import shown_questions
+from stepengine.runtime.logs import LOGGER
 from stepengine.runtime.performer import IO, Item, Performer
 from stepengine.runtime.performing import is_deferred
 from stepengine.runtime.tree import RunTree
@@ -57,6 +61,10 @@ T = TypeVar("T")
 MODEL, TOOL, PERFORM = "model", "tool", "perform"
 SPAWN, CHILD, ASK, INTENT, LOOKUP, END = "spawn", "child", "ask", "intent", "lookup", "end"
 KINDS = {"CallModel": MODEL, "CallTool": TOOL, "Perform": PERFORM, "Spawn": CHILD, "Ask": ASK}
+AGAIN = ("takeover", "again")
+"""Attributes of runs that an operator gave to another worker, which makes the count of their executions begin anew."""
+LONG = 5_000
+"""How many effects a run may have before whoever watches it is told that it is long to go on with."""
 FOR_EVER = 10 * 365 * 24 * 3600.0
 CHILD_POLL = 0.2
 NAMES = re.compile(r"recorded|expected|(?P<name>[a-z]{1,16}:[0-9a-f]{32}|DBOS\.[A-Za-z]{1,64})")
@@ -116,6 +124,7 @@ class DurableRun:
         effects: How many effects this process performs at once.
         redactor: What takes secrets out of what is stored.
         seed: What it begins with.
+        sessions: Where turns look up what was before them, once this process has connected to that.
 
     Attributes:
         parked: Why this execution ends without a result: the run was cancelled, or belongs to somebody else now.
@@ -126,6 +135,7 @@ class DurableRun:
         started: How many runs were started below this one.
         leaves: Whether the process is about to leave the run, so that nothing more may begin.
         asking: How many questions wait for their answers.
+        heard: The messages to the run that it has heard.
         idle: Set while nothing is under way that had better be recorded before the process leaves.
     """
 
@@ -139,7 +149,10 @@ class DurableRun:
         effects: asyncio.Semaphore,
         redactor: Redactor,
         seed: Seed,
+        sessions: asyncio.Future[Sessions],
     ) -> None:
+        self.sessions = sessions
+        self.heard = Heard()
         self.dbos = dbos
         self.order = order
         self.release = release
@@ -160,12 +173,18 @@ class DurableRun:
         self.idle = asyncio.Event()
         self.idle.set()
         self._acting = 0
+        self._is_again: bool | None = None
         self.tree: RunTree | None = None
         self.machine: Any = None
         self._diverges = (errors.DBOSUnexpectedStepError, errors.DBOSStepNondeterminismError)
         self._leaves = (errors.DBOSWorkflowCancelledError, errors.DBOSWorkflowConflictIDError)
         self._away = away_errors()
         self.errors = errors
+
+    @property
+    def root(self) -> str | None:
+        """The run's id if it is a root."""
+        return None if self.order.spawns else self.order.root
 
     @contextlib.contextmanager
     def acting(self) -> Iterator[None]:
@@ -182,6 +201,28 @@ class DurableRun:
     def shows(self, event: Event) -> bool:
         """Return whether an event is news."""
         return self.is_live or not self.was_replayed
+
+    async def is_again(self) -> bool:
+        """Return whether this is not the run's first execution; asks the database where nothing recorded was met."""
+        if self.was_replayed:
+            return True
+        if self._is_again is None:
+            # In a context of its own: looking is no step.
+            look = self.dbos.list_workflows_async(workflow_ids=[self.order.id], load_input=False, load_output=False)
+            (status,) = await asyncio.create_task(look, context=contextvars.Context())
+            known = status.attributes or {}
+            self._is_again = (status.recovery_attempts or 0) > 1 or any(name in known for name in AGAIN)
+        return self._is_again
+
+    def is_long(self) -> None:
+        """Say that the run grows long; its handler's variables cannot move to another run, so none is begun by itself."""
+        message = (
+            f"the run {self.order.id!r} has {LONG:,} effects: whoever goes on with it reads all of them first, a second of CPU "
+            "for each 1,000 or so; give longer work to children, of which only the result is read"
+        )
+        LOGGER.warning(message)
+        if self.tree is not None:
+            self.tree.emit(Warned(message=message))
 
     def at(self) -> int:
         """Return the run's time now, in milliseconds."""
@@ -280,6 +321,8 @@ class Steps:
         if self._run.leaves:
             raise asyncio.CancelledError
         is_early = not self._run.is_live
+        if batch[0].effect.seq < LONG <= batch[-1].effect.seq + 1 and not is_early:
+            self._run.is_long()
         for item in batch:
             self._places[item.effect.seq] = (await self._begun(item))._replace(is_early=is_early)
         await self._inner.begin(batch)
@@ -374,13 +417,13 @@ class Steps:
 
         async def act() -> dict[str, Any]:
             run.is_live = True
-            again = place.is_early and run.was_replayed
+            again = type(item.effect) is CallModel and place.is_early and await run.is_again()
             if place.is_doubtful:
                 error = UnknownOutcome(
                     "the process ended before what it did was recorded; it may or may not have happened"
                 )
                 return outcome_form(seq, Failure(error, run.at()), run.redactor)
-            if again and type(item.effect) is CallModel:
+            if again:
                 attempts.append({"error": bare(UnknownOutcome("the process ended before the reply was recorded"))})
             async with run.effects:
                 outcome = await self._inner.perform(
@@ -390,7 +433,7 @@ class Steps:
             if type(outcome) is Stop and outcome.kind != "limit":
                 raise _Unrecorded(outcome)
             stamped = attrs.evolve(outcome, at=run.stamped(outcome.at))
-            return outcome_form(seq, stamped, run.redactor, attempts=attempts)
+            return outcome_form(seq, stamped, run.redactor, attempts=attempts) | run.heard.taken_by(outcome)
 
         with run.acting():
             return (await self._recorded(item, place, act))[0]
@@ -479,13 +522,16 @@ class Steps:
             if type(outcome) is Stop and outcome.kind != "limit":
                 raise _Unrecorded(outcome)
             form = outcome_form(effect.seq, attrs.evolve(outcome, at=run.stamped(outcome.at)), run.redactor)
-            return form | {name: ended[name] for name in ("left", "started") if name in ended}
+            form |= run.heard.taken_by(outcome)
+            return form | {name: ended[name] for name in ("left", "started", "rules") if name in ended}
 
         outcome, form = await self._recorded(item, place, act)
         child = outcome.value if type(outcome) is Value else None
         if not isinstance(child, ChildResult):
             return outcome
         self._count(item, child, form.get("started", 0))
+        for rule in form.get("rules", ()):
+            cast("RunTree", run.tree).desk.remembered.add(freeze_object(rule))
         left = restored(form["left"]) if "left" in form else None
         return attrs.evolve(
             cast("Value", outcome), value=attrs.evolve(child, output=self._typed(item, child), left=left)
@@ -572,12 +618,14 @@ class _Elsewhere:
             seq=effect.seq, agent_id=plan.definition.id, prompt=effect.prompt, params=effect.params,
             tool_call_id=effect.tool_call_id, is_inline=effect.is_inline, at=effect.at, of=effect.of,
         )  # fmt: skip
+        tree = cast("RunTree", run.tree)
         child = attrs.evolve(
             order,
             spawns=(*order.spawns, spawn),
             parent=inherited(effect, plan),
             previous=None,
             slice=self._share,
+            rules=tree.desk.remembered.rules,
         )
         options: dict[str, Any] = {
             "workflow_name": WORKFLOW,
@@ -589,7 +637,6 @@ class _Elsewhere:
         options |= {"priority": order.priority} if order.priority else {}
         # In a context of its own: the child belongs to the run and not to this step, which may be done again.
         task = asyncio.create_task(self._waited(options, child), context=contextvars.Context())
-        tree = cast("RunTree", run.tree)
         pull = tree.brake.pulled(path)
         ends: set[asyncio.Future[Any]] = {task} if pull is None else {task, pull}
         try:

@@ -20,10 +20,11 @@ from stepengine.durable.database import away as gone
 from stepengine.durable.database import migrate as make_tables
 from stepengine.durable.operate import OVER, Operator, Step
 from stepengine.durable.process import LOCK, ExecutorBusy, lock_name, release_lock
+from stepengine.durable.rates import made_tables
 from stepengine.durable.steps import ASK, CHILD, SPAWN, kind_of
 from stepengine.errors import DefinitionError
 
-__all__ = ("ExecutorView", "Overview", "QueueView", "ReleaseView", "TakenOver", "Upkeep", "migrate")
+__all__ = ("ExecutorView", "Overview", "QueueView", "RateView", "ReleaseView", "TakenOver", "Upkeep", "migrate")
 
 POISON_AFTER = 5
 BATCH = 500
@@ -49,6 +50,22 @@ QUEUES = """
 select name, worker_concurrency, concurrency, rate_limit_max, rate_limit_period_sec, polling_interval_sec
 from dbos.queues where application_name = %s and name like 'se.%%' order by name
 """
+RATES = """
+with now_is as (select extract(epoch from clock_timestamp()) as moment),
+accounts as (select account from stepengine.rate_seconds union select account from stepengine.rate_workers)
+select account, coalesce(w.running, 0), coalesce(w.waiting, 0), coalesce(s.requests, 0), coalesce(s.tokens, 0)
+from accounts
+left join (
+  select account, sum(running) as running, count(*) filter (where waits is not null and asked > moment - 5) as waiting
+  from stepengine.rate_workers, now_is group by account
+) w using (account)
+left join (
+  select account, sum(requests) as requests, sum(tokens) as tokens
+  from stepengine.rate_seconds, now_is where second > floor(moment) - 61 group by account
+) s using (account)
+order by account
+"""
+HAS_RATES = "select to_regclass('stepengine.rate_workers') is not null"
 UNFINISHED = """
 select workflow_uuid from dbos.workflow_status
 where name = %s and application_name = %s and application_version = %s and position('/' in workflow_uuid) = 0
@@ -65,6 +82,21 @@ where name = %s and application_name = %s and position('/' in workflow_uuid) = 0
     select 1 from dbos.workflow_status below
     where below.workflow_uuid like replace(replace(replace(root.workflow_uuid, '\\', '\\\\'), '%%', '\\%%'), '_', '\\_') || '/%%'
       and below.status <> all(%s)
+  )
+  and (
+    not coalesce(attributes ? 'session', false)
+    or exists (
+      select 1 from dbos.workflow_status later
+      where later.application_name = root.application_name and later.status = 'SUCCESS'
+        and later.attributes @> jsonb_build_object('session', root.attributes->'session')
+        and (later.attributes->>'turn')::int > (root.attributes->>'turn')::int
+    )
+    or not exists (
+      select 1 from dbos.workflow_status other
+      where other.application_name = root.application_name
+        and other.attributes @> jsonb_build_object('session', root.attributes->'session')
+        and (other.status <> all(%s) or coalesce(other.completed_at, other.updated_at) >= %s)
+    )
   )
 order by workflow_uuid limit %s
 """
@@ -124,6 +156,26 @@ class QueueView:
     limit: int | None
     period: float | None
     polling: float
+
+
+@attrs.frozen
+class RateView:
+    """
+    What is asked of one provider with one key, by all workers that limit it.
+
+    Attributes:
+        account: The provider's prefix, and the fingerprint of the key.
+        under_way: Requests under way; those of a worker that died count until somebody needs their places.
+        waiting: How many workers wait for a turn.
+        requests: Requests that began in the last 60 seconds.
+        tokens: Their tokens: what they used, or are expected to use.
+    """
+
+    account: str
+    under_way: int
+    waiting: int
+    requests: int
+    tokens: int
 
 
 @attrs.frozen
@@ -228,6 +280,12 @@ class Upkeep:
     async def queues(self) -> list[QueueView]:
         """Return the queues as the database has them, whatever a worker was started with."""
         return [QueueView(*row) for row in await self._operator.rows(QUEUES, self._operator.app)]
+
+    async def rates(self) -> list[RateView]:
+        """Return what providers are asked where workers limit that; nothing where none ever did."""
+        ((is_there,),) = await self._operator.rows(HAS_RATES)
+        found = await self._operator.rows(RATES) if is_there else ()
+        return [RateView(row[0], *[int(count) for count in row[1:]]) for row in found]
 
     async def unfinished(self, release: str) -> list[str]:
         """
@@ -341,7 +399,8 @@ class Upkeep:
         Delete trees of runs that ended more than *older_than* seconds ago, and return the ids of their roots.
 
         Args:
-            older_than: Seconds; a tree of which anything has not ended stays whole.
+            older_than: Seconds; a tree of which anything has not ended stays whole. What a session goes on from stays until
+                nothing has happened in the session for that long.
             dry_run: Whether it is only said which.
 
         Raises:
@@ -355,8 +414,9 @@ class Upkeep:
         async with self._connection() as own:
             while True:
                 limit = 10**9 if dry_run else BATCH
+                over = list(OVER)
                 found = await _all(
-                    own, FINISHED_ROOTS, WORKFLOW, self._operator.app, list(OVER), before, list(OVER), limit
+                    own, FINISHED_ROOTS, WORKFLOW, self._operator.app, over, before, over, over, before, limit
                 )
                 roots = [row[0] for row in found]
                 deleted += roots
@@ -409,3 +469,4 @@ async def migrate(url: str, *, role: str | None = None) -> None:
             await own.execute(
                 "alter table dbos.workflow_status set (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02)"
             )
+            await made_tables(own, role=role)

@@ -32,6 +32,7 @@ __all__ = (
     "SCHEMA",
     "Ancestor",
     "Order",
+    "Reply",
     "Seed",
     "answers_form",
     "answers_of",
@@ -104,6 +105,9 @@ class Order:
         spawns: The way to this run, from the root's ``Spawn`` on; empty for the root.
         parent: What the parent's state gives to a child.
         slice: What this child may use of its tree's budgets.
+        turn: Its number in the session that ``info`` names; 0 for what is no turn.
+        rules: What people allowed for good before it began; a turn knows them when it is its turn.
+        before: What the turns before it left beside state and rules, once it is its turn; never stored.
     """
 
     root: str
@@ -121,6 +125,9 @@ class Order:
     spawns: tuple[Ancestor, ...] = ()
     parent: AgentState | None = None
     slice: Limits | None = None
+    turn: int = 0
+    rules: tuple[Any, ...] = ()
+    before: Mapping[str, Any] | None = None
 
     @property
     def path(self) -> str:
@@ -142,6 +149,8 @@ class Order:
             value = getattr(self, name)
             form |= {} if value is None else {name: bare(value)}
         form |= {"priority": self.priority} if self.priority else {}
+        form |= {"turn": self.turn} if self.turn else {}
+        form |= {"rules": list(self.rules)} if self.rules else {}
         form |= {"answers": {k: _answer_form(v) for k, v in self.answers.items()}} if self.answers else {}
         form |= {"pool": self.pool, "spawns": [attrs.asdict(spawn) for spawn in self.spawns]}
         return _portable(form)
@@ -161,7 +170,8 @@ class Order:
             info = form["info"]
             given = {n: restored(form[n]) for n in ("limits", "previous", "parent", "slice") if n in form}
             plain = {n: form[n] for n in ("root", "agent_id", "prompt", "params", "created", "seed", "pool")}
-            plain |= {"priority": form["priority"]} if "priority" in form else {}
+            plain |= {n: form[n] for n in ("priority", "turn") if n in form}
+            plain |= {"rules": tuple(map(freeze, form["rules"]))} if "rules" in form else {}
             return cls(
                 **plain,
                 **given,
@@ -174,6 +184,24 @@ class Order:
         except (LookupError, TypeError, AttributeError) as error:
             msg = f"this is no request of a run: {type(error).__name__}: {error}"
             raise DataError(msg) from error
+
+
+@attrs.frozen(kw_only=True)
+class Reply:
+    """
+    A message that answers questions which were asked at once.
+
+    Attributes:
+        run: The run that asks.
+        topic: Where it waits for the message.
+        key: What makes the same message count once.
+        message: When it was said in the run's own time, the answers by question id, and the run that said it, if one did.
+    """
+
+    run: str
+    topic: str
+    key: str
+    message: dict[str, Any]
 
 
 @attrs.frozen
@@ -303,15 +331,16 @@ def answers_of(form: Mapping[str, Any], questions: Sequence[Question]) -> tuple[
 # --- how runs end -------------------------------------------------------------------------------------------------------
 
 
-def child_form(finished: Finished, *, is_inline: bool, started: int) -> dict[str, Any]:
+def child_form(finished: Finished, *, is_inline: bool, started: int, rules: Sequence[Any] = ()) -> dict[str, Any]:
     """
-    Return how a child ended; *started* is how many runs were started below it.
+    Return how a child ended; *started* is how many runs were started below it, *rules* what people allowed for good.
 
     What it leaves to its parent when it is inline stands beside: no ``ChildResult`` is stored with it.
     """
     child = finished.as_child(is_inline=is_inline)
     members = outcome_members(Value(child))["value"]
-    left = {} if child.left is None else {"left": bare(child.left)}
+    left: dict[str, Any] = {} if child.left is None else {"left": bare(child.left)}
+    left |= {"rules": list(rules)} if rules else {}
     return _portable({"schema": SCHEMA, "child": members, "started": started, **left})
 
 
@@ -356,4 +385,5 @@ def result_of(form: Mapping[str, Any], output: Any = None) -> RunResult[Any]:
         error=error_of(form.get("error")),
         warnings=tuple(form["warnings"]),
         leaked=tuple(form["leaked"]),
+        session_saved=form["session"]["is_saved"] if "session" in form else None,
     )

@@ -19,10 +19,11 @@ from stepengine.data.json import JsonDict, compact, freeze
 from stepengine.data.limits import Limits
 from stepengine.data.messages import ToolCallPart, system_reminder
 from stepengine.data.questions import Decision
-from stepengine.data.sources import Meant, ToolSource
+from stepengine.data.sources import ToolSource
 from stepengine.data.tools import ToolBinding, ToolLike, ToolSpec
 from stepengine.engine.schemas import Compiled, compiled
 from stepengine.errors import AgentError, DefinitionError
+from stepengine.machine.finding import with_finder
 from stepengine.machine.spawning import matching_id
 from stepengine.permissions import Policy
 from stepengine.tools.control import set_output_binding
@@ -207,15 +208,17 @@ class Catalog:
         schemas = compiled(definition)
         if schemas.output_schema is not None:
             tools["set_output"] = set_output_binding(schemas.output_schema)
+        specs = JsonDict({name: tools[name].spec for name in offered})
+        with_finder(specs, tools)
         openings = tuple([_opening(definition, source, tools) for source in sources.values()])
         return Agent(
             definition=definition,
             tools=tools,
             offered=offered,
-            specs=JsonDict({name: tools[name].spec for name in offered}),
+            specs=specs,
             spawnable=spawnable,
             schemas=schemas,
-            hooks=self._hooks_of(definition, tools, sources.values(), openings),
+            hooks=self._hooks_of(definition, tools, openings),
             limits=definition.limits.over(self._limits),
             openings=openings,
             family=family,
@@ -234,7 +237,6 @@ class Catalog:
         self,
         definition: AgentDefinition[Any],
         known: Mapping[str, ToolBinding],
-        sources: Iterable[ToolSource],
         openings: tuple[Callable[..., Any], ...],
     ) -> Hooks:
         """Return the engine's hooks, the agent's own, and behind both the policy, which judges the final input."""
@@ -245,7 +247,7 @@ class Catalog:
             return hooks
         specs = {name: binding.spec for name, binding in known.items()}
         if openings:
-            return hooks + Hooks(pre_tool=_judging(self._permissions, specs, tuple(sources)))
+            return hooks + Hooks(pre_tool=_judging(self._permissions, specs))
         return hooks + Hooks(pre_tool=self._permissions.hook(specs.get))
 
 
@@ -257,7 +259,7 @@ def _opening(
 
     def opening(ctx: HookContext) -> Generator[Any, Any, Change]:
         change = yield from source.pre_run(ctx)
-        for tool in (*change.tools, *change.unlisted):
+        for tool in change.tools:
             if tool.spec.name in own:
                 msg = (
                     f"agent {definition.id!r}: {source.name!r} has a tool {tool.spec.name!r}, and there is another one of that "
@@ -269,16 +271,12 @@ def _opening(
     return opening
 
 
-def _judging(
-    policy: Policy, specs: Mapping[str, ToolSpec], sources: tuple[ToolSource, ...]
-) -> Callable[[HookContext, ToolCallPart], Decision]:
-    """Return the policy's hook for runs whose tools are found when they begin; it judges what a call passes on."""
+def _judging(policy: Policy, specs: Mapping[str, ToolSpec]) -> Callable[[HookContext, ToolCallPart], Decision]:
+    """Return the policy's hook for runs whose tools are found when they begin."""
 
     def permission(ctx: HookContext, call: ToolCallPart) -> Decision:
-        passed = next(filter(None, [source.meant(ctx, call) for source in sources]), None)
         spec = specs.get(call.tool_name) or ctx.state.tool_definitions.get(call.tool_name)
-        meant = passed or Meant(spec or ToolSpec(call.tool_name), call)
-        return policy.hook(lambda _: meant.spec)(ctx, meant.call)
+        return policy.hook(lambda name: spec or ToolSpec(name))(ctx, call)
 
     return permission
 

@@ -300,7 +300,7 @@ class Engine:
 
     async def step(self, state: AgentState, agent: str | AgentDefinition[Any] | None = None) -> StepResult:
         """
-        Run a single step from *state* and return the new state and whether the turn ended (requirements D8).
+        Run a single step from *state* and return the new state and whether the turn ended.
 
         One model call and the tools it asks for: no handler, no prompt, no instructions, no hooks around a run.
 
@@ -540,7 +540,7 @@ class Engine:
 
     def debug(self, journal: JournalLike, *, agent: AgentLike | None = None) -> Debugger:
         """
-        Return a debugger at the start of a recorded run; it goes both ways, and is a context manager (judging JG6).
+        Return a debugger at the start of a recorded run; it goes both ways, and is a context manager.
 
         Args:
             journal: The journal, or the path of its file; it is only read.
@@ -561,7 +561,7 @@ class Engine:
         """
         Return how many tokens *request* has: what its provider counts when it can be asked, else an estimate.
 
-        Asking may be a network request, which no limit and no price covers (requirements I1, ecosystem EC75).
+        Asking may be a network request, which no limit and no price covers.
 
         Raises:
             ModelError: when there is no such model, or its provider failed.

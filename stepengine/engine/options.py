@@ -67,7 +67,7 @@ class RunOptions(TypedDict, total=False):
     Attributes:
         params: A JSON object, or the pydantic model of the agent's ``input_schema``.
         previous: The state to continue: it keeps history, view and context; the run gets an id, budgets and usage of its
-            own, and the state itself is not changed (design 5). In a session it takes the place of what the store holds.
+            own, and the state itself is not changed. In a session it takes the place of what the store holds.
         session_id: The conversation's id, for hooks and tools. With ``Engine(sessions=...)`` the run goes on from what that
             session holds, and is saved in it however it ends; it waits for the run that is in the session before it. What
             is said where the same agent waits for an answer is that answer. Without an id a new one is made, which
@@ -79,8 +79,7 @@ class RunOptions(TypedDict, total=False):
             named as in its ``pending``, and the run goes on with the step that was suspended. Only an agent without a
             handler goes on from a state alone; for others ``AnswerRejected`` is raised, they need their journal, which a
             session store keeps.
-        journal: Where the run is recorded: a journal that holds no run yet, or the path of its file; ``RUNS.db`` holds many
-            (design 10).
+        journal: Where the run is recorded: a journal that holds no run yet, or the path of its file; ``RUNS.db`` holds many.
         on_divergence: In a session, what becomes of the run that waits for this message when its agent was edited since:
             ``"raise"`` (default), ``"stop"`` or ``"keep"``, as for ``resume``.
     """
@@ -119,7 +118,7 @@ class ReplayOptions(TypedDict, total=False):
 
     Attributes:
         agent: Id or definition of the agent; by default the engine's agent that the journal names.
-        live: Kinds of effects that are performed for real (replay D12): ``"call_tool"`` and ``"perform"``, whose results
+        live: Kinds of effects that are performed for real: ``"call_tool"`` and ``"perform"``, whose results
             must be the recorded ones; ``"call_model"``, for a new model against the recorded tools: every model call is made
             anew, from the first on, while ``rerun`` makes them only from one place on.
         speed: How fast results come: 1.0 as they did, 2.0 twice as fast, no pause longer than ten seconds; by default all
@@ -150,7 +149,7 @@ class ResumeOptions(TypedDict, total=False):
         limits: Other limits than the recorded ones, such as more steps.
         in_doubt: What becomes of an effect that was begun before a crash, has no result, and is not idempotent:
             ``"fail"`` (default) throws ``UnknownOutcome`` at the handler's yield, ``"retry"`` does it again, ``"ask"``
-            suspends the run with a question (reliability R3).
+            suspends the run with a question.
         on_divergence: What becomes of a run whose agent was edited since: ``"raise"`` (default) raises ``ReplayDivergence``
             at the first effect that is not the recorded one, ``"stop"`` gives a result with status ``failed`` and that
             error, ``"keep"`` uses the recorded outcome where an effect of the same kind (a model call, a tool call, ...) is

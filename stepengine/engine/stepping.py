@@ -49,6 +49,10 @@ if TYPE_CHECKING:
 __all__ = ("Frame", "FrameKind", "HookCall", "Moment", "Stepper")
 
 FrameKind: TypeAlias = Literal["handler", "helper", "hook", "package", "opaque"]
+STORED_AS: Mapping[type[Leaf], str] = {
+    CallModel: "CallModel", CallTool: "CallTool", Spawn: "Spawn", CallFunction: "Perform", AskPerson: "Ask",
+}  # fmt: skip
+"""The name of each effect in a record."""
 MAX_FRAMES = 100
 SHOWN = 200
 
@@ -318,15 +322,25 @@ class Stepper:
             raise self.diverged
         if self.position >= self.last:
             return False
-        path, seq = self._tape.order[self.position]
-        self._guarded(partial(self._take, path, seq))
-        self._tape.verified = max(self._tape.verified, self.position)
+        self.go(self.position + 1)
         return True
 
     def go(self, position: int) -> None:
         """Take results until so many were taken; raises as ``advance`` does."""
-        while self.position < position and self.advance():
-            pass
+        if self.diverged is not None and self.position < position:
+            raise self.diverged
+        if self.position < (end := min(position, self.last)):
+            self._guarded(partial(self._take_until, end))
+
+    def _take_until(self, position: int) -> None:
+        tape = self._tape
+        order, take = tape.order, self._take
+        try:
+            while self.position < position:
+                take(*order[self.position])
+        finally:
+            # What was answered was compared before.
+            tape.verified = max(tape.verified, self.position)
 
     def _guarded(self, act: Callable[[], object]) -> None:
         try:
@@ -394,13 +408,15 @@ class Stepper:
         """Compare an effect with the record; once that was done, its kind is enough."""
         address = (item.path, item.effect.seq)
         place = self._tape.places.get(address)
-        asked = Intent(*address, describe(item), gather=None if item.gather is None else item.gather.effects[0].seq)
-        if place is not None and place < self._tape.verified:
-            known = self.history.intents[address]
-            if known.type == asked.type:
-                self._past.use(address)
-                return
-        self._replayer.meets(item, asked)
+        if (
+            place is not None
+            and place < self._tape.verified
+            and self.history.intents[address].type == STORED_AS[type(item.effect)]
+        ):
+            self._past.use(address)
+            return
+        together = None if item.gather is None else item.gather.effects[0].seq
+        self._replayer.meets(item, Intent(*address, describe(item), gather=together))
 
     def _answer(self, run: _Running) -> None:
         """Send a machine what it waits for."""
@@ -493,8 +509,15 @@ class Stepper:
 
     def frames(self) -> tuple[Frame, ...]:
         """Return the frames of the moment alone; raises as ``moment``."""
+        return tuple(self._frames())
+
+    def outermost(self) -> Frame | None:
+        """Return the frame of the handler or hook alone, if one waits; raises as ``moment``."""
+        return next((frame for frame in self._frames() if frame.kind in ("handler", "hook")), None)
+
+    def _frames(self) -> Iterator[Frame]:
         address = self._here()
-        return tuple(_frames(self._runs["" if address is None else address[0]].machine))
+        return _frames(self._runs["" if address is None else address[0]].machine)
 
     def effect(self) -> Leaf | None:
         """Return the effect of the moment alone; raises as ``moment``."""

@@ -24,7 +24,7 @@ def call(tool: ToolLike[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Generato
 def call(tool: str, as_: type[R], /, **kwargs: Any) -> Generator[Yieldable, StepResult, R]: ...
 def call(tool: Any, /, *args: Any, **kwargs: Any) -> Generator[Yieldable, StepResult, Any]:
     """
-    Run a tool and return its typed result (design 4).
+    Run a tool and return its typed result.
 
     ``todos = yield from call(find_todos, "src")`` gives what ``find_todos`` is annotated to return.
 

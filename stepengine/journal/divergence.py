@@ -135,7 +135,11 @@ def _advice(history: History, path: str, seq: int, *, can_keep: bool) -> str:
             f"    engine.fork(journal, at={at!r})  or  stepengine fork {file} --at '{at}'   goes on in another journal"
         )
     lines.append("    --stepengine-record=extend in a test, or =rewrite to record it all again")
-    return "\n".join([*lines, "  to compare two journals: diff(a, b)  or  stepengine diff A B"])
+    lines += [
+        f"  to look at what led here, with the variables: stepengine debug {file}",
+        "  to compare two journals: diff(a, b)  or  stepengine diff A B",
+    ]
+    return "\n".join(lines)
 
 
 def verb(form: CallModel | Mapping[str, Any]) -> str:

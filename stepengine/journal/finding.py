@@ -13,6 +13,7 @@ from stepengine.journal.store import Journal
 __all__ = ("JournalLike", "as_journal", "database_of")
 
 JournalLike: TypeAlias = "Journal | str | Path"
+"""A journal, or the path of its file; ``RUNS.db`` holds many runs, ``RUNS.db#RUN`` is one of them."""
 
 DATABASES = (".db", ".sqlite", ".sqlite3")
 

@@ -140,7 +140,7 @@ def _secrets(records: list[Record]) -> Iterator[str]:
 
 def scrub(journal: JournalLike) -> MemoryJournal:
     """
-    Return a copy without anything that looks like a secret; its fingerprints are made anew, so it replays (SC08).
+    Return a copy without anything that looks like a secret; its fingerprints are made anew, so it replays.
 
     Raises:
         JournalError: when the journal cannot be read.

@@ -20,7 +20,7 @@ from stepengine.runtime.performer import Item
 __all__ = ("DOUBT", "InDoubt", "check_answers", "decision_about", "in_doubt", "kept_answers", "sorted_answers")
 
 InDoubt: TypeAlias = Literal["fail", "retry", "ask"]
-"""What becomes of an effect that was begun, has no result, and is not idempotent; see ``decision_about``."""
+"""What becomes of an effect that was begun, has no result, and is not idempotent; see ``ResumeOptions``."""
 
 SHOWN_CHARS = 1_000
 YES_OR_NO = ("yes", "no")

@@ -29,6 +29,8 @@ __all__ = ("Accepting", "Deciding", "Launch", "OnDivergence", "begin", "extend",
 
 Launch: TypeAlias = Callable[[JournaledRun], Awaitable[RunResult[Any]]]
 OnDivergence: TypeAlias = Literal["raise", "stop", "keep"]
+"""What becomes of a run whose agent was edited since; see ``ResumeOptions``."""
+
 Accepting: TypeAlias = Callable[[ReplayDivergence], bool]
 
 

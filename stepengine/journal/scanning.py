@@ -76,7 +76,7 @@ def scan(
 
     Args:
         paths: Files and folders.
-        allow_secrets: Hashes of values that look like secrets and are none (replay K9).
+        allow_secrets: Hashes of values that look like secrets and are none.
         environment: Where known values come from; the process's environment by default.
 
     Raises:

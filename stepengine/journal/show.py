@@ -36,6 +36,7 @@ from stepengine.data.messages import (
     ThinkingPart,
     ToolCallPart,
     ToolMessage,
+    ToolReferencePart,
     ToolResult,
 )
 from stepengine.data.models import ModelReply, StopReason
@@ -75,7 +76,7 @@ ORDINARY_NAMES = frozenset({
 
 def machine_data(cwd: str | os.PathLike[str] | None = None) -> dict[str, str]:
     """
-    Return the texts that tell of this machine, each with its placeholder (replay K7).
+    Return the texts that tell of this machine, each with its placeholder.
 
     They are the working folder ``<cwd>``, the folder for temporary files ``<tmp>``, the home folder ``<home>``, and the
     names of host ``<host>`` and user ``<user>``. Short paths and names that are ordinary words are left out.
@@ -359,8 +360,8 @@ def _part_in_tree(part: Part, call: Any = str) -> Tree:
         case ToolCallPart():
             given = {"input": thaw(part.input)} if part.input_error is None else {"unreadable": part.raw_input or ""}
             return {"tool": part.tool_name} | _filled(call=call(part.tool_call_id)) | given
-        case JsonPart():
-            return {"json": thaw(part.value)}
+        case JsonPart() | ToolReferencePart():
+            return {"json": thaw(part.value)} if isinstance(part, JsonPart) else {"finds": part.tool_name}
         case ImagePart() | DocumentPart():
             return {"media": _media(part)}
         case OpaquePart() | CitationPart():

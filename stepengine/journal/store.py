@@ -118,7 +118,7 @@ class Journal(abc.ABC):
         JournalError: when *inline* is no positive number.
 
     Attributes:
-        forks: How many forks were made of this journal (reliability JR35).
+        forks: How many forks were made of this journal.
         extended: What the last extending of this journal did; ``None`` when there was none.
     """
 

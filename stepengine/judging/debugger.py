@@ -24,7 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Never, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Never, Protocol, Self
 
 import attrs
 
@@ -50,10 +50,14 @@ MAX_TEXT = 64 * 1024
 MAX_PAUSED = 9
 MAX_SNAPSHOTS = 24
 SPACING = 64
-PARTS = 16
+PARTS = 8
+"""Each place costs a fork and a copy of every page that is touched after it, so a walk holds few of them."""
+CALM = 20_000
+"""So many objects more than went come before garbage is looked for: what a walk makes mostly stays."""
 NAP = 0.3
 """After so many seconds a process that sleeps looks whether the others are still there."""
-MESSAGE = 1 << 20
+MESSAGE = 1 << 24
+"""The most bytes that can be handed on; memory is taken only for as many as are."""
 LINE = re.compile(r"(?:(?P<file>[^:]*):)?(?P<line>[0-9]{1,9})")
 HARMLESS_CALLS = frozenset(
     {"len", "str", "int", "float", "bool", "isinstance", "min", "max", "sum", "any", "all", "type"}
@@ -199,12 +203,15 @@ class ForkedWalk:
         Go on in another process: return ``None`` there, and in this one the exit code, when all is over.
         """
         self._write({"places": [], "active": 0})
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+        before, collects = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1}), gc.get_threshold()
+        if 0 < collects[0] < CALM:
+            gc.set_threshold(CALM, *collects[1:])
         try:
             return self._hold()
         finally:
             if os.getpid() == self._first:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
+                gc.set_threshold(*collects)
                 for number, handler in self._handlers.items():
                     signal.signal(number, handler)
 
@@ -239,7 +246,8 @@ class ForkedWalk:
             return False
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
-        self._write({**self._read(), "active": os.getpid()})
+        told = ("to", "message")
+        self._write({**{name: said for name, said in self._read().items() if name not in told}, "active": os.getpid()})
         return True
 
     def _slept(self, parent: int) -> Mapping[str, Any]:
@@ -315,13 +323,14 @@ class ForkedWalk:
         if position < stepper.position or stepper.diverged is not None:
             self.leave(min(position, stepper.position), **kept)
         if not self.stays and kept and self._place(position)[1] > stepper.position + self._spacing:
-            self.leave(position, **kept)
+            with contextlib.suppress(InputError):  # what is too long to be told is walked with
+                self.leave(position, **kept)
+        position = min(position, stepper.last)
         while stepper.position < position:
             if not self.stays and self._is_due():
                 self._hold()
             try:
-                if not stepper.advance():
-                    return
+                stepper.go(min(position, stepper.position - stepper.position % SPACING + SPACING))
             except ReplayDivergence as error:
                 if stepper.position and not self.stays:
                     self.leave(stepper.position - 1, refused=error.message)
@@ -469,14 +478,36 @@ def _read_until(pipe: int, deadline: float) -> bytes | None:
         said += part
 
 
-def evaluated(expression: str, names: Mapping[str, Any], *, pretty: bool = False) -> str:
+class Evaluated(NamedTuple):
+    """
+    What became of an expression.
+
+    Attributes:
+        text: What it gave, or raised, as safe text.
+        raised: Whether it gave nothing: it raised, or took too long.
+    """
+
+    text: str
+    raised: bool = False
+
+    def packed(self) -> str:
+        """Return this as a text."""
+        return f"{'!' if self.raised else '='}{self.text}"
+
+    @classmethod
+    def unpacked(cls, text: str) -> Evaluated:
+        """Return what ``packed`` made a text of; an empty one is of a process that was ended."""
+        return cls(text[1:], text[0] == "!") if text else cls(f"<nothing came in {SECONDS:g} s>", raised=True)
+
+
+def evaluated(expression: str, names: Mapping[str, Any], *, pretty: bool = False) -> Evaluated:
     """Return what an expression gives, or raises, as safe text; ``__repr__`` methods run."""
     code, texts = compiled(expression), SafeTexts(runs_reprs=True)
     try:
         value = eval(code, {**names})  # noqa: S307 - the user's own expression
-        return "\n".join(texts.lines(value)) if pretty else texts.value(value, limit=MAX_TEXT)
+        return Evaluated("\n".join(texts.lines(value)) if pretty else texts.value(value, limit=MAX_TEXT))
     except BaseException as error:  # noqa: BLE001 - whatever it raises is what is to be seen
-        return f"{type(error).__name__}: {texts.clean(_said_by(error), 2_000)}"
+        return Evaluated(f"{type(error).__name__}: {texts.clean(_said_by(error), 2_000)}", raised=True)
 
 
 def _said_by(error: BaseException) -> str:
@@ -853,19 +884,19 @@ class Debugger:
         Raises:
             InputError: for a statement, or a frame that there is not.
         """
-        return self.evaluate_in(self.frame(frame), expression, pretty=pretty)
+        return self.evaluate_in(self.frame(frame), expression, pretty=pretty).text
 
-    def evaluate_in(self, frame: Frame, expression: str, *, pretty: bool = False) -> str:
+    def evaluate_in(self, frame: Frame, expression: str, *, pretty: bool = False) -> Evaluated:
         """Return what an expression gives in a frame that was looked up; see ``evaluate``."""
         compiled(expression)
         names = names_of(frame)
         if not can_fork():
-            said = in_child(lambda: evaluated(expression, names, pretty=pretty))
-            return f"<nothing came in {SECONDS:g} s>" if said is None else said
-        said = evaluated(expression, names, pretty=pretty)
+            said = in_child(lambda: evaluated(expression, names, pretty=pretty).packed())
+            return Evaluated.unpacked(said or "")
+        made = evaluated(expression, names, pretty=pretty)
         if not is_harmless(expression):
             self._walk.anew()
-        return said
+        return made
 
     def frame(self, number: int) -> Frame:
         """Return one of ``frames``; ``InputError`` when there is no such one."""
@@ -989,7 +1020,7 @@ class Debugger:
 
 def _handler(stepper: Stepper) -> Frame:
     """Return the frame that expressions are looked at in; one without variables where nothing of the author's waits."""
-    return next((f for f in stepper.frames() if f.kind in ("handler", "hook")), Frame(function=""))
+    return stepper.outermost() or Frame(function="")
 
 
 def _is_error(stepper: Stepper) -> bool:

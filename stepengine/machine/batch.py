@@ -17,10 +17,12 @@ from stepengine.data.json import canonical
 from stepengine.data.messages import ToolCallPart, ToolResult
 from stepengine.data.outcomes import Failure, Single, Stop
 from stepengine.data.questions import NOBODY, REMEMBERED, Answer, Decision, Question
+from stepengine.data.tools import FIND_TOOLS
 from stepengine.data.yields import Parallel
 from stepengine.errors import LimitExceeded, LimitReached, StepEngineError
 from stepengine.machine import hooks
 from stepengine.machine.calls import Call, Member, ask_effect, carry_out, conclude, follow_up, named, unavailable
+from stepengine.machine.finding import shown_first
 from stepengine.machine.protocol import Flow
 from stepengine.machine.signals import Stopped, merged
 from stepengine.machine.state import RunState
@@ -45,7 +47,11 @@ def called_by_model(run: RunState, calls: Sequence[ToolCallPart], offered: Colle
         name = asked.tool_name if asked.tool_name in offered else _meant(run, asked.tool_name, offered)
         call = Call(run, asked, "model", None if name is None else run.bindings[name])
         if name is None:
-            call.fail(unavailable(run, asked.tool_name, tuple(offered)))
+            known = shown_first(offered, run.bindings)
+            hint = (
+                f" {len(offered) - len(known)} others are found with {FIND_TOOLS}." if len(known) < len(offered) else ""
+            )
+            call.fail(unavailable(run, asked.tool_name, known, hint))
         made.append(call)
     return made
 

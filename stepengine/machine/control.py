@@ -10,6 +10,7 @@ from stepengine.data.messages import AssistantMessage, ToolResult, UserMessage
 from stepengine.data.tools import Action, ToolSpec
 from stepengine.data.wire import from_dicts
 from stepengine.errors import AgentError, OutputMissing
+from stepengine.machine.finding import found, with_finder
 from stepengine.machine.plan import RunPlan
 from stepengine.machine.state import RunState
 
@@ -19,12 +20,12 @@ HANDLER_ONLY = ("set_messages", "add_message")
 """Control tools that no model is ever offered (requirements F18)."""
 
 
-def offered_of(plan: RunPlan) -> dict[str, ToolSpec]:
-    """Return the specifications of the tools that the run's agent has itself, in order."""
+def offered_of(plan: RunPlan) -> Mapping[str, ToolSpec]:
+    """Return the specifications of the tools that the run's agent has itself, in order, and what finds hidden ones."""
     names = [name for name in plan.offered if name not in HANDLER_ONLY]
     if plan.definition.output_schema is not None and "set_output" not in names:
         names.append("set_output")
-    return {name: plan.tools[name].spec for name in names}
+    return with_finder({name: plan.tools[name].spec for name in names}, plan.tools)
 
 
 def run_control(run: RunState, action: Action, value: JsonDict) -> ToolResult:
@@ -108,6 +109,10 @@ def _lookup_agent_info(run: RunState, value: JsonDict) -> ToolResult:
     return ToolResult.json({"found": False, "error": problem})
 
 
+def _find_tools(run: RunState, value: JsonDict) -> ToolResult:
+    return found(run.offered, value["query"])
+
+
 _ACTIONS: Mapping[Action, Callable[[RunState, JsonDict], ToolResult]] = {
     "set_output": _set_output,
     "set_messages": _set_messages,
@@ -117,4 +122,5 @@ _ACTIONS: Mapping[Action, Callable[[RunState, JsonDict], ToolResult]] = {
     "write_todos": _write_todos,
     "think_deeply": _think_deeply,
     "lookup_agent_info": _lookup_agent_info,
+    "find_tools": _find_tools,
 }

@@ -41,6 +41,7 @@ from stepengine.errors import (
     StepEngineError,
     UnknownModel,
 )
+from stepengine.machine.finding import with_finder
 from stepengine.machine.history import History
 from stepengine.machine.plan import RunPlan
 from stepengine.machine.protocol import PHASES, REFUSALS, Flow
@@ -603,14 +604,15 @@ class RunState:
             self._context = freeze({k: v for k, v in merged.items() if v is not None})
         if change.values:
             self._values.update(change.values)
-        if change.tools or change.unlisted:
-            self._adopt(change.tools, change.unlisted)
+        if change.tools:
+            self._adopt(change.tools)
 
-    def _adopt(self, tools: Sequence[ToolLike], unlisted: Sequence[ToolLike]) -> None:
+    def _adopt(self, tools: Sequence[ToolLike]) -> None:
         """Know tools that were found when the run began, in the plan's own table, where performers look for them, too."""
-        for tool in (*tools, *unlisted):
+        for tool in tools:
             self.bindings[tool.spec.name] = tool.binding()
-        self.offered = {**self.offered, **{tool.spec.name: tool.spec for tool in tools}}
+        offered = {**self.offered, **{tool.spec.name: tool.spec for tool in tools}}
+        self.offered = with_finder(offered, self.bindings)
         if self.plan.sent is None:
             self.specs = tuple(self.offered.values())
             self.definitions = JsonDict(self.offered)

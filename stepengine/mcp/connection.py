@@ -437,7 +437,8 @@ class Connection:
 
 def installed() -> None:
     """Raise ``DefinitionError`` where the package is not installed; it says what helps."""
-    if find_spec("mcp") is None:
+    found = find_spec("mcp")
+    if found is None or found.origin is None:  # a folder of that name beside the program is found, too
         raise DefinitionError(REMEDY)
 
 

@@ -20,8 +20,7 @@ import attrs
 from stepengine.data.events import ToolProgress
 from stepengine.data.hooks import Change, HookContext
 from stepengine.data.json import JsonDict, JsonValue, freeze_object
-from stepengine.data.messages import ToolCallPart, ToolResult
-from stepengine.data.sources import Meant
+from stepengine.data.messages import ToolResult
 from stepengine.data.tools import Ordinary, ToolBinding, ToolLike
 from stepengine.data.visible import visible
 from stepengine.data.yields import Perform
@@ -29,7 +28,6 @@ from stepengine.errors import DataError, DefinitionError, PerformError, ToolErro
 from stepengine.mcp._caps import CHARS_PER_TOKEN, DEFER_TOKENS, DEFER_TOOLS
 from stepengine.mcp.asking import Asking
 from stepengine.mcp.connection import Connection, Lost, Options, Wanted
-from stepengine.mcp.deferring import Deferred
 from stepengine.mcp.listing import Listed, annotations_of, digest_of, listed_tools, offered_prompts
 from stepengine.mcp.names import check_server_name
 from stepengine.mcp.offering import prompt_tool, resource_tools
@@ -87,8 +85,8 @@ def mcp_tools(
         trust_hints: Whether the server's hints count: ``readOnlyHint`` for rules, ``idempotentHint`` for calling again.
         elicitation: Whether the server may ask a person; its questions become the run's.
         sampling: Whether the server may have the run's model called, within the run's limits; it sees what is replied.
-        defer: Whether the model finds tools by ``mcp_search_NAME`` and calls them by ``mcp_call_NAME`` instead of being shown
-            all; ``"auto"`` from 41 tools or about 8,000 tokens on.
+        defer: Whether the model searches the tools instead of being shown all, as with ``defer_loading=True`` of ``tool``;
+            ``"auto"`` from 41 tools or about 8,000 tokens on.
         pins: Digests of definitions, by the server's name of the tool; a tool that is another one is left out. Without one the
             first list that this process sees counts.
         timeout: Seconds that a call may take, not counting the time in which a person is asked.
@@ -197,34 +195,22 @@ class McpTools:
             line = f"The MCP server {self.name!r} has something that is left out: {reason}"
             ctx.logger.warning(line)
         listed = [Listed.from_json(one) for one in recorded["tools"]]
-        tools: list[ToolLike] = [self._tool(one) for one in listed]
+        tools = [self._tool(one) for one in listed]
+        if self._is_deferred(tools):
+            tools = [self._tool(one, defer_loading=True) for one in listed]
         beside: list[ToolLike] = (
             [prompt_tool(self.name, recorded["prompts"], self.session)] if recorded["prompts"] else []
         )
         if self._resources:
             beside += resource_tools(self.name, self.session)
-        deferred = Deferred(self.name, tools) if self._is_deferred(tools) else None
-        return Change(
-            tools=(*tools, *beside) if deferred is None else (*deferred.tools, *beside),
-            unlisted=() if deferred is None else tools,
-            values={self._key: deferred},
-        )
-
-    @property
-    def _key(self) -> str:
-        return f"mcp:{self.name}"
+        return Change(tools=(*tools, *beside))
 
     def _is_deferred(self, tools: Sequence[ToolLike]) -> bool:
         if self._defer != "auto":
             return self._defer
         return len(tools) > DEFER_TOOLS or sum(t.spec.chars for t in tools) > DEFER_TOKENS * CHARS_PER_TOKEN
 
-    def meant(self, ctx: HookContext, call: ToolCallPart) -> Meant | None:
-        """Return the tool that a call passes on, so that rules see its own name."""
-        deferred = ctx.values.get(self._key)
-        return deferred.meant(call) if isinstance(deferred, Deferred) else None
-
-    def _tool(self, listed: Listed) -> ToolLike:
+    def _tool(self, listed: Listed, *, defer_loading: bool = False) -> ToolLike:
         annotations = annotations_of(listed.hints, trusted=self._trusts)
 
         async def run(ctx: ToolContext, input: dict[str, Any]) -> ToolResult:
@@ -240,6 +226,7 @@ class McpTools:
             annotations=annotations,
             parallel_safe=self._trusts and annotations.read_only,
             timeout=self._options.timeout,
+            defer_loading=defer_loading,
         )
 
     # --- outside of the machine -----------------------------------------------------------------------------------------

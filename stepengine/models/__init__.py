@@ -22,6 +22,8 @@ from stepengine.data.server_tools import CodeExecution, FileSearch, ServerTool, 
 from stepengine.models._reading import Timeouts
 from stepengine.models.anthropic import AnthropicProvider
 from stepengine.models.base import ModelInfo, ModelRef, Provider, ProviderSettings
+from stepengine.models.batches import Batched
+from stepengine.models.clouds import BedrockProvider, FoundryProvider, VertexProvider
 from stepengine.models.files import Files, UploadedFile, file_part
 from stepengine.models.google import GoogleProvider
 from stepengine.models.openai import OpenAIProvider
@@ -33,10 +35,13 @@ from stepengine.models.routing import fallback
 __all__ = (
     "PRESETS",
     "AnthropicProvider",
+    "Batched",
+    "BedrockProvider",
     "CitationPart",
     "CodeExecution",
     "FileSearch",
     "Files",
+    "FoundryProvider",
     "GoogleProvider",
     "ModelDelta",
     "ModelInfo",
@@ -60,6 +65,7 @@ __all__ = (
     "ToolCallStarted",
     "UploadedFile",
     "UrlContext",
+    "VertexProvider",
     "WebSearch",
     "fallback",
     "file_part",

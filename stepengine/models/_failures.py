@@ -31,6 +31,7 @@ __all__ = (
     "INVALID_SIGNATURE",
     "LARGE_LIMIT",
     "MALFORMED_CALL",
+    "NO_SEARCH",
     "ONCE",
     "SMALL_LIMIT",
     "SOURCES",
@@ -56,7 +57,10 @@ FORCED_THINKING = "forced_thinking"
 LARGE_LIMIT = "large_limit"
 GRAMMAR = "large_grammar"
 SOURCES = "unknown_sources"
-ONCE = frozenset({FORCED_THINKING, GIVEN_UP, GRAMMAR, INVALID_SIGNATURE, LARGE_LIMIT, MALFORMED_CALL, SOURCES})
+NO_SEARCH = "no_tool_search"
+ONCE = frozenset(
+    {FORCED_THINKING, GIVEN_UP, GRAMMAR, INVALID_SIGNATURE, LARGE_LIMIT, MALFORMED_CALL, NO_SEARCH, SOURCES}
+)
 """Kinds of failure after which the same request is worth one more try and no third (MP60, EC97, EC109)."""
 
 RETRYABLE_STATUS = frozenset({408, 409, 425, 429, 498})
@@ -70,12 +74,16 @@ STATUS_OF_TYPE = {
     "RESOURCE_EXHAUSTED": 429,
     "UNAUTHENTICATED": 401,
     "UNAVAILABLE": 503,
+    "accessDeniedException": 403,
     "api_error": 500,
     "authentication_error": 401,
     "billing_error": 402,
     "insufficient_quota": 429,
+    "internalServerException": 500,
     "internal_server_error": 500,
     "invalid_request_error": 400,
+    "modelStreamErrorException": 500,
+    "modelTimeoutException": 408,
     "not_found_error": 404,
     "overloaded_error": 529,
     "permission_error": 403,
@@ -83,9 +91,12 @@ STATUS_OF_TYPE = {
     "rate_limit_exceeded": 429,
     "request_too_large": 413,
     "server_error": 500,
+    "serviceUnavailableException": 503,
     "service_unavailable": 503,
     "slow_down": 503,
+    "throttlingException": 429,
     "timeout_error": 504,
+    "validationException": 400,
 }
 NO_CREDIT = frozenset({"insufficient_quota", "billing_error", "billing_hard_limit_reached"})
 OVERFLOW = {
@@ -142,6 +153,9 @@ TOO_COMPLEX = (
 UNKNOWN_SOURCES = re.compile(r"unknown parameter.{0,80}action\.sources", re.IGNORECASE)
 """What OpenAI's API said of a search that goes back with its sources, which its own types allow (PV58)."""
 
+UNSEARCHED = ("tool search is not supported", "tool_search", "defer_loading")
+"""What is said, in lower case, of a search of tools that a model or a cloud does not have (PV63, PV64, PV88)."""
+
 LIMIT_AND_INPUT = "`max_tokens` exceed context limit: "
 MOST_OUTPUT = "which is the maximum allowed number of output tokens"
 """What Anthropic says of a limit that does not fit beside the prompt, and of one that the model does not have."""
@@ -162,6 +176,8 @@ BAD_REQUEST, NO_MONEY, NOT_FOUND, TOO_LARGE = 400, 402, 404, 413
 UNKNOWN_MODEL = "unknown_model"
 NO_SUCH_MODEL = "provided model identifier is invalid"
 """What Bedrock says, in lower case, of a model that it does not have."""
+AWS_TYPE = "x-amzn-errortype"
+"""The header in which AWS says what kind of error a body tells of."""
 SHOWN_LARGEST = 3
 HTTP_REDIRECT, HTTP_CLIENT_ERROR, HTTP_SERVER_ERROR = 300, 400, 500
 
@@ -256,7 +272,7 @@ def body_failure(
         call: What was asked.
         usage: What the reply is known to have used before it failed.
     """
-    problem = _problem(content)
+    problem = _typed(_problem(content), headers.get(AWS_TYPE, ""))
     status = status if status is not None else problem.status
     message = _message(problem, status, call)
     fields: dict[str, Any] = {"status": status, "request_id": _request_id(headers, content), "kind": "http"}
@@ -317,6 +333,8 @@ def _kind_of_refusal(text: str) -> str:
         return FORCED_THINKING
     if any(words in low for words in TOO_COMPLEX):
         return GRAMMAR
+    if any(words in low for words in UNSEARCHED):
+        return NO_SEARCH
     return SOURCES if UNKNOWN_SOURCES.search(text) else ""
 
 
@@ -357,6 +375,12 @@ def _problem(content: bytes | Mapping[str, Any]) -> _Problem:
     failed = error.get("failed_generation")
     text = f"{text} (it had written {failed!r})" if isinstance(failed, str) and failed else text
     return _Problem(printable(text, MAX_MESSAGE), frozenset(words), _status_of(words), _delay_in(details))
+
+
+def _typed(problem: _Problem, kind: str) -> _Problem:
+    """Return *problem* with what a header says of its kind, such as ``ThrottlingException:http://...``."""
+    word = printable(kind.partition(":")[0], MAX_WORD)
+    return attrs.evolve(problem, words=problem.words | {word}) if word else problem
 
 
 def _delay_in(details: Any) -> float | None:
@@ -423,7 +447,7 @@ def _retryable(status: int | None, headers: Mapping[str, str]) -> bool:
 
 def request_id_of(headers: Mapping[str, str]) -> str | None:
     """Return the provider's id of a request from the headers of its response."""
-    for name in ("request-id", "x-request-id", "x-generation-id"):
+    for name in ("request-id", "x-request-id", "x-generation-id", "x-amzn-requestid"):
         if headers.get(name):
             return printable(headers[name], MAX_ID)
     return None

@@ -24,8 +24,9 @@ from stepengine.data.models import ModelDelta, ModelReply, ModelRequest, ReplyDo
 from stepengine.data.tools import ToolSpec
 from stepengine.errors import ModelError
 from stepengine.models._answers import ANSWER, AnswerChunks, answer_of, as_text, asked_by_tool, is_by_tool
+from stepengine.models._deferring import arranged
 from stepengine.models._discretion import discreet
-from stepengine.models._failures import GRAMMAR, ONCE, Call, body_failure, sdk_failure
+from stepengine.models._failures import GRAMMAR, NO_SEARCH, ONCE, Call, body_failure, sdk_failure
 from stepengine.models._json import count_of
 from stepengine.models._reading import (
     Accumulator,
@@ -35,6 +36,7 @@ from stepengine.models._reading import (
     held,
     late,
     pieces_of,
+    read_lines,
     understood,
 )
 from stepengine.models._settings import told, warn_of
@@ -44,6 +46,7 @@ from stepengine.models.keys import (
     WITHHELD,
     Credentials,
     Secret,
+    account_of,
     base_url_for,
     find_key,
     first_set,
@@ -59,6 +62,8 @@ __all__ = ("NO_KEY", "Body", "HttpProvider", "warn_once")
 logger = logging.getLogger("stepengine.models")
 
 NO_KEY = "none"
+MAX_RESULTS = 256 * 1024 * 1024
+"""Bytes of the results of a batch."""
 REMEMBERED = 32
 
 
@@ -159,6 +164,8 @@ class HttpProvider(Provider):
         headers_given_to(name, self._headers)
         self._second_tries = SecondTries()
         self._by_tool: tuple[Mapping[str, Any], ToolSpec] | None = None
+        self._unsearching: set[str] = set()
+        self._unhidden: tuple[ToolSpec, ...] = ()
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, _Ready] = WeakKeyDictionary()
 
     def __repr__(self) -> str:
@@ -180,6 +187,10 @@ class HttpProvider(Provider):
     def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> Body:
         """Encode *request*; *after* is how it failed before, so that the second try leaves out what was refused."""
 
+    def _searches(self, model: str) -> bool:
+        """Return whether the provider itself searches tools for *model*, so that hidden ones can be sent to it."""
+        return False
+
     def _unpromised(self, request: ModelRequest) -> str:
         """Return why the provider cannot promise an answer by the schema of *request*; ``""`` when it can."""
         return ""
@@ -188,13 +199,17 @@ class HttpProvider(Provider):
         """Return the settings of *request* that the wire has no word for."""
         return ()
 
-    def _shaped(self, request: ModelRequest, after: str = "") -> ModelRequest:
+    def _shaped(self, request: ModelRequest, after: str = "", *, is_count: bool = False) -> ModelRequest:
         """
-        Return *request* as it is to be encoded: where a schema is not promised, a tool takes the answer.
+        Return *request* as it is to be encoded.
+
+        Its tools are those that are sent, and where a schema is not promised, one more takes the answer. *is_count* is for
+        the question how many tokens it has, which knows no search of tools.
 
         Raises:
             ModelError: when the promise was demanded and cannot be given.
         """
+        request = self._arranged(request, after, is_count=is_count)
         schema, how = request.settings.response_schema, request.settings.output
         if schema is None:
             return request
@@ -213,6 +228,20 @@ class HttpProvider(Provider):
             self._by_tool = (schema, answer_of(schema))
         return asked_by_tool(request, self._by_tool[1])
 
+    def _arranged(self, request: ModelRequest, after: str, *, is_count: bool) -> ModelRequest:
+        """Return *request* with hidden tools as the provider takes them; one that refused its search is sent none again."""
+        if request.tools is self._unhidden:
+            return request
+        if True not in [tool.defer_loading for tool in request.tools]:
+            self._unhidden = request.tools
+            return request
+        model = self.bare(request.model)
+        if after == NO_SEARCH:
+            self._unsearching.add(model)
+            warn_once(f"{self.name} refused to search tools itself for {model}; find_tools is offered in its place")
+        searches = not is_count and self._searches(model) and model not in self._unsearching
+        return arranged(request, self.name, searches=searches)
+
     def _encode_count(self, request: ModelRequest) -> Body | None:
         """Encode the question how many tokens *request* has; ``None`` when the provider cannot be asked."""
         return None
@@ -225,6 +254,11 @@ class HttpProvider(Provider):
             MissingKey: when there is none.
         """
         self._access()
+
+    def account(self) -> str:
+        """Return what tells its key, or without one its address, from others."""
+        credentials, url = self._access()
+        return account_of(credentials.key, url)
 
     def _access(self) -> tuple[Credentials, str]:
         """Return the key to use and the address to go to."""
@@ -291,7 +325,7 @@ class HttpProvider(Provider):
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
         """
-        Give the reply in pieces, and last one ``ReplyDone``. Closing the iterator closes the connection (G20).
+        Give the reply in pieces, and last one ``ReplyDone``. Closing the iterator closes the connection.
 
         Raises:
             ModelError: when there is no reply; ``TruncatedReply`` when it ended early.
@@ -331,7 +365,7 @@ class HttpProvider(Provider):
 
     async def count_tokens(self, request: ModelRequest) -> int | None:
         """
-        Return how many tokens the provider counts in *request*; ``None`` when it cannot be asked (ecosystem EC75).
+        Return how many tokens the provider counts in *request*; ``None`` when it cannot be asked.
 
         Raises:
             ModelError: when the question fails.
@@ -348,6 +382,50 @@ class HttpProvider(Provider):
             return exchange.json(await exchange.content())
         finally:
             await exchange.response.aclose()
+
+    async def _batch_lines(self, path: str) -> list[Mapping[str, Any]]:
+        """Return the objects of a file with the results of a batch."""
+        exchange = await self._asked(Body(b"", path=path, is_question=True), self._about_batches(), stream=False)
+        try:
+            return read_lines(await exchange.content(MAX_RESULTS), exchange.call)
+        finally:
+            await exchange.response.aclose()
+
+    async def _batch_answer(self, path: str, content: bytes | None = None, **headers: str) -> Mapping[str, Any]:
+        """Return what the API says of batches at *path*: asked for it, or told *content*."""
+        body = Body(content or b"", headers, path=path, is_question=content is None)
+        return await self._answer(body, self._about_batches())
+
+    def _about_batches(self) -> ModelRequest:
+        return ModelRequest(f"{self.name}/batches")
+
+    def _in_batch(self, request: ModelRequest) -> Body:
+        """Encode *request* for a batch."""
+        warn_of(request, self.name, self._dropped(request))
+        return self._encode(request, stream=False)
+
+    def batch_reply(self, result: Any, request: ModelRequest) -> ModelReply:
+        """
+        Return the reply that *result* holds, which ``batch_results`` gave.
+
+        Raises:
+            ModelError: when it holds none: the request failed, or the batch expired or was cancelled before its turn.
+        """
+        call = Call(provider=self.name, model=request.model, credentials=self._ready().credentials, request=request)
+        match result:
+            case {"reply": Mapping() as data}:
+                reply = self._decoded(data, call, request, result.get("request_id"))
+                return attrs.evolve(reply, provider_data={**reply.provider_data, "processing": "batch"})
+            case {"error": error}:
+                raise body_failure({"error": error}, result.get("status"), {}, call)
+            case {"ended": "canceled"}:
+                msg = f"the batch with this request of {request.model!r} was cancelled at {self.name}"
+                raise ModelError(msg, kind="batch")
+            case {"ended": _}:
+                msg = f"{self.name} did not come to this request of {request.model!r} before its batch expired"
+                raise ModelError(msg, kind="batch", retryable=True)
+            case _:
+                return super().batch_reply(None, request)
 
     async def _on_files(self, ask: Callable[[Any], Awaitable[Any]]) -> Any:
         """Return what *ask* gets from the file client of the SDK's client, its failures as those of a model call."""
@@ -438,11 +516,13 @@ class HttpProvider(Provider):
         data = exchange.json(content)
         if data.get("error"):
             raise body_failure(data, None, exchange.response.headers, exchange.call)
+        return self._decoded(data, exchange.call, request, exchange.request_id)
+
+    def _decoded(
+        self, data: Mapping[str, Any], call: Call, request: ModelRequest, request_id: str | None
+    ) -> ModelReply:
         model = self.bare(request.model)
-        reply = understood(
-            exchange.call,
-            lambda: held(self.accumulator.decoder(data, exchange.call, model, exchange.request_id), exchange.call),
-        )
+        reply = understood(call, lambda: held(self.accumulator.decoder(data, call, model, request_id), call))
         return self._completed(reply, request)
 
     def _completed(self, reply: ModelReply, request: ModelRequest) -> ModelReply:
@@ -453,7 +533,7 @@ class HttpProvider(Provider):
 
     def _reader(self, exchange: Exchange, request: ModelRequest) -> ReplyReader:
         accumulator = self.accumulator(exchange.call, self.bare(request.model), exchange.request_id)
-        return ReplyReader(accumulator, exchange.call)
+        return ReplyReader(accumulator, exchange.call, exchange.parser)
 
     def _finished(self, reply: ModelReply, request: ModelRequest) -> ModelReply:
         """Return *reply* with what the wire could not do itself."""

@@ -5,19 +5,47 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import quote
 
 import attrs
 
+from stepengine.data.json import compact
+from stepengine.data.models import ModelRequest
 from stepengine.errors import ModelError
+from stepengine.models._access import AZURE_TOKEN, ENTRA_SCOPE, ENTRA_TOLD, TokenSource, entra_source
 from stepengine.models._http import NO_KEY, HttpProvider
+from stepengine.models._json import object_at
 from stepengine.models._reading import Timeouts
 from stepengine.models.base import ProviderSettings
-from stepengine.models.keys import Credentials, Secret
+from stepengine.models.keys import Credentials, Secret, base_url_for, first_set, printable
 from stepengine.models.presets import preset_of
 
 __all__ = ("PresetProvider",)
 
 API_VERSION = "OPENAI_API_VERSION"
+ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
+MAX_SAID = 500
+OK = 200
+
+
+def _result(line: Mapping[str, Any]) -> Mapping[str, Any]:
+    match line:
+        case {"response": {"status_code": status, "body": Mapping() as body} as response}:
+            if status == OK:
+                return {"reply": body, "request_id": response.get("request_id")}
+            return {"error": body.get("error"), "status": status}
+        case {"error": {"code": "batch_expired"}}:
+            return {"ended": "expired"}
+        case {"error": {"code": "batch_cancelled"}}:
+            return {"ended": "canceled"}
+        case {"error": Mapping() as error}:
+            return {"error": error}
+        case _:
+            return {}
+
+
+CLASSIC_SCOPE = "https://cognitiveservices.azure.com/.default"
+"""What tokens are for where the API is dated."""
 
 
 async def unsigned(request: Any) -> None:
@@ -40,6 +68,9 @@ class PresetProvider(HttpProvider):
         headers: HTTP headers to send with every request, such as OpenRouter's ``HTTP-Referer`` and ``X-Title``.
         written_calls: Whether calls that the model wrote as ``<tool_call>`` into its text are read as calls (Chat
             Completions), for servers without a parser of the model's own form; a stream has shown them as text by then.
+        token_provider: A function that gives a token for each request, in place of a key, such as one of Entra ID; it may be
+            asynchronous. By default, on Azure and where no key is, what ``azure-identity`` finds, if the environment speaks
+            of it.
     """
 
     def __init__(
@@ -53,6 +84,7 @@ class PresetProvider(HttpProvider):
         timeouts: Timeouts | None = None,
         headers: Mapping[str, str] | None = None,
         written_calls: bool = False,
+        token_provider: TokenSource | None = None,
     ) -> None:
         self._preset = preset_of(name, base_url)
         if written_calls:
@@ -60,6 +92,7 @@ class PresetProvider(HttpProvider):
         patience = timeouts or self._preset.timeouts
         super().__init__(name, api_key, base_url, transport, timeouts=patience, headers=headers, key_env=key_env)
         self.model_patterns = self._preset.model_patterns
+        self._token_provider = token_provider
 
     def settings(self) -> ProviderSettings:
         """Return where its key and address come from, as the preset says."""
@@ -100,12 +133,79 @@ class PresetProvider(HttpProvider):
             await super().delete_file(file_id)
         await self._on_files(lambda at: at.files.delete(file_id, extra_headers=self._headers))
 
+    def batch_group(self, request: ModelRequest) -> str:
+        """
+        Return what requests of a batch share: the model.
+
+        Raises:
+            ModelError: when nothing is known of batches of the service.
+        """
+        if not self._preset.takes_batches:
+            return super().batch_group(request)
+        return request.model
+
+    async def submit_batch(self, requests: Mapping[str, ModelRequest]) -> str:
+        """
+        Upload requests as a file, have them done within 24 hours, and return the id of their batch.
+
+        Raises:
+            ModelError: when they are not taken.
+        """
+        url = f"/v1{self.path}"
+        lines = [
+            b'{"custom_id":"%s","method":"POST","url":"%s","body":%s}\n'
+            % (name.encode(), url.encode(), self._in_batch(request).content)
+            for name, request in requests.items()
+        ]
+        file = ("batch.jsonl", b"".join(lines), "application/jsonl")
+        made = await self._on_files(lambda to: to.files.create(file=file, purpose="batch", extra_headers=self._headers))
+        told = {"input_file_id": made.id, "endpoint": url, "completion_window": "24h"}
+        return str((await self._batch_answer("/batches", compact(told).encode())).get("id"))
+
+    async def batch_results(self, batch: str) -> Mapping[str, Any] | None:
+        """
+        Return what came of a batch; ``None`` while it is not done.
+
+        Raises:
+            ModelError: when it cannot be asked for, or was refused as a whole.
+        """
+        told = await self._batch_answer(f"/batches/{quote(batch, safe='')}")
+        status = told.get("status")
+        if status not in ENDED:
+            return None
+        if status == "failed":
+            errors = object_at(told, "errors").get("data")
+            said = "; ".join([str(e.get("message")) for e in errors if isinstance(e, Mapping)][:3]) if errors else ""
+            msg = f"{self.name} refused the batch {batch}: {printable(said, MAX_SAID) or 'no reason given'}"
+            raise ModelError(msg, kind="batch")
+        results: dict[str, Any] = {}
+        for member in ("output_file_id", "error_file_id"):
+            file = told.get(member)
+            if isinstance(file, str) and file:
+                for line in await self._batch_lines(f"/files/{quote(file, safe='')}/content"):
+                    results[str(line.get("custom_id"))] = _result(line)
+        return results
+
     @property
     def _key_required(self) -> bool:
         return self._preset.key_required
 
+    def _tokens(self) -> TokenSource | None:
+        """Return what gives tokens in place of a key; ``None`` where there is a key, or nothing that gives them."""
+        has_key = self._api_key is not None or (
+            first_set((AZURE_TOKEN,)) is None and self.settings().key_from is not None
+        )
+        if self._token_provider is None and (has_key or not self._preset.azure):
+            return None
+        return entra_source(self.name, self._token_provider, CLASSIC_SCOPE if self._api_version else ENTRA_SCOPE)
+
     def _access(self) -> tuple[Credentials, str]:
-        credentials, url = super()._access()
+        settings = self.settings()
+        given, _ = base_url_for(self._base_url, settings.base_url_variable, settings.base_url)
+        if given is not None and self._tokens() is not None:
+            credentials, url = Credentials(None, "tokens", told=ENTRA_TOLD), given
+        else:
+            credentials, url = super()._access()
         suffix = self._preset.base_url_suffix
         if suffix and not self._api_version and not url.rstrip("/").endswith("/v1"):
             url = url.rstrip("/") + suffix
@@ -125,6 +225,9 @@ class PresetProvider(HttpProvider):
         return openai
 
     def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
+        tokens = self._tokens()
+        if tokens is not None:
+            return self._client_of_tokens(tokens, base_url, http_client)
         key = self._preset.no_key if credentials.key is None else credentials.key.reveal()
         shared = {
             "max_retries": 0,
@@ -140,4 +243,15 @@ class PresetProvider(HttpProvider):
         if self._preset.key_variable != "OPENAI_API_KEY":
             # Read from the environment by the SDK; another company's server has no business with them.
             client.organization = client.project = None
+        return client
+
+    def _client_of_tokens(self, tokens: TokenSource, base_url: str, http_client: Any) -> Any:
+        shared = {"max_retries": 0, "timeout": http_client.timeout, "http_client": http_client}
+        if self._api_version:
+            version = self._api_version
+            return self._sdk().AsyncAzureOpenAI(
+                azure_endpoint=base_url, api_version=version, azure_ad_token_provider=tokens, **shared
+            )
+        client = self._sdk().AsyncOpenAI(base_url=base_url, api_key=tokens, **shared)
+        client.organization = client.project = None
         return client

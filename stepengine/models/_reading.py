@@ -19,6 +19,7 @@ from stepengine.data.messages import RefusalPart, TextPart, ThinkingPart
 from stepengine.data.models import ModelDelta, ModelReply, TextChunk, ThinkingChunk
 from stepengine.data.usage import Usage
 from stepengine.errors import ModelError
+from stepengine.models._aws_events import AWS_STREAM, AWSParser
 from stepengine.models._failures import (
     Call,
     body_failure,
@@ -31,7 +32,17 @@ from stepengine.models._json import read_json
 from stepengine.models._sse import SSEParser
 from stepengine.models.keys import printable
 
-__all__ = ("Accumulator", "Exchange", "ReplyReader", "Timeouts", "drained", "held", "pieces_of", "understood")
+__all__ = (
+    "Accumulator",
+    "Exchange",
+    "ReplyReader",
+    "Timeouts",
+    "drained",
+    "held",
+    "pieces_of",
+    "read_lines",
+    "understood",
+)
 
 MAX_REPLY = 64 * 1024 * 1024
 MAX_TEXT = 4 * 1024 * 1024
@@ -45,7 +56,7 @@ T = TypeVar("T")
 @attrs.frozen(kw_only=True)
 class Timeouts:
     """
-    Seconds that a model call may take (reliability MP23).
+    Seconds that a model call may take.
 
     They are measured here and not by the HTTP library, which takes every keep-alive for progress.
 
@@ -115,11 +126,11 @@ class Accumulator(ABC):
 class ReplyReader:
     """Feeds the bytes of a streamed reply, in whatever pieces, through the event parser into an accumulator."""
 
-    def __init__(self, accumulator: Accumulator, call: Call) -> None:
+    def __init__(self, accumulator: Accumulator, call: Call, parser: SSEParser | AWSParser | None = None) -> None:
         self.events = 0
         self._accumulator = accumulator
         self._call = call
-        self._parser = SSEParser()
+        self._parser = parser or SSEParser()
         self._size = 0
         self._text = 0
 
@@ -190,6 +201,22 @@ def understood(call: Call, read: Callable[[], T], usage: Callable[[], Usage | No
     raise protocol_failure(call, what, usage())
 
 
+def read_lines(content: bytes, call: Call) -> list[Mapping[str, Any]]:
+    """
+    Return the objects of a body that has one in each line.
+
+    Raises:
+        ModelError: for anything else.
+    """
+    try:
+        found = [read_json(line) for line in content.splitlines() if line.strip()]
+    except ValueError:
+        found = [None]
+    if not all(isinstance(each, Mapping) for each in found):
+        raise protocol_failure(call, "it is not one object in each line", None)
+    return found
+
+
 def held(reply: ModelReply, call: Call) -> ModelReply:
     """Return *reply* if its text is within the cap, whichever way it came (reliability MP24)."""
     texts = [part.text for part in reply.content if isinstance(part, TextPart | ThinkingPart | RefusalPart)]
@@ -229,17 +256,25 @@ class Exchange:
     @property
     def is_event_stream(self) -> bool:
         """By the content type, whatever was asked for (reliability MP26)."""
-        return "text/event-stream" in self.response.headers.get("content-type", "").lower()
+        kind = self.response.headers.get("content-type", "").lower()
+        return "text/event-stream" in kind or AWS_STREAM in kind
 
-    async def content(self) -> bytes:
+    @property
+    def parser(self) -> SSEParser | AWSParser:
+        """What takes the stream of events apart."""
+        kind = self.response.headers.get("content-type", "").lower()
+        return AWSParser(self.call) if AWS_STREAM in kind else SSEParser()
+
+    async def content(self, most: int | None = None) -> bytes:
         """
-        Return the whole body, decompressed.
+        Return the whole body, decompressed, of at most *most* bytes: those of a reply by default.
 
         Raises:
             ModelError: when it breaks off, takes too long or is too long (reliability MP27).
         """
         import httpx2
 
+        most = MAX_REPLY if most is None else most
         pieces: list[bytes] = []
         size = 0
         failure: BaseException
@@ -248,8 +283,8 @@ class Exchange:
                 async for piece in self.response.aiter_bytes():
                     pieces.append(piece)
                     size += len(piece)
-                    if size > MAX_REPLY:
-                        raise too_large(self.call, f"{MAX_REPLY} bytes")
+                    if size > most:
+                        raise too_large(self.call, f"{most} bytes")
             return b"".join(pieces)
         except TimeoutError:
             failure = late(self.call, "total", self.timeouts)

@@ -155,7 +155,7 @@ def cut_at_stops(reply: ModelReply, stops: tuple[str, ...]) -> ModelReply:
 
 def usage_in_totals(raw: Any, prompt: str, completion: str, *, hits: str = "") -> Usage | None:
     """
-    Return in our buckets the usage of an API whose totals hold what was cached and what was thought (EC76).
+    Return in our buckets the usage of an API whose totals hold what was cached and what was thought.
 
     *prompt* and *completion* name the totals, whose parts are in objects of these names with ``_details``; *hits* is
     another name for the tokens that were read from the cache. Without a total the result is ``None``.

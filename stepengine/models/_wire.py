@@ -20,6 +20,7 @@ from stepengine.data.messages import (
     TextPart,
     ToolCallPart,
     ToolMessage,
+    ToolReferencePart,
 )
 from stepengine.data.models import ModelRequest, ModelSettings
 from stepengine.data.tools import ToolChoice, ToolSpec
@@ -304,9 +305,9 @@ def filled(parts: Sequence[ResultPart]) -> list[ResultPart]:
 
 
 def plain_text(parts: Iterable[ResultPart]) -> str:
-    """Return texts and JSON values, a line each; images and documents are left out."""
-    texts = [part for part in parts if isinstance(part, TextPart | JsonPart)]
-    return "\n".join([part.text if isinstance(part, TextPart) else compact(part.value) for part in texts])
+    """Return texts, JSON values and references to tools, a line each; images and documents are left out."""
+    texts = [part for part in parts if isinstance(part, TextPart | JsonPart | ToolReferencePart)]
+    return "\n".join([compact(part.value) if isinstance(part, JsonPart) else part.text for part in texts])
 
 
 def result_text(message: ToolMessage) -> str:
@@ -332,12 +333,19 @@ class ToolsCache:
 
     Args:
         encode: Gives a tool's definition.
-        last: Members that the last definition gets on top, such as a cache mark.
+        last: Members that the last definition gets on top that is not hidden, such as a cache mark.
+        search: The definition of the provider's own search of tools, for requests with hidden ones.
     """
 
-    def __init__(self, encode: Callable[[ToolSpec], Any], last: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        encode: Callable[[ToolSpec], Any],
+        last: Mapping[str, Any] | None = None,
+        search: Mapping[str, Any] | None = None,
+    ) -> None:
         self._encode = encode
         self._on_last = last or {}
+        self._search = search
         self._last: tuple[tuple[ToolSpec, ...], bytes] = ((), b"[]")
 
     def __call__(self, tools: tuple[ToolSpec, ...]) -> bytes:
@@ -345,10 +353,13 @@ class ToolsCache:
         known, data = self._last
         if len(known) == len(tools) and all(a is b for a, b in zip(known, tools, strict=True)):
             return data
-        definitions = [self._encode(tool) for tool in tools]
+        definitions = [self._encode(tool) for tool in tools if not tool.defer_loading]
+        hidden = [{**self._encode(tool), "defer_loading": True} for tool in tools if tool.defer_loading]
+        if hidden:
+            definitions.append(self._search)
         if definitions and self._on_last:
             definitions[-1] = {**definitions[-1], **self._on_last}
-        data = encoded(definitions)
+        data = encoded([*definitions, *hidden])
         self._last = (tools, data)
         return data
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterator
-from typing import assert_never
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any, assert_never
 
 import attrs
 
@@ -33,7 +34,7 @@ from stepengine.data.models import (
     ToolCallStarted,
 )
 from stepengine.errors import ModelError
-from stepengine.models.keys import first_set
+from stepengine.models.keys import Secret, account_of, first_set
 
 __all__ = ("ModelInfo", "ModelRef", "Provider", "ProviderSettings", "deltas_of")
 
@@ -41,7 +42,7 @@ __all__ = ("ModelInfo", "ModelRef", "Provider", "ProviderSettings", "deltas_of")
 @attrs.frozen
 class ModelRef:
     """
-    A model string taken apart (requirements G12). ``str(ref)`` is the canonical ``provider/model``.
+    A model string taken apart. ``str(ref)`` is the canonical ``provider/model``.
 
     Attributes:
         provider: The registered prefix, such as ``"openrouter"``; ``""`` for a fallback between several models.
@@ -58,7 +59,7 @@ class ModelRef:
 @attrs.frozen
 class ModelInfo:
     """
-    What is known of a model without asking its provider (requirements G15).
+    What is known of a model without asking its provider.
 
     Attributes:
         context_window: Tokens that prompt and reply may have together; ``None`` when unknown.
@@ -76,7 +77,7 @@ class ModelInfo:
 @attrs.frozen(kw_only=True)
 class ProviderSettings:
     """
-    Where a provider's key and address come from (requirements G23).
+    Where a provider's key and address come from.
 
     Attributes:
         key_variables: The environment variables that may hold its key, in order of preference.
@@ -98,7 +99,7 @@ class ProviderSettings:
 
 class Provider(ABC):
     """
-    A source of model replies (requirements G1). A subclass needs a ``name`` and ``complete``; all else has a default.
+    A source of model replies. A subclass needs a ``name`` and ``complete``; all else has a default.
 
     Failures are raised as ``ModelError`` or one of its subclasses, with ``retryable``, ``status``, ``retry_after``,
     ``request_id`` and ``usage`` set as far as they are known. A provider never tries again by itself.
@@ -135,6 +136,21 @@ class Provider(ABC):
         """Return where its key and address come from; by default nothing is known of that."""
         return ProviderSettings()
 
+    def account(self) -> str:
+        """
+        Return what its requests are counted against where several processes share limits.
+
+        Those with the same key, or without one the same address, give the same text, which gives away neither. ``""`` when
+        nothing is known of them.
+
+        Raises:
+            ModelError: when there is no key, or no address.
+        """
+        known = self.settings()
+        variable = known.key_from
+        key = None if variable is None else Secret(os.environ[variable].strip())
+        return account_of(key, known.given_url or known.base_url)
+
     def check(self, model: str) -> None:
         """
         Raise what can be known to fail before any request, by looking at arguments and environment only.
@@ -156,7 +172,7 @@ class Provider(ABC):
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
         """
-        Give the reply to *request* in pieces, and last exactly one ``ReplyDone`` with the whole (requirements G4).
+        Give the reply to *request* in pieces, and last exactly one ``ReplyDone`` with the whole.
 
         The default asks ``complete`` and takes its reply apart.
         """
@@ -170,7 +186,7 @@ class Provider(ABC):
 
     async def count_tokens(self, request: ModelRequest) -> int | None:
         """
-        Return how many tokens the provider itself counts in *request*; ``None`` when it cannot be asked (EC75).
+        Return how many tokens the provider itself counts in *request*; ``None`` when it cannot be asked.
 
         Raises:
             ModelError: when the question fails.
@@ -213,6 +229,50 @@ class Provider(ABC):
         """
         msg = f"{self.name} holds no files, so {file_id!r} cannot be deleted there"
         raise ModelError(msg, kind="unsupported_part")
+
+    def batch_group(self, request: ModelRequest) -> str:
+        """
+        Return what all requests of a batch share with *request*; ``Batched`` asks this and the three methods that follow.
+
+        Raises:
+            ModelError: when the provider takes no batches, as by default.
+        """
+        msg = f"{self.name} takes no batches; anthropic, openai and google do"
+        raise ModelError(msg, kind="settings")
+
+    async def submit_batch(self, requests: Mapping[str, ModelRequest]) -> str:
+        """
+        Send requests of one group together and return the id of their batch.
+
+        Args:
+            requests: At most 10,000 requests, each by a name of at most 64 letters, digits and hyphens.
+
+        Raises:
+            ModelError: when they are not taken.
+        """
+        msg = f"{self.name} takes no batches; anthropic, openai and google do"
+        raise ModelError(msg, kind="settings")
+
+    async def batch_results(self, batch: str) -> Mapping[str, Any] | None:
+        """
+        Return what came of each request of a batch by its name, as ``batch_reply`` takes it; ``None`` while it is not done.
+
+        Under ``""`` stands what came of all that are not named.
+
+        Raises:
+            ModelError: when it cannot be asked for.
+        """
+        return None
+
+    def batch_reply(self, result: Any, request: ModelRequest) -> ModelReply:
+        """
+        Return the reply that *result* holds; ``None`` stands for a request that the batch lost.
+
+        Raises:
+            ModelError: when it holds none.
+        """
+        msg = f"the batch came back without a reply to this request of {request.model!r}"
+        raise ModelError(msg, kind="batch", retryable=True)
 
     async def close(self) -> None:
         """Give back connections. The provider can be used again afterwards."""

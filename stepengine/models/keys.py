@@ -6,8 +6,10 @@ Nothing here runs at import. A key lives in a ``Secret`` from the moment it is r
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
+import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -22,6 +24,7 @@ __all__ = (
     "WITHHELD",
     "Credentials",
     "Secret",
+    "account_of",
     "base_url_for",
     "find_key",
     "first_set",
@@ -79,14 +82,18 @@ class Credentials:
         key: The key; ``None`` when the server needs none.
         source: For messages: ``"ANTHROPIC_API_KEY"``, ``"api_key="``, ``"no key"``, or ``"withheld"`` when there is one in the
             environment that was made for another host.
+        told: A sentence that says where it came from, in place of the usual one: credentials of a cloud are no key.
     """
 
     key: Secret | None
     source: str
+    told: str = ""
 
     @property
     def origin(self) -> str:
         """A sentence that says where the key came from and never what it is."""
+        if self.told:
+            return self.told
         if self.source == WITHHELD:
             return f"No key was sent: one of the environment goes only to its own host and to those in {KEY_HOSTS}."
         if self.key is None:
@@ -94,6 +101,21 @@ class Credentials:
         if self.source == "api_key=":
             return "The key was given as api_key=."
         return f"The key was read from the environment variable {self.source}."
+
+
+def account_of(key: Secret | None, url: str | None) -> str:
+    """
+    Return 24 hexadecimal digits that tell a key from others, or without one the address; they give neither away.
+
+    An address on this machine counts with the machine's name, since it is another server on each. ``""`` for neither.
+    """
+    if key is not None:
+        told = f"key {key.reveal()}"
+    elif url:
+        told = f"url {url.rstrip('/')} {socket.gethostname() if _is_local(urlsplit(url).hostname or '') else ''}"
+    else:
+        return ""
+    return hashlib.sha256(f"stepengine account {told}".encode()).hexdigest()[:24]
 
 
 def first_set(variables: Sequence[str]) -> str | None:
@@ -130,7 +152,7 @@ def find_key(
     names = " or ".join(variables) or "an environment variable"
     msg = (
         f"there is no API key for {provider!r}: set {names}, pass {argument}, set base_url for a local server, "
-        "use a model of another provider, or run `stepengine demo`, which needs no key"
+        "use a model of another provider (`stepengine models` lists them), or run `stepengine demo`, which needs no key"
     )
     raise MissingKey(msg, kind="missing_key")
 

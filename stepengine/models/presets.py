@@ -14,7 +14,7 @@ import attrs
 from stepengine.models._reading import Timeouts
 from stepengine.models._thinking import Form
 
-__all__ = ("PRESETS", "Preset", "preset_of")
+__all__ = ("OPENAI", "PRESETS", "Preset", "preset_of")
 
 Tiers: TypeAlias = tuple[tuple[str, str], ...]
 OPENAI_TIERS: Tiers = (
@@ -49,6 +49,7 @@ class Preset:
         takes_audio: How they may hold WAV and MP3: as base64, or as a data URL; ``""`` for not at all; on Chat Completions.
         takes_video: Whether they may hold video; on Chat Completions.
         holds_files: Whether files can be uploaded, as to OpenAI, and named by their ids.
+        takes_batches: Whether requests can be sent in batches, as to OpenAI.
         refusals: Whether an assistant message may hold a refusal; else it is sent as text.
         named_choice: Whether one tool can be demanded by name; else only that tool is offered, and a call demanded.
         required_word: The tool choice that demands a call; ``""`` when it cannot be demanded.
@@ -71,6 +72,7 @@ class Preset:
         keeps: Whether it can be told whether to store replies.
         schemas: Whether an answer by a schema can be asked for; else a tool takes it.
         quiet_none: Whether tools are left away when none may be called, because the word for that is not obeyed.
+        searches: How the names of models begin, as a regular expression, that search tools by themselves (Responses).
         encrypted_reasoning: Whether encrypted reasoning must be asked for (Responses).
         stops: Whether stop sequences may be sent; else replies are cut here.
         azure: Whether models are deployments, which older API versions have in the path.
@@ -92,6 +94,7 @@ class Preset:
     takes_audio: Literal["", "bytes", "data_url"] = ""
     takes_video: bool = False
     holds_files: bool = False
+    takes_batches: bool = False
     refusals: bool = False
     named_choice: bool = True
     required_word: str = "required"
@@ -114,6 +117,7 @@ class Preset:
     keeps: bool = False
     schemas: bool = True
     quiet_none: bool = False
+    searches: str = ""
     encrypted_reasoning: bool = False
     stops: bool = True
     azure: bool = False
@@ -139,6 +143,7 @@ OPENAI = attrs.evolve(
     takes_files="bytes",
     takes_audio="bytes",
     holds_files=True,
+    takes_batches=True,
     refusals=True,
     strict=".*",
     stops=False,
@@ -146,9 +151,25 @@ OPENAI = attrs.evolve(
     caches=True,
     tiers=OPENAI_TIERS,
     keeps=True,
+    searches=r"gpt-(?:5\.[4-9]|[6-9])",
 )
 
 MISTRAL_ELSEWHERE = r"mistralai/.*"
+
+AZURE = Preset(
+    name="azure",
+    base_url_variable="AZURE_OPENAI_ENDPOINT",
+    base_url_suffix="/openai/v1",
+    key_variable="AZURE_OPENAI_API_KEY",
+    key_required=True,
+    limit_member="max_completion_tokens",
+    refusals=True,
+    strict=".*",
+    azure=True,
+    key_member="prompt_cache_key",
+    caches=True,
+    keeps=True,
+)
 
 PRESETS = {
     preset.name: preset
@@ -270,20 +291,8 @@ PRESETS = {
             limit_member="max_completion_tokens",
             thinking="snowflake",
         ),
-        Preset(
-            name="azure",
-            base_url_variable="AZURE_OPENAI_ENDPOINT",
-            base_url_suffix="/openai/v1",
-            key_variable="AZURE_OPENAI_API_KEY",
-            key_required=True,
-            limit_member="max_completion_tokens",
-            refusals=True,
-            strict=".*",
-            azure=True,
-            key_member="prompt_cache_key",
-            caches=True,
-            keeps=True,
-        ),
+        AZURE,
+        attrs.evolve(AZURE, name="azure_responses", adapter="openai", encrypted_reasoning=True, stops=False),
     )
 }
 """The services that are known by name, by their prefix."""

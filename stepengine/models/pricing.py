@@ -23,11 +23,26 @@ from stepengine.models.routing import route_of
 
 __all__ = ("ListPrices", "cost_of", "info_of", "nearest_names")
 
-PRICE_LISTS = {"moonshot": "moonshotai", "openai_chat": "openai", "xai": "x-ai"}
+PRICE_LISTS = {
+    "azure_responses": "azure",
+    "bedrock": "aws",
+    "bedrock_mantle": "aws",
+    "bedrock_mantle_openai": "aws",
+    "bedrock_openai": "aws",
+    "foundry": "azure",
+    "moonshot": "moonshotai",
+    "openai_chat": "openai",
+    "vertex": "google",
+    "vertex_claude": "google",
+    "xai": "x-ai",
+}
 """Our prefix to the name under which ``genai_prices`` lists the provider, where they differ."""
-FLAVORS = {"openai": "responses", "xai": "responses"}
+FLAVORS = {
+    **dict.fromkeys(("openai", "xai", "azure_responses", "bedrock_openai", "bedrock_mantle_openai"), "responses"),
+    **dict.fromkeys(("bedrock", "bedrock_mantle", "foundry", "vertex_claude"), "anthropic"),
+}
 """The form of usage, by the name that ``genai_prices`` gives it, where it is not that of chat completions."""
-DEFAULT_FLAVORS = frozenset({"anthropic", "google", "groq", "mistral"})
+DEFAULT_FLAVORS = frozenset({"anthropic", "google", "groq", "mistral", "vertex"})
 ORDINARY = frozenset(
     {
         *("input_tokens", "output_tokens", "total_tokens", "prompt_tokens", "completion_tokens", "cached_tokens"),
@@ -45,7 +60,9 @@ ORDINARY = frozenset(
 )
 """Counts that every price of tokens takes in; any other count is looked at by the library of prices."""
 TIERS = frozenset({"fast", "flex", "priority"})
-WEB_SEARCH = {"anthropic": Decimal("0.01"), "openai": Decimal("0.01")}
+WEB_SEARCH = dict.fromkeys(
+    ("anthropic", "openai", "azure_responses", "bedrock_mantle", "foundry", "vertex_claude"), Decimal("0.01")
+)
 """US dollars for a search where the price list of a model has none, as the providers' price pages say."""
 FILE_SEARCH = Decimal("0.0025")
 GOOGLE_QUERY, GOOGLE_PROMPT = Decimal("0.014"), Decimal("0.035")
@@ -84,6 +101,8 @@ class ListPrices:
         if reply.usage is None:
             return None
         names = [name for name in (reply.model, model) if name and route_of(name) is None]
+        if PRICE_LISTS.get(model.partition("/")[0]) == "aws":
+            names.reverse()  # prices there hang on the geography, which only the name that was asked for says
         costs = (_Book.current().cost_of_reply(name, reply, at) for name in names)
         return next((cost for cost in costs if cost is not None), None)
 
@@ -286,6 +305,8 @@ def _context_of(data: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, st
     """Return the tier and the speed at which a reply was made, as far as prices may hang on them."""
     tier = str(data.get("service_tier") or raw.get("service_tier") or raw.get("serviceTier") or "").lower()
     context = {"service_tier": tier} if tier in TIERS else {}
+    if data.get("processing") == "batch":
+        context["processing"] = "batch"
     return {**context, "speed": "fast"} if raw.get("speed") == "fast" else context
 
 

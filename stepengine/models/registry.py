@@ -88,10 +88,11 @@ class Models:
         """
         Return a registry of the package's own adapters with keys and base URLs from the environment.
 
-        Prefixes: ``anthropic``, ``openai`` (Responses), ``google``, ``openai_chat`` (Chat Completions), and the services
-        of ``stepengine.models.PRESETS``. Nothing is read or imported before a provider is first used.
+        Prefixes: ``anthropic``, ``openai`` (Responses), ``google``, ``openai_chat`` (Chat Completions), the services of
+        ``stepengine.models.PRESETS``, and the clouds ``bedrock``, ``bedrock_mantle``, ``vertex`` and ``foundry``. Nothing is read or imported before a provider is first used.
         """
         from stepengine.models.anthropic import AnthropicProvider
+        from stepengine.models.clouds import BedrockProvider, FoundryProvider, VertexProvider
         from stepengine.models.google import GoogleProvider
         from stepengine.models.openai import OpenAIProvider
         from stepengine.models.openai_chat import OpenAIChatProvider
@@ -104,6 +105,10 @@ class Models:
                 models.register(name, partial(OpenAIProvider, name=name))
             else:
                 models.register(name, partial(OpenAIChatProvider, name))
+        models.register("bedrock", BedrockProvider)
+        models.register("bedrock_mantle", partial(BedrockProvider, name="bedrock_mantle", endpoint="mantle"))
+        models.register("vertex", VertexProvider)
+        models.register("foundry", FoundryProvider)
         return models
 
     @classmethod
@@ -350,6 +355,9 @@ class _Renamed(Provider):
 
     def check(self, model: str) -> None:
         self._provider.check(self._model)
+
+    def account(self) -> str:
+        return self._provider.account()
 
     async def describe(self, model: str) -> ModelInfo | None:
         return await self._provider.describe(self._model)

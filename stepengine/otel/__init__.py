@@ -60,6 +60,11 @@ PROVIDERS = {
     "mistral": "mistral_ai",
     "xai": "x_ai",
     "azure": "azure.ai.openai",
+    "azure_responses": "azure.ai.openai",
+    "bedrock": "aws.bedrock",
+    "bedrock_mantle": "aws.bedrock",
+    "foundry": "azure.ai.inference",
+    "vertex": "gcp.vertex_ai",
     "moonshot": "moonshot_ai",
 }
 """The conventions' names of providers whose prefix in model strings is another one."""

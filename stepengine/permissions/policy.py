@@ -47,6 +47,8 @@ from stepengine.tools.files.atomic import replace_path
 from stepengine.tools.files.rules import INSTRUCTION_FILES, PathRules
 
 Mode: TypeAlias = Literal["default", "plan", "accept_edits", "dont_ask", "bypass"]
+"""What holds where no rule of a ``Policy`` matches; the policy says what each means."""
+
 MODES: tuple[Mode, ...] = get_args(Mode)
 VERSION = 1
 FILE_BYTES = 1024 * 1024

@@ -187,7 +187,7 @@ class Path:
     A deny or question matches when one of the paths in the input does, in any case of its letters and also as an absolute
     path, an allow when all do as written and there is one. Paths stand in the members ``path``, ``paths``, ``file``,
     ``files``, ``file_path``, ``folder``, ``directory``, ``directories`` and ``cwd``. What links lead to is not looked at
-    here: the file tools have rules of their own for that.
+    here: the file tools have rules of their own for that. With *tool* only calls of that tool are meant.
     """
 
     kind: ClassVar[str] = "path"
@@ -253,7 +253,8 @@ class Domain:
     """
     Calls that name a web address, by host: ``docs.example.org`` is that host, ``*.example.org`` every host below it.
 
-    A deny or question matches when one of the addresses in ``url`` or ``urls`` does, an allow when all do.
+    A deny or question matches when one of the addresses in ``url`` or ``urls`` does, an allow when all do. With *tool* only
+    calls of that tool are meant.
     """
 
     kind: ClassVar[str] = "domain"
@@ -442,6 +443,7 @@ def _as_words(request: Request) -> JsonDict:
 
 
 Matcher: TypeAlias = Call | Every | ToolNamed | Category | Command | Path | Domain | Regex | When
+"""What a ``Rule`` may be about."""
 
 
 def _is_tool(name: str | None, request: Request) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, cast
 
@@ -59,30 +59,37 @@ class Remembered:
 
     Args:
         store: Where those are kept that hold for every process.
+
+    Attributes:
+        store: As given.
     """
 
     def __init__(self, store: RuleStore | None = None) -> None:
         self._rules: dict[str, JsonDict] = {}
-        self._store = store
+        self.store = store
 
     @property
     def rules(self) -> tuple[JsonDict, ...]:
         """The rules as policy files have them, in the order in which they were made."""
         return tuple(self._rules.values())
 
+    def add(self, rule: JsonDict) -> None:
+        """Add a rule that somebody made elsewhere."""
+        self._rules[canonical(rule)] = rule
+
     def take(self, question: Question, answer: Answer) -> None:
         """Add the rule that an answer makes, if it makes one."""
         rule = rule_of(question, answer)
         if rule is not None:
-            self._rules[canonical(rule)] = rule
+            self.add(rule)
 
     def keep(self, question: Question, answer: Answer) -> None:
         """Have the rule that an answer makes outlive the process, if that is what was said; what fails is logged."""
         rule = rule_of(question, answer) if answer.remember == "always" else None
-        if rule is None or self._store is None:
+        if rule is None or self.store is None:
             return
         try:
-            self._store.remember(rule)
+            self.store.remember(rule)
         except (StepEngineError, OSError) as error:
             LOGGER.warning("%r is not kept for other processes: %s", rule["id"], error)
 
@@ -92,7 +99,7 @@ class Remembered:
         if rule is None or canonical(rule) in self._rules:
             return rule is not None
         try:
-            return self._store is not None and self._store.knows(rule)
+            return self.store is not None and self.store.knows(rule)
         except (StepEngineError, OSError) as error:
             LOGGER.warning("what was allowed for good cannot be looked up: %s", error)
             return False
@@ -185,6 +192,12 @@ class Desk:
         self._earlier = list(earlier)
         self._unused = set(given)
         self._misfits: dict[str, str] = {}
+
+    def know(self, rules: Iterable[JsonDict]) -> None:
+        """Have these rules of the conversation, whatever this process remembers of it."""
+        self._of_session = Remembered(self._of_session.store)
+        for rule in rules:
+            self.remembered.add(rule)
 
     @property
     def unused(self) -> tuple[str, ...]:

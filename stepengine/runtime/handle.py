@@ -59,7 +59,7 @@ class RunHandle(Generic[Out]):
     """
     A run that goes on in the background; ``engine.start`` and ``engine.start_resume`` make one.
 
-    ``async with`` ends the run on exit. Everything a handle shows can be had without it (requirements N8). What is sent may
+    ``async with`` ends the run on exit. Everything a handle shows can be had without it. What is sent may
     be sent from any thread, and every property may be read from any thread; ``events()`` and ``result()`` belong to the
     run's event loop.
 
@@ -240,7 +240,7 @@ class RunHandle(Generic[Out]):
 
     def send_input(self, text: str) -> None:
         """
-        Send *text* to the run; it becomes a user message before the next model call (requirements N3).
+        Send *text* to the run; it becomes a user message before the next model call.
 
         It starts the next turn of a kept-open handle that is idle; what a turn did not take any more is the next one's.
 
@@ -265,7 +265,7 @@ class RunHandle(Generic[Out]):
 
     def send_tool_result(self, tool_call_id: str, result: Any, *, path: str | None = None) -> None:
         """
-        Give a call of a deferred tool its result (requirements E27, N5).
+        Give a call of a deferred tool its result.
 
         Args:
             tool_call_id: The call's id, as ``ToolStarted`` has it.

@@ -117,7 +117,7 @@ def _takes(method: Callable[..., Any]) -> Literal["keywords", "data", "second", 
 
 class LogObserver:
     """
-    An observer that calls those of four methods that an object has, such as a log provider (requirements O2).
+    An observer that calls those of four methods that an object has, such as a log provider.
 
     A standard logger has none of them: it gets a line for each, with ``run_id``, ``path`` and ``data`` as attributes of the
     record, at the level ``DEBUG``; how a run ended at ``INFO``. What was said, and what tools were given and gave, is not in

@@ -2,7 +2,8 @@
 How often providers are asked, whatever the number of runs: ``RateLimit``, and the queue that holds it (requirements N15).
 
 ``queued`` puts the queue around a provider. An engine has one limiter for each provider, shared by all its runs in all its event loops. Calls are let through in the
-order in which they came. Limits count over the last 60 seconds, not per calendar minute, so no burst doubles them.
+order in which they came. Limits count over the last 60 seconds, not per calendar minute, so no burst doubles them. Where limiters
+are shared by several processes, others take the place of ``RateLimits`` and ``Limiter``: ``Rates`` and ``Turns`` say what is asked of them.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ __all__ = (
     "RateLimit",
     "RateLimits",
     "RateLimitsLike",
+    "Rates",
     "Ticket",
+    "Turns",
+    "limit_of",
     "queued",
 )
 
@@ -92,6 +96,23 @@ class Ticket:
         self.at = at
         self.tokens = tokens
         self.counts = True
+
+
+class Turns(Protocol):
+    """Lets the requests to one provider through."""
+
+    async def enter(self, tokens: int, notice: Callable[[Obstacle], None]) -> Any:
+        """Wait for a turn, as ``Limiter.enter`` does, and return what ``leave`` is given."""
+
+    def leave(self, ticket: Any, used: int | None) -> None:
+        """Say that a request has ended and how many tokens it *used*; ``None`` when that is unknown."""
+
+
+class Rates(Protocol):
+    """Where the limiters of providers come from."""
+
+    def of(self, provider: str, source: Provider) -> Turns | None:
+        """Return the limiter of the provider with a prefix, which *source* is; ``None`` where nothing limits it."""
 
 
 class _Waiter:
@@ -223,6 +244,11 @@ class Limiter:
             self._queue.popleft()
 
 
+def limit_of(limits: RateLimit | Mapping[str, RateLimit], provider: str) -> RateLimit | None:
+    """Return what holds for the provider with a prefix."""
+    return limits if isinstance(limits, RateLimit) else limits.get(provider)
+
+
 class RateLimits:
     """
     The limiters of an engine, one for each provider that has a limit.
@@ -237,9 +263,9 @@ class RateLimits:
         self._clock = clock
         self._limiters: dict[str, Limiter] = {}
 
-    def of(self, provider: str) -> Limiter | None:
-        """Return the limiter of the provider with a prefix, made when it is first asked for."""
-        limit = self._limits if isinstance(self._limits, RateLimit) else self._limits.get(provider)
+    def of(self, provider: str, source: Provider) -> Limiter | None:
+        """Return the limiter of the provider with a prefix, made when it is first asked for; here a prefix has one key."""
+        limit = limit_of(self._limits, provider)
         if limit is None:
             return None
         return self._limiters.get(provider) or self._limiters.setdefault(provider, Limiter(limit, self._clock))
@@ -263,7 +289,7 @@ class ParsingRegistry(Protocol):
         """Take a model string apart."""
 
 
-def queued(models: ParsingRegistry, rates: RateLimits, model: str, notice: Notice) -> Provider:
+def queued(models: ParsingRegistry, rates: Rates, model: str, notice: Notice) -> Provider:
     """
     Return the provider of *model* behind its limiter; of a fallback, each of its models behind the limiter of its own.
 
@@ -277,14 +303,14 @@ def queued(models: ParsingRegistry, rates: RateLimits, model: str, notice: Notic
     provider: Provider = models.provider_for(model)
     # A registry of one provider serves model strings with any prefix; they share its key and so its limit.
     prefix = models.providers[0] if len(models.providers) == 1 else ref.provider
-    limiter = rates.of(prefix)
+    limiter = rates.of(prefix, provider)
     return provider if limiter is None else _Queued(provider, prefix, limiter, notice)
 
 
 class _Queued(Provider):
     """A provider that waits for its turn before each request."""
 
-    def __init__(self, provider: Provider, prefix: str, limiter: Limiter, notice: Notice) -> None:
+    def __init__(self, provider: Provider, prefix: str, limiter: Turns, notice: Notice) -> None:
         self.name = prefix
         self._provider = provider
         self._limiter = limiter
@@ -309,11 +335,11 @@ class _Queued(Provider):
                         used(delta.reply)
                     yield delta
 
-    async def _wait_for_turn(self, request: ModelRequest) -> Ticket:
+    async def _wait_for_turn(self, request: ModelRequest) -> Any:
         return await self._limiter.enter(expected_tokens(request), lambda obstacle: self._notice(self.name, obstacle))
 
     @contextmanager
-    def _estimate_corrected(self, ticket: Ticket) -> Iterator[Callable[[ModelReply], None]]:
+    def _estimate_corrected(self, ticket: Any) -> Iterator[Callable[[ModelReply], None]]:
         """Correct the estimate by what the request used; where nobody knows that, the estimate stays."""
         usage: Usage | None = None
 

@@ -20,7 +20,7 @@ __all__ = ("Retries", "RetryPolicy", "known_usage")
 @attrs.frozen(kw_only=True)
 class RetryPolicy:
     """
-    How often and how patiently a failed model call is tried again (reliability 4.9).
+    How often and how patiently a failed model call is tried again.
 
     Waits are random between 0 and a bound that doubles ("full jitter"); what a provider asks for with ``retry-after``
     comes on top.

@@ -35,7 +35,7 @@ from stepengine.runtime.hub import Hub
 from stepengine.runtime.limits import Gate, Ledger, Ledgers, Meter, Refusals, Repeats
 from stepengine.runtime.performer import AtOnce, Middleware, Performer
 from stepengine.runtime.performing import Deferred, Innermost, ModelRegistry, Pricing, ToolSetting
-from stepengine.runtime.rates import RateLimits
+from stepengine.runtime.rates import Rates
 from stepengine.runtime.retry import Retries, RetryPolicy
 from stepengine.runtime.watchdog import Watchdog
 from stepengine.tools.context import Belongings
@@ -92,7 +92,7 @@ class Services:
     interactor: Interactor | None = None
     remembered: Remembered | None = None
     retry: RetryPolicy = attrs.field(factory=RetryPolicy)
-    rates: RateLimits | None = None
+    rates: Rates | None = None
     seed: str = ""
     clock: Clock = attrs.field(factory=SystemClock)
     middlewares: Sequence[Middleware] = ()

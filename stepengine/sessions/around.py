@@ -156,7 +156,7 @@ def left(
 
 def session_hooks(store: SessionStore | VersionedStore) -> Hooks:
     """
-    Return hooks that load a conversation before a run and save it after it (requirements H15).
+    Return hooks that load a conversation before a run and save it after it.
 
     ``AgentDefinition(..., hooks=session_hooks(store))`` gives one agent a memory where ``Engine(sessions=store)`` would give it
     to all. Both are recorded effects: a replay needs no store, and a resumed run loads nothing a second time. The session is

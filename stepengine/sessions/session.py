@@ -46,7 +46,7 @@ LOST = "The result of this call is unavailable: it was not stored with the conve
 @attrs.frozen(kw_only=True)
 class SessionInfo:
     """
-    What is known of a session beside its messages (requirements L10, L13).
+    What is known of a session beside its messages.
 
     Attributes:
         session_id: Whatever the caller chose, such as ``"user:chat"``.
@@ -131,7 +131,7 @@ class TurnPlace:
 
 @runtime_checkable
 class SessionStore(Protocol):
-    """What every store can do; both methods may be ``async`` (requirements L1)."""
+    """What every store can do; both methods may be ``async``."""
 
     def get_history(self, session_id: str, /) -> Now[Sequence[Message]]:
         """Return the messages of a session, none for an id that is not known."""
@@ -143,7 +143,7 @@ class SessionStore(Protocol):
 @runtime_checkable
 class StateStore(Protocol):
     """
-    A store that also keeps what the last run left, as JSON (requirements L2): its state, and its journal while it waits.
+    A store that also keeps what the last run left, as JSON: its state, and its journal while it waits.
     """
 
     def get_state(self, session_id: str, /) -> Now[dict[str, Any] | None]:
@@ -155,7 +155,7 @@ class StateStore(Protocol):
 
 @runtime_checkable
 class CacheStore(Protocol):
-    """A store that also caches JSON values (requirements L2)."""
+    """A store that also caches JSON values."""
 
     def get_cached(self, key: str, /) -> Now[Any]:
         """Return the value of a key, ``None`` when there is none or its time is over."""
@@ -166,7 +166,7 @@ class CacheStore(Protocol):
 
 @runtime_checkable
 class VersionedStore(Protocol):
-    """A store that keeps whole sessions and never lets one writer overwrite another's (requirements L15)."""
+    """A store that keeps whole sessions and never lets one writer overwrite another's."""
 
     def load(self, session_id: str, /) -> Now[Session]:
         """Return a session, a new one of version 0 for an id that is not known."""
@@ -237,7 +237,7 @@ def messages_from_json(data: Iterable[Any]) -> list[Message]:
 
 def mended(messages: Iterable[Message]) -> tuple[Transcript, tuple[str, ...]]:
     """
-    Return a transcript of *messages*, and what had to be mended to make it one (reliability SS04).
+    Return a transcript of *messages*, and what had to be mended to make it one.
 
     A call without a result gets one that says so; a result without a call, and a second use of a call id, is left out.
     """

@@ -145,7 +145,7 @@ class Store(ABC):
         self._changed(session_id, change)
 
     def add_child(self, session_id: str, child_id: str, *, tool_call_id: str | None = None) -> Session:
-        """Begin a session as part of another, which notes it; return the child's (requirements L13)."""
+        """Begin a session as part of another, which notes it; return the child's."""
         info = SessionInfo(
             session_id=check_id(child_id), parent_session_id=session_id, parent_tool_call_id=tool_call_id
         )
@@ -188,7 +188,7 @@ class Store(ABC):
 
 
 class MemorySessions(Store):
-    """Sessions of this process, gone with it."""
+    """Sessions of this process, gone with it; *clock* gives the time of a save."""
 
     blocking = False
 
@@ -402,7 +402,7 @@ def folder_name(session_id: str) -> str:
 
 class FileSessions(Store):
     """
-    Sessions in a folder: ``<id>/metadata.json`` and ``<id>/history.jsonl``, one message per line (requirements L9-L11).
+    Sessions in a folder: ``<id>/metadata.json`` and ``<id>/history.jsonl``, one message per line.
 
     New messages are appended, and nothing else is written of a history that only grew. ``metadata.json`` is written last,
     so a save that breaks off leaves the session as it was, with the complete lines that had been added. Folders are for

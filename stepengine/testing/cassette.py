@@ -373,7 +373,7 @@ def _speaker(request: RecordedRequest, member: str, index: int) -> str:
 
 class CassetteMiss(BaseException):
     """
-    A request is not in the cassette. No ``Exception``, so that no SDK and no handler swallows or retries it (replay C14).
+    A request is not in the cassette. No ``Exception``, so that no SDK and no handler swallows or retries it.
 
     Attributes:
         reason: ``"no_file"``, ``"empty"``, ``"used_up"``, ``"body_differs"``, ``"query_differs"``, ``"path_unknown"`` or
@@ -470,7 +470,7 @@ class Cassette:
     @classmethod
     def load(cls, path: str | os.PathLike[str], **options: Any) -> Cassette:
         """
-        Return the cassette in the file *path*: vcrpy's YAML version 1, or one of its relatives (replay C1).
+        Return the cassette in the file *path*: vcrpy's YAML version 1, or one of its relatives.
 
         Args:
             path: The file.
@@ -554,7 +554,7 @@ class Cassette:
 
     def save(self, path: str | os.PathLike[str] | None = None, *, allow_partial: bool = False) -> Path:
         """
-        Write the file that plain vcrpy and ``load`` read, as a whole or not at all, and return its path (replay C2-C6).
+        Write the file that plain vcrpy and ``load`` read, as a whole or not at all, and return its path.
 
         Everything is cleaned once more on its way to the file, which is then parsed back and scanned for secrets.
 

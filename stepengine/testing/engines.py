@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import partial
@@ -85,6 +85,7 @@ def recorded_models(transport: Callable[[], Any], key: str | None) -> Models:
         key: The API key of all of them; ``None`` leaves it to the environment.
     """
     from stepengine.models.anthropic import AnthropicProvider
+    from stepengine.models.clouds import BedrockProvider, FoundryProvider, VertexProvider
     from stepengine.models.google import GoogleProvider
     from stepengine.models.openai import OpenAIProvider
     from stepengine.models.openai_chat import OpenAIChatProvider
@@ -99,6 +100,9 @@ def recorded_models(transport: Callable[[], Any], key: str | None) -> Models:
         found = find_key(name, given, variables, required=required, argument=argument)
         return make(name=name, api_key=found.key, base_url=url, transport=transport())
 
+    def behind(cloud: Callable[..., Provider], given: Mapping[str, Any]) -> Provider:
+        return cloud(transport=transport(), **given)
+
     models = Models()
     for own in (AnthropicProvider, GoogleProvider):
         sample = own("replay")
@@ -109,6 +113,13 @@ def recorded_models(transport: Callable[[], Any], key: str | None) -> Models:
         adapter = OpenAIProvider if preset.adapter == "openai" else OpenAIChatProvider
         variables = (preset.key_variable,) if preset.key_variable else ()
         models.register(name, partial(made, adapter, name, preset.base_url, variables, required=preset.key_required))
+    in_clouds: tuple[tuple[str, Callable[..., Provider], dict[str, Any]], ...] = (
+        ("bedrock", BedrockProvider, {"api_key": key, "region": "us-east-1"}),
+        ("vertex", VertexProvider, {"credentials": key, "project": "replay"}),
+        ("foundry", FoundryProvider, {"api_key": key, "resource": "replay"}),
+    )
+    for name, cloud, given in in_clouds:
+        models.register(name, partial(behind, cloud, given if key is not None else {}))
     return models
 
 

@@ -114,7 +114,7 @@ class CassetteFixture(Cassette):
         allow_unused: As given.
         existed: Whether there was a file when the test began.
         fresh: What was recorded in this test.
-        calls: Model calls that somebody made with what this cassette gave; they must show up in it (replay C41).
+        calls: Model calls that somebody made with what this cassette gave; they must show up in it.
         cost: US dollars of those calls; ``None`` when unknown.
     """
 

@@ -53,7 +53,7 @@ def run_with(
     model: str | None = None,
 ) -> Any:
     """
-    Run a handler against *script* and return what it returned (requirements P5, design 11).
+    Run a handler against *script* and return what it returned.
 
     Each item of the script is ``(expected, reply)``, or ``expected`` alone where nothing needs to be sent, such as ``STEP``.
 

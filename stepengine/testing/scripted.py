@@ -78,7 +78,7 @@ Cost: TypeAlias = "Decimal | float | str | None"
 def text(
     content: str, *, usage: Usage | None = None, cost: Cost = None, stop_reason: StopReason | str | None = None
 ) -> ModelReply:
-    """Return a reply that says *content*; it ends the turn unless *stop_reason* says otherwise."""
+    """Return a reply that says *content* and reports *usage* and *cost*; it ends the turn unless *stop_reason* says otherwise."""
     return _reply((TextPart(content),), usage, cost, stop_reason)
 
 
@@ -181,7 +181,7 @@ def _dollars(cost: Decimal | float | str) -> Decimal:
 
 class ScriptedModel(Provider):
     """
-    A provider that plays *replies* in order and keeps what it was asked (requirements P4).
+    A provider that plays *replies* in order and keeps what it was asked.
 
     It answers every model string, and agents that name none ask it for ``"scripted/default"``. Tasks and threads may share one: each request gets the next item, whole. Whoever asks
     after the last item gets a ``ModelError`` of kind ``"script"`` that is not retried and shows the request.

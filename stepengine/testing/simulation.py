@@ -119,7 +119,7 @@ def simulate(
     invariants: Iterable[Invariant] = (),
 ) -> Simulated:
     """
-    Run *agent* once per seed in a world where things go wrong, and check what must hold for every run (design 11, reliability K1).
+    Run *agent* once per seed in a world where things go wrong, and check what must hold for every run.
 
     Nothing is performed: no model, tool or ``Perform`` function is called; children are run, in the same world. Runs are
     recorded, resumed and repeated by the recorder and the replayer that ship, over a journal in memory. Checked are: every

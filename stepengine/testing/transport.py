@@ -44,7 +44,7 @@ FIRST_SERVER_ERROR = 500
 
 class ReplayTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
     """
-    Plays a cassette: no socket, no waiting (replay C12-C16).
+    Plays a cassette: no socket, no waiting.
 
     Args:
         cassette: What it plays.
@@ -116,7 +116,7 @@ class ReplayTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
 
 class RecordTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
     """
-    Passes requests on to a real transport and keeps what goes by (replay C40, C4-C7).
+    Passes requests on to a real transport and keeps what goes by.
 
     Each piece of a reply is passed on as it arrives. What is kept is cleaned first: headers by an allow-list, the values
     of secret headers wherever they occur. ``cassette.save(path)`` writes the file.
@@ -347,7 +347,7 @@ class Clients:
     Clients of the three SDKs that reach nothing but one transport; each is made when it is first asked for.
 
     Base URLs are the providers' own, whatever the environment says, so that a recording fits everywhere. The SDKs do not
-    try again: a replay must not wait (replay C26, C27).
+    try again: a replay must not wait.
 
     Args:
         transport: A sync and async transport of httpx2, such as ``ReplayTransport(cassette)``.
@@ -388,7 +388,7 @@ class Clients:
 
     @cached_property
     def google(self) -> Any:
-        """A ``google.genai.Client``; its async side is ``google.aio``. Both sides use the transport (replay C25)."""
+        """A ``google.genai.Client``; its async side is ``google.aio``. Both sides use the transport."""
         from stepengine.models.google import GoogleProvider
 
         provider = GoogleProvider("replay")

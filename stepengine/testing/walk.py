@@ -240,7 +240,7 @@ class Note:
 
 class Walk:
     """
-    A handler that is stepped by hand (requirements P5).
+    A handler that is stepped by hand.
 
     ``Walk(handler).send(...).send(...)`` runs on with every answer and returns the walk itself. Time stands still at *now*
     but for *tick_ms* per answer, chance is seeded, log lines and notifications end in ``notes``, and nothing is performed.

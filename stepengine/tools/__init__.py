@@ -7,7 +7,7 @@ documentation describes.
 
 from __future__ import annotations
 
-from stepengine.data.messages import ToolResult
+from stepengine.data.messages import ToolReferencePart, ToolResult
 from stepengine.tools.bundled import (
     change_hook_tools,
     file_tools,
@@ -61,6 +61,7 @@ __all__ = (
     "Tool",
     "ToolContext",
     "ToolPreview",
+    "ToolReferencePart",
     "ToolRegistry",
     "ToolResult",
     "Workspace",

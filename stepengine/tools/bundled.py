@@ -61,8 +61,13 @@ class FileTools(Policy):
         write: Whether files may be written.
         delete: Whether files may be deleted, too; only with *write*.
         propose: Whether changes may be proposed; they are kept in the run's context and written nowhere.
-
-    What may be touched says ``Policy``, whose options go with these.
+        withhold: Patterns of files that are not shown either, such as the journal of the run.
+        allow_secrets: Patterns of files that are withheld by default, such as ``".env.example"``, and may be used.
+        allow_protected: Patterns of files that are protected from being written, such as ``".github/workflows/"``, and
+            may be written.
+        refuse_hardlinks: Refuse to read a file that has more than one name.
+        cross_mounts: Enter folders that are on other file systems than the root.
+        allow_wide_root: Accept ``/``, the home folder, and folders that contain it.
 
     Raises:
         DefinitionError: when the root is no folder or too wide, or the system cannot confine the tools; for *delete*
@@ -96,8 +101,11 @@ class SearchTools(Policy):
 
     Attributes:
         prefer_python: Search in Python even where ripgrep is installed.
-
-    What may be searched says ``Policy``, whose options go with these.
+        withhold: Patterns of files that are not shown either, such as the journal of the run.
+        allow_secrets: Patterns of files that are withheld by default, such as ``".env.example"``, and may be used.
+        refuse_hardlinks: Refuse to read a file that has more than one name.
+        cross_mounts: Enter folders that are on other file systems than the root.
+        allow_wide_root: Accept ``/``, the home folder, and folders that contain it.
 
     Raises:
         DefinitionError: when the root is no folder or too wide, or the system cannot confine the tools.

@@ -64,7 +64,7 @@ class CallSignal:
 @attrs.frozen
 class Workspace:
     """
-    Where the agent works (requirements E9).
+    Where the agent works.
 
     Attributes:
         root: The root folder.
@@ -81,7 +81,7 @@ WORKSPACE: contextvars.ContextVar[Workspace | None] = contextvars.ContextVar("st
 
 class ResourceMap:
     """
-    Live objects for tools, one per type; they are never stored (requirements E8).
+    Live objects for tools, one per type, to begin with those of *values*; they are never stored.
 
     Each object is filed under its own type; ``insert(value, as_type=Base)`` files it under another one.
     """
@@ -174,7 +174,7 @@ def _ignore(_: Event) -> None:
 @attrs.frozen(kw_only=True, eq=False)
 class ToolContext:
     """
-    What a body gets that takes a first parameter of this type; not part of the tool's schema (requirements E5-E11).
+    What a body gets that takes a first parameter of this type; not part of the tool's schema.
 
     Attributes:
         agent_state: The state before the step.

@@ -24,7 +24,16 @@ from stepengine.tools.definition import Tool
 from stepengine.tools.repair import Aliases, repairer
 from stepengine.tools.schemas import STRING, described, object_schema, validator
 
-__all__ = ("ALIASES", "CONTROL_TOOLS", "LOOKUP", "ask_user_tool", "checked", "control_tools", "set_output_binding")
+__all__ = (
+    "ALIASES",
+    "CONTROL_TOOLS",
+    "FINDER",
+    "LOOKUP",
+    "ask_user_tool",
+    "checked",
+    "control_tools",
+    "set_output_binding",
+)
 
 HARMLESS = ToolAnnotations(read_only=True, idempotent=True)
 ALIASES: Aliases = {
@@ -77,6 +86,13 @@ Usage: give the agent's id.
 Examples: {"agent_id": "code-searcher"}
 When not to use: for agents that are described to you already.
 Notes: an agent that does not exist gives found=false."""
+FIND = """\
+Search for further tools by words: there are more than you are shown.
+
+Usage: give words of what you want to do, or a name; what is found can be called from then on.
+Examples: {"query": "exchange rate"}
+When not to use: for tools that you are shown.
+Notes: the best few are found; a search that finds nothing need not be repeated with the same words."""
 ASK_USER = """\
 Ask the person one or more questions and wait for the answers.
 
@@ -204,6 +220,14 @@ LOOKUP = _control(
     "lookup_agent_info",
     LOOKUP_AGENT_INFO,
     object_schema(("agent_id",), agent_id=described(STRING, "The agent's id.")),
+    category="read",
+    forces_next_step=True,
+)
+
+FINDER = _control(
+    "find_tools",
+    FIND,
+    object_schema(("query",), query=described(STRING, "Words of names and descriptions.")),
     category="read",
     forces_next_step=True,
 )

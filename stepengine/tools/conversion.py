@@ -26,6 +26,7 @@ from stepengine.data.messages import (
     JsonPart,
     ResultPart,
     TextPart,
+    ToolReferencePart,
     ToolResult,
     quick_json,
     quick_result,
@@ -54,7 +55,7 @@ ERROR_CHARS = 4_000
 IMAGE_BYTES = 5 * MIB
 DOCUMENT_BYTES = 32 * MIB
 
-PARTS = (TextPart, JsonPart, ImagePart, DocumentPart)
+PARTS = (TextPart, JsonPart, ImagePart, DocumentPart, ToolReferencePart)
 SMALL = frozenset({int, bool, float, type(None)})
 SURROGATE = re.compile("[\ud800-\udfff]")
 IMAGES = (
@@ -114,6 +115,8 @@ def _capped(result: ToolResult, limit: int) -> ToolResult:
             text = compact(part.value)
             parts.append(part if len(text) <= left else TextPart(cut(text, left)))
             left -= min(left, len(text))
+        elif isinstance(part, ToolReferencePart):
+            parts.append(part)
         else:
             parts.append(_media(part))
     same = len(parts) == len(result.content) and all(a is b for a, b in zip(parts, result.content, strict=True))

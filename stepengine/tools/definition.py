@@ -36,7 +36,7 @@ NO_OVERRIDES: Overrides = {}
 @attrs.frozen
 class ToolPreview:
     """
-    One concrete call as a person sees it before it happens (requirements E19).
+    One concrete call as a person sees it before it happens.
 
     Attributes:
         action: What will happen, in a few words, such as ``"Write src/app.py"``.
@@ -57,7 +57,8 @@ class ToolOptions(TypedDict, total=False):
     returns a ``ToolPreview`` of one call. ``aliases`` are other parameter names that are accepted from a model.
     ``idempotent=True`` is short for the annotation of that name; ``retries`` needs it. The result of a call of a tool with
     ``deferred=True`` comes from outside, by ``handle.send_tool_result``, after its body has begun the work; what the body
-    returns is dropped, unless it is an error, which is the result. The time-out is the body's.
+    returns is dropped, unless it is an error, which is the result. The time-out is the body's. A tool with
+    ``defer_loading=True`` is not shown to the model until it searched for it, as ``ToolSpec`` says.
     """
 
     category: str
@@ -71,6 +72,7 @@ class ToolOptions(TypedDict, total=False):
     timeout: float | None
     retries: int
     strict: bool
+    defer_loading: bool
     in_thread: bool
     deferred: bool
     preview: Callable[[JsonDict], ToolPreview] | None
@@ -90,6 +92,7 @@ OPTIONS = {
     "timeout": or_none(NUMBER),
     "retries": COUNT,
     "strict": FLAG,
+    "defer_loading": FLAG,
     "in_thread": FLAG,
     "deferred": FLAG,
     "preview": or_none(Fine(callable, "a function of the input")),
@@ -252,7 +255,7 @@ class Tool(Generic[P, R]):
         return await execute(self, arguments, ctx, overrides)
 
     def preview(self, input: JsonDict) -> ToolPreview | None:
-        """Return how this call looks to a person, or ``None`` when the tool has no preview (requirements E19)."""
+        """Return how this call looks to a person, or ``None`` when the tool has no preview."""
         return None if self._preview is None else self._preview(input)
 
     def arguments(self, *args: P.args, **kwargs: P.kwargs) -> JsonDict:

@@ -21,7 +21,7 @@ __all__ = ("ToolRegistry",)
 
 class ToolRegistry:
     """
-    Tools by name; a new registry is empty (requirements E25).
+    Tools by name; a new registry is empty.
 
     Args:
         tools: Tools to begin with.

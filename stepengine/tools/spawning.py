@@ -19,7 +19,7 @@ from stepengine.data.state import ChildResult, RunStatus
 from stepengine.data.tools import Entry, Spawning, ToolBinding, ToolLike, ToolSpec, Validated
 from stepengine.errors import DataError, DefinitionError, LimitExceeded, ToolInputError
 from stepengine.tools.arguments import without_titles
-from stepengine.tools.control import ALIASES, CONTROL_TOOLS, LOOKUP, ask_user_tool, checked
+from stepengine.tools.control import ALIASES, CONTROL_TOOLS, FINDER, LOOKUP, ask_user_tool, checked
 from stepengine.tools.definition import Tool, check_name
 from stepengine.tools.repair import repairer
 from stepengine.tools.schemas import STRING, JsonSchema, described, object_schema, validator
@@ -115,7 +115,7 @@ def agent_tool(
     definition: AgentDefinition[Any], *, name: str | None = None, description: str | None = None
 ) -> Tool[..., Any]:
     """
-    Return an agent as a tool of its own, whose result is the agent's output (requirements J17).
+    Return an agent as a tool of its own, whose result is the agent's output.
 
     Whoever has the tool may run the agent; it need not be among its ``spawnable_agents``.
 
@@ -403,6 +403,6 @@ def _spawn_agent_inline() -> Tool[..., Any]:
     return checked(spec, Spawning(lambda value: [_child_entry(value)], _inline_result, is_inline=True))
 
 
-_OTHERS = (LOOKUP, ask_user_tool(), _spawn_agents(), _spawn_agent_inline())
+_OTHERS = (LOOKUP, FINDER, ask_user_tool(), _spawn_agents(), _spawn_agent_inline())
 BUILT_IN: Mapping[str, Tool[..., Any]] = MappingProxyType({**CONTROL_TOOLS, **{tool.name: tool for tool in _OTHERS}})
 """The tools that every run knows by name, whether its agent was given them or not: handlers may always use them."""

@@ -59,6 +59,7 @@ HEADERS: Mapping[str, str] = {
     "x-accel-buffering": "no",
     "x-vercel-ai-ui-message-stream": "v1",
 }
+"""The headers of the answer that the events of ``sse`` go into."""
 """What a response with these chunks has as headers; the page does not read it without the last one."""
 VERSIONS = (5, 6, 7)
 APPROVALS_FROM = 6

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from stepengine import Engine, load_agent
+from stepengine import Engine, Hooks, load_agent
 from stepengine.cli.app import app
+from stepengine.context import summarize
 from stepengine.journal import FileJournal, diff
 from stepengine.testing import ScriptedModel, text
 
@@ -198,6 +199,18 @@ def test_what_is_printed_changes_nothing_and_tells_no_secret(folder: Path, way: 
     assert "swordfish" not in debug(folder, "goto 2", "locals", way=way).stdout
 
 
+@pytest.mark.spec("judging:JG12", "judging:JG30")
+@pytest.mark.parametrize("way", WAYS)
+def test_a_script_whose_expression_raises_leaves_with_one_and_goes_on_to_its_end(folder: Path, way: str) -> None:
+    raised = debug(folder, "goto 2", "p unknown", "pp unknown", "p number", options=("--json",), way=way)
+    fine = debug(folder, "goto 2", "p number", way=way)
+    told = [json.loads(line) for line in raised.stdout.splitlines()][1:]
+
+    assert (1, 0) == (raised.returncode, fine.returncode)
+    assert [True, True, False] == [each["raised"] for each in told]
+    assert ["NameError: name 'unknown' is not defined"] * 2 + ["1"] == [each["text"] for each in told]
+
+
 @pytest.mark.deep
 @pytest.mark.spec("judging:JG30")
 def test_an_expression_that_hangs_or_floods_is_ended_and_the_session_lives(folder: Path) -> None:
@@ -233,6 +246,22 @@ def test_frames_requests_hooks_and_differences_are_told(folder: Path, way: str) 
     assert {"~ number 0 -> 2", "+ context noted True"} & set(differs["diff"]) == {"~ number 0 -> 2"}
     assert [line for line in differs["diff"] if line.startswith("+ message")]
     assert "1" == still["text"]
+
+
+@pytest.mark.spec("judging:JG26")
+def test_hooks_of_the_command_line_are_called_only_in_a_run_that_had_them(folder: Path) -> None:
+    with Engine(
+        [load_agent(folder / "worker.py")],
+        models=ScriptedModel([text(f"reply {n}") for n in range(3)]),
+        hooks=Hooks(pre_step=[summarize()]),
+    ) as engine:
+        engine.run_sync("worker", "go", journal=folder / "other.jsonl")
+    (_, without) = objects(folder, "goto 2", "hooks", way="paused")
+    (folder / "other.jsonl").replace(folder / "run.jsonl")
+    (_, had) = objects(folder, "goto 2", "hooks", way="paused")
+
+    assert [["pre_step", "noted"]] == [called[:2] for called in without["hooks"]]
+    assert {"noted", "summarize"} == {called[1] for called in had["hooks"]}
 
 
 @pytest.mark.spec("judging:JG28", "judging:JG5")
@@ -382,7 +411,7 @@ def terminal(folder: Path) -> Iterator[Any]:
 def test_at_a_terminal_it_prompts_goes_back_and_survives_ctrl_c(terminal: Any, folder: Path, way: str) -> None:
     write(folder, extra="time.sleep(60 if number == 9 else 0)")
     here = terminal("debug", "run.jsonl", "--agent", "worker.py", *(["--no-fork"] if way == "paused" else []))
-    here.sees(f"snapshots: {way}", "nothing recorded is done again", "step 1 of 3", "(step 1) ")
+    here.sees(f"snapshots: {way}", "nothing recorded is done again", "`help` lists", "step 1 of 3", "(step 1) ")
     here.types("goto 3\n")
     here.sees("step 3 of 3", "> ", "yield STEP", "(step 3) ")
     here.types("back 2\n")

@@ -54,7 +54,14 @@ def test_where_all_is_well_it_leaves_with_0_says_what_there_is_and_makes_nothing
 
     assert result.exit_code == 0, result.output
     assert "nothing is wrong" in result.stdout
-    for said in ("Python 3.", "anthropic 2.", "extras installed: ", "no key is set", "none yet"):
+    for said in (
+        "Python 3.",
+        "anthropic 2.",
+        "extras installed: ",
+        "stepengine init my-agent",
+        "no key is set",
+        "none yet",
+    ):
         assert said in result.stdout
     assert not (tmp_path / "state").exists()
 

@@ -123,6 +123,7 @@ def test_a_question_is_answered_by_name_or_as_the_last_one_with_the_options_of_t
     assert f"stepengine resume {stem} --answer q0=TEXT" in said
     monkeypatch.chdir(tmp_path)
     assert "no run of this folder" in command("resume", "--last", code=2).stderr
+    assert "`stepengine run AGENT` records one" in command("show", "--last", code=2).stderr
     assert "one: yes\n" == command("resume", stem, "--answer", "q0=yes", "-q").stdout
     monkeypatch.chdir(tmp_path / "work")
     assert "completed" == entries()[0].status

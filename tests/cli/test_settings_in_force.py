@@ -180,6 +180,26 @@ def test_addresses_and_variables_of_keys_are_those_that_are_set_and_no_key_is_sh
     assert "NO_KEY" in said
 
 
+@pytest.mark.spec("requirements:G23", "providers:PV109")
+def test_settings_of_a_cloud_make_that_cloud_s_provider_and_no_other() -> None:
+    user(
+        'base_urls.bedrock = "https://mine.test"\nproviders.bedrock.key = { env = "MY_KEY" }\n'
+        'base_urls.vertex = "https://other.test"\nproviders.vertex.key = { env = "MY_TOKEN" }\n'
+        'providers.bedrock_mantle.key = { env = "NO_KEY" }\nproviders.foundry.key = { env = "MY_KEY" }\n'
+    )
+    given = {"MY_KEY": "canary-canary-1", "MY_TOKEN": "canary-canary-2", "AWS_REGION": "us-east-1"}
+    shown = command("models", "--json", **given, GOOGLE_CLOUD_PROJECT="mine", ANTHROPIC_FOUNDRY_RESOURCE="mine")
+    found = {entry["prefix"]: entry for entry in json.loads(shown.stdout)}
+
+    assert "canary" not in shown.output
+    assert ["https://mine.test", "https://other.test", "https://mine.services.ai.azure.com/anthropic"] == [
+        found[name]["base_url"] for name in ("bedrock", "vertex", "foundry")
+    ]
+    assert (
+        "cannot be used: MissingKey: there is no key for 'bedrock_mantle': set NO_KEY" in found["bedrock_mantle"]["key"]
+    )
+
+
 @pytest.mark.spec("interfaces:IF100")
 def test_log_lines_and_colours_are_shown_as_set(scripted: Any) -> None:
     Path("agents/logs.py").write_text(

@@ -4,18 +4,20 @@ A page of the documentation as what it holds: blocks to paste, to edit, to run, 
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shlex
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import attrs
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+FENCE = re.compile(r"^```([\w{}]+)[^\n]*\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 NAMED = re.compile(r"`([^`\s]+)`:$")
 IN_FILE = re.compile(r"`([^`\s]+\.py)`")
 CODE = re.compile(r"# leaves with (\d+)$")
@@ -124,14 +126,28 @@ def follow(name: str, folder: Path, *, pictures: int = 0, names: dict[str, objec
     project, said = Project(folder), ""
     for block in blocks_of(page(name))[pictures:]:
         match block.kind:
+            case "python" | "json" if block.path is not None:
+                project.paste(block.path, block.text)
             case "python":
                 execute(block, name, names)
-            case "json":
-                assert block.path is not None
-                project.paste(block.path, block.text)
             case "sh":
                 said = "".join([project.run(line) for line in block.text.splitlines()])
             case "text":
                 assert_shown(block.text, said)
             case other:
                 pytest.fail(f"nobody runs a block of {other}")
+
+
+@cache
+def public_modules() -> tuple[str, ...]:
+    """
+    The modules whose names are public, as the snapshot of the surface lists them.
+    """
+    tree = ast.parse((ROOT / "tests" / "test_surface.py").read_text(encoding="utf-8"))
+    (listed,) = [
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["MODULES"]
+    ]
+    assert isinstance(listed, ast.Dict)
+    return tuple([ast.literal_eval(key) for key in listed.keys if key is not None])

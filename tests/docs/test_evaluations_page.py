@@ -10,23 +10,12 @@ import pytest
 
 from stepengine.judging import criteria
 
-from .pages import Project, assert_shown, blocks_of, page
+from .pages import follow, page
 
 
 @pytest.mark.spec("judging:JG60", "judging:JG65", "judging:JG67")
 def test_every_block_runs_and_shows_what_it_says(tmp_path: Path) -> None:
-    project, said = Project(tmp_path), ""
-    for block in blocks_of(page("evaluations.md")):
-        match block.kind:
-            case "python":
-                assert block.path is not None
-                project.paste(block.path, block.text)
-            case "sh":
-                said = "".join([project.run(line) for line in block.text.splitlines()])
-            case "text":
-                assert_shown(block.text, said)
-            case other:
-                pytest.fail(f"nobody runs a block of {other}")
+    follow("evaluations.md", tmp_path)
 
     assert (tmp_path / "first" / "report.html").is_file()
     assert (tmp_path / "fixed" / "cases" / "sums" / "fixer" / "1.jsonl").is_file()

@@ -31,5 +31,5 @@ def test_every_option_is_told_and_no_other() -> None:
     known = set(inspect.signature(mcp_tools).parameters) - {"server", "name"}
     told = set(re.findall(r"`(?:mcp_tools\(\.\.\., )?(\w+)=", PAGE)) | set(re.findall(r"`(timeout)`", PAGE))
 
-    assert told <= known | {"include_tool_call", "tools"}
+    assert told <= known | {"defer_loading", "tools"}
     assert known - told <= {"start_timeout", "protocol"}

@@ -8,25 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from .pages import Project, assert_shown, blocks_of, execute, page
+from .pages import follow, page
 
 
 @pytest.mark.spec("judging:JG40", "judging:JG41", "judging:JG49")
 def test_every_block_runs_and_shows_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    project, said = Project(tmp_path), ""
-    for block in blocks_of(page("viewing-runs.md")):
-        match block.kind:
-            case "python" if block.path is not None:
-                project.paste(block.path, block.text)
-            case "python":
-                execute(block, "viewing-runs.md")
-            case "sh":
-                said = "".join([project.run(line) for line in block.text.splitlines()])
-            case "text":
-                assert_shown(block.text, said)
-            case other:
-                pytest.fail(f"nobody runs a block of {other}")
+    follow("viewing-runs.md", tmp_path)
 
     assert {"before.html", "both.html", "changed.html"} == {path.name for path in tmp_path.glob("*.html")}
 

@@ -100,7 +100,7 @@ async def test_parallel_children_share_a_budget_and_never_exceed_it(db: str):
 
 
 @pytest.mark.deep
-@pytest.mark.spec("durable:UT10", "durable:U5", "durable:U28", "durable:UF9")
+@pytest.mark.spec("durable:UT10", "durable:U5", "durable:U28", "durable:UF9", "durable:UF32")
 async def test_a_tree_of_depth_three_needs_one_slot_per_depth(db: str):
     async with engine([DEEPER], db, concurrency=1) as worker:
         result = await worker.run(DEEPER, "3")
@@ -271,7 +271,7 @@ async def test_the_same_id_is_the_same_run(db: str):
     assert not again.children
 
 
-@pytest.mark.spec("durable:UT22", "durable:UF28")
+@pytest.mark.spec("durable:UT22", "durable:UF28", "durable:U1")
 def test_nothing_of_the_extra_is_imported_before_it_is_asked_for():
     code = """
 import sys

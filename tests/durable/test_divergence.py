@@ -128,7 +128,15 @@ def engine(handler, db: str) -> DurableEngine:
 
 @pytest.mark.parametrize("edit", EDITS, ids=lambda edit: getattr(edit, "__name__", None))
 @pytest.mark.spec(
-    "durable:UT9", "durable:U4", "durable:U15", "durable:U16", "durable:U17", "durable:U24", "reliability:R13"
+    "durable:UT9",
+    "durable:U4",
+    "durable:U15",
+    "durable:U16",
+    "durable:U17",
+    "durable:U24",
+    "durable:UF12",
+    "durable:UF31",
+    "reliability:R13",
 )
 async def test_an_edited_handler_stops_where_it_differs_and_goes_on_as_it_was(db: str, edit):
     done.clear()

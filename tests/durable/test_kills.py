@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import itertools
 import json
 import os
 import signal
@@ -18,7 +19,8 @@ from pathlib import Path
 import pytest
 
 from stepengine import Engine
-from stepengine.durable import Operator
+from stepengine.data.state import RunInfo
+from stepengine.durable import Operator, Upkeep
 
 WORKER = Path(__file__).with_name("worker.py")
 FOLLOWS = [
@@ -93,7 +95,14 @@ async def restarted_until_done(workers: Workers, operator: Operator, run: str, r
 
 @pytest.mark.deep
 @pytest.mark.spec(
-    "durable:UT2", "durable:UT7", "durable:U18", "durable:U30", "durable:UF5", "reliability:R1", "reliability:R3"
+    "durable:UT2",
+    "durable:UT7",
+    "durable:U18",
+    "durable:U30",
+    "durable:UF5",
+    "durable:UF27",
+    "reliability:R1",
+    "reliability:R3",
 )
 async def test_a_worker_is_killed_in_and_after_every_effect(workers: Workers, tmp_path: Path, monkeypatch):
     expected = await undisturbed("parent", "go", tmp_path, monkeypatch)
@@ -105,6 +114,7 @@ async def test_a_worker_is_killed_in_and_after_every_effect(workers: Workers, tm
     began, died = workers.told("began"), workers.told("died")
     assert {**expected.output, "fired": form["output"]["fired"]} == form["output"]
     assert 1 == began["go-fire"]
+    assert "unknown" == form["output"]["fired"]
     assert all(died[f"in {name}"] == 1 for name in began if name != "go-fire")
     # An effect that follows another's result can only begin when that result is committed.
     order = [line["name"] for line in workers.lines() if line["what"] == "began"]
@@ -143,6 +153,68 @@ async def test_a_worker_that_wakes_up_after_its_run_was_taken_over_changes_nothi
     assert 1 == workers.told("began")["go-fire"]
     assert "worker-2" == view.executor
     assert max(workers.told("began").values()) <= 2
+
+
+def spoken(session: str) -> RunInfo:
+    return RunInfo(session_id=session)
+
+
+@pytest.mark.deep
+@pytest.mark.spec("durable:UF5", "durable:UF10", "reliability:R1", "reliability:SS01", "requirements:L3")
+async def test_turns_of_a_session_run_on_one_worker_after_the_other(workers: Workers, until):
+    async with await Operator.connect(workers.db) as operator:
+        first = workers.start("worker-1", SLOW="0.3")
+        runs = [await operator.submit("talking", f"t{n}", info=spoken("s")) for n in range(3)]
+
+        async def began():
+            return workers.told("began")["t1-second"]
+
+        await until(began, seconds=60)
+        first.kill()
+        first.wait()
+        workers.start("worker-2")
+        await Upkeep(operator).takeover("worker-1")
+        outputs = [(await operator.result(run))["output"] for run in runs]
+        views = [await operator.run(run) for run in runs]
+        kept = await operator.sessions.load("s")
+
+    assert [["t0"], ["t0", "t1"], ["t0", "t1", "t2"]] == outputs
+    assert ["worker-1", "worker-2", "worker-2"] == [view.executor for view in views]
+    assert (3, ["t0", "t1", "t2"]) == (kept.turns, [m.text for m in kept.messages if m.role == "user"])
+    # What was committed before the kill was not done again.
+    assert 1 == workers.told("began")["t1-first"]
+    assert 2 == workers.told("began")["t1-second"]
+
+
+@pytest.mark.deep
+@pytest.mark.spec("durable:UT2", "reliability:SS01", "reliability:SS06", "requirements:L3")
+async def test_sessions_keep_their_order_while_both_workers_are_killed_in_and_after_every_effect(workers: Workers):
+    async with await Operator.connect(workers.db) as operator, await Operator.connect(workers.db) as other:
+        runs = {
+            session: [
+                await (operator, other)[n % 2].submit("talking", f"{session}{n}", info=spoken(session))
+                for n in range(3)
+            ]
+            for session in "ab"
+        }
+        wanted = [run for of in runs.values() for run in of]
+        alive: dict[str, subprocess.Popen[bytes]] = {}
+        for _ in range(6_000):
+            for name in ("worker-1", "worker-2"):
+                if name not in alive or alive[name].poll() is not None:
+                    alive[name] = workers.start(name, DIES="1")
+            if all([(await operator.run(run)).is_over for run in wanted]):
+                break
+            await asyncio.sleep(0.05)
+        outputs = {s: [(await operator.result(run))["output"] for run in of] for s, of in runs.items()}
+
+    assert {s: [[f"{s}{m}" for m in range(n + 1)] for n in range(3)] for s in "ab"} == outputs
+    order = [line["name"] for line in workers.lines() if line["what"] == "began"]
+    for session in "ab":
+        effects = [f"{session}{n}-{which}" for n in range(3) for which in ("first", "second")]
+        for earlier, later in itertools.pairwise(effects):
+            assert earlier not in order[order.index(later) :], (earlier, later, order)
+    assert all(workers.told("died")[f"in {name}"] == 1 for name in set(order))
 
 
 @pytest.mark.deep

@@ -141,6 +141,7 @@ def deployment(tmp_path: Path, db: str) -> Iterator[Deployment]:
 @pytest.mark.spec(
     "durable:UC1", "durable:UC2", "durable:UC3", "durable:UC4", "durable:UC5", "durable:UC8", "durable:UT8",
     "durable:U9", "durable:U29", "durable:U30", "durable:U31", "durable:U33", "durable:U41",
+    "durable:UF30",
 )  # fmt: skip
 def test_the_runs_of_a_killed_worker_are_taken_over_and_end_as_if_nothing_had_happened(deployment: Deployment) -> None:
     first = deployment.worker("w1")
@@ -296,7 +297,14 @@ OTHER = AGENTS.replace("call(count, n, 0.2)", "call(count, n + 1, 0.2)")
 
 @pytest.mark.deep
 @pytest.mark.spec(
-    "durable:UC7", "durable:UC8", "durable:UC3", "durable:U36", "durable:U42", "durable:UT13", "durable:UT21"
+    "durable:UC7",
+    "durable:UC8",
+    "durable:UC3",
+    "durable:U36",
+    "durable:U42",
+    "durable:UF22",
+    "durable:UT13",
+    "durable:UT21",
 )
 def test_runs_move_to_another_release_out_into_journals_and_back(deployment: Deployment) -> None:
     for name, text in (("newer.py", NEWER), ("other.py", OTHER)):

@@ -119,6 +119,13 @@ def asking_steps(ctx: StepContext):
     return [before, size, after]
 
 
+def talking_steps(ctx: StepContext):
+    heard = [message.text for message in ctx.agent_state.message_history if message.role == "user"]
+    yield from call(look, f"{ctx.prompt}-first")
+    yield from call(look, f"{ctx.prompt}-second")
+    return heard
+
+
 def reply(request):
     """
     Give one tool call, and the end when its result is there.
@@ -136,7 +143,8 @@ def model() -> ScriptedModel:
 CHILD = AgentDefinition("child", tools=[look], handle_steps=child_steps)
 PARENT = AgentDefinition("parent", model="test/model", tools=[look, fire], spawnable_agents=[CHILD], handle_steps=steps)
 ASKING = AgentDefinition("asking", tools=[look], handle_steps=asking_steps)
-AGENTS = [PARENT, ASKING]
+TALKING = AgentDefinition("talking", tools=[look], handle_steps=talking_steps)
+AGENTS = [PARENT, ASKING, TALKING]
 
 
 async def serve(db: str, executor: str) -> None:

@@ -40,10 +40,10 @@ def script() -> ModuleType:
 
 
 @pytest.mark.spec("requirements:P13")
-def test_the_demo_needs_neither_network_nor_key(stepengine: Any) -> None:
-    before = set(Path(tempfile.gettempdir()).glob("stepengine-demo-*"))
+def test_the_demo_needs_neither_network_nor_key(stepengine: Any, tmp_path: Path) -> None:
+    (tmp_path / "temporary").mkdir()
 
-    done = stepengine("demo")
+    done = stepengine("demo", env={"TMPDIR": str(tmp_path / "temporary")})
 
     assert 0 == done.returncode, done.stderr
     assert "-    return sum(" in done.stdout
@@ -55,7 +55,7 @@ def test_the_demo_needs_neither_network_nor_key(stepengine: Any) -> None:
     assert "There is a parenthesis too many." in done.stderr
     assert "step 4\n" in done.stderr
     assert "\x1b" not in done.stdout + done.stderr
-    assert before == set(Path(tempfile.gettempdir()).glob("stepengine-demo-*"))
+    assert [] == [*(tmp_path / "temporary").iterdir()]
 
 
 def test_the_demo_shows_the_handler_that_ran() -> None:

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 from stepengine import AgentDefinition, Change, Engine, Hooks, Perform, RunStatus, Tool, ToolCall
-from stepengine.data.messages import ToolCallPart
-from stepengine.data.sources import Meant
 from stepengine.errors import DefinitionError
 from stepengine.journal import MemoryJournal
 from stepengine.permissions import Policy, Rule
@@ -41,9 +39,6 @@ class Shelf:
 
     async def take(self, input: dict[str, Any]) -> str:
         return "taken"
-
-    def meant(self, ctx: Any, call: ToolCallPart) -> Meant | None:
-        return None
 
     async def aclose(self, blocked: Any = None) -> None:
         self.closed += 1

@@ -14,7 +14,7 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from email import message_from_bytes
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 
@@ -251,7 +251,17 @@ async def body_of(headers: dict[str, str], reader: asyncio.StreamReader) -> byte
     return body
 
 
-async def serve(state: MediaServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+class Answering(Protocol):
+    """What a server says to a request, and where it is."""
+
+    url: str
+
+    def answer(
+        self, method: str, path: str, headers: dict[str, str], body: bytes
+    ) -> tuple[int, dict[str, str], Any]: ...
+
+
+async def serve(state: Answering, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Answer the requests of one connection."""
     while head := await reader.readuntil(b"\r\n\r\n"):
         first, *lines = head.decode().split("\r\n")
@@ -269,6 +279,13 @@ async def serve(state: MediaServer, reader: asyncio.StreamReader, writer: asynci
 async def media_server(*replies: bytes) -> AsyncIterator[MediaServer]:
     """Run the server, which answers with *replies* first."""
     state = MediaServer(replies=list(replies))
+    async with running(state):
+        yield state
+
+
+@asynccontextmanager
+async def running(state: Answering) -> AsyncIterator[None]:
+    """Run a server that says what *state* says, and tell that where it is."""
     tasks: set[asyncio.Task[None] | None] = set()
     writers: list[asyncio.StreamWriter] = []
 
@@ -286,7 +303,7 @@ async def media_server(*replies: bytes) -> AsyncIterator[MediaServer]:
     host, port = server.sockets[0].getsockname()[:2]
     state.url = f"http://{host}:{port}"
     try:
-        yield state
+        yield
     finally:
         server.close()
         for task in tasks:

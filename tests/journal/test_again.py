@@ -168,6 +168,7 @@ def test_an_engine_extends_a_recorded_run_and_pays_only_for_what_changed(tmp_pat
             engine.replay_sync(path)
         assert "engine.extend(journal)" in caught.value.message
         assert f"stepengine extend {path}" in caught.value.message
+        assert f"stepengine debug {path}" in caught.value.message
         assert engine.extend_sync(path).status is RunStatus.FAILED
     assert path.read_bytes() == before
     with later.engine(text("changed")) as engine:

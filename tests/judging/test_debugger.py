@@ -333,3 +333,69 @@ def test_ten_thousand_steps_are_gone_through_both_ways_and_forked_and_the_times_
 
     assert 0 == process.wait(60)
     process.stdout.close()
+
+
+COUNTED = """
+import os
+import sys
+
+MADE = [0]
+
+
+def noted(frame, event, _):
+    MADE[0] += event == "call"
+
+
+def numbered():
+    for number in range_of(3_000):
+        os.write(LOG, f"{number} {MADE[0]}\\n".encode())
+        yield number
+
+
+LOG = os.open(os.environ["COUNTED"], os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+range_of = range
+range = lambda count: numbered() if count == 3_000 else range_of(count)
+sys.setprofile(noted)
+"""
+SHORTER = BIG.replace("10_000", "3_000")
+BARE = """
+from stepengine import Engine, load_agent
+
+agent = load_agent("counted.py")
+with Engine([agent]) as engine:
+    engine.stepper("run.jsonl", agent=agent).go(5198)
+"""
+
+
+@pytest.mark.deep
+@pytest.mark.spec("judging:JG34")
+def test_going_far_does_each_step_once_and_as_little_for_a_late_one_as_for_an_early_one(tmp_path: Path) -> None:
+    """
+    Calls of Python functions are counted, in all processes that went there one after the other, and compared with those of
+    a stepper that keeps no places to go back to.
+    """
+    (tmp_path / "big.py").write_text(SHORTER)
+    agent = load_agent(tmp_path / "big.py")
+    with Engine([agent], models=ScriptedModel([text("ok")] * 3_000)) as engine:
+        engine.run_sync(agent, "go", journal=tmp_path / "run.jsonl")
+    (tmp_path / "counted.py").write_text(COUNTED + SHORTER)
+
+    def counted(name: str, *command: str) -> list[list[int]]:
+        subprocess.run(
+            [sys.executable, *command], cwd=tmp_path, check=True, capture_output=True, timeout=300,
+            env={**os.environ, "COUNTED": str(tmp_path / name)},
+        )  # fmt: skip
+        return [list(map(int, line.split())) for line in (tmp_path / name).read_text().splitlines()]
+
+    walked = ["-m", "stepengine.cli", "debug", "run.jsonl", "--agent", "counted.py", "--exec", "goto 2600"]
+    both = counted("went", *walked), counted("bare", "-c", BARE)
+    went, bare = [[calls for _, calls in lines] for lines in both]
+    compared = counted("compared", *walked, "--exec", "diff 50 2600")
+    parts = [after - before for before, after in zip(went[200::400], went[600::400], strict=False)]
+    print(f"calls a step: {(went[-1] - went[0]) / 2_600:.1f}, bare {(bare[-1] - bare[0]) / 2_600:.1f}; {parts}")
+
+    assert [list(range(2_600))] * 2 == [[number for number, _ in lines] for lines in both]
+    assert max(parts) < 1.05 * min(parts)
+    assert went[-1] - went[0] < 1.05 * (bare[-1] - bare[0])
+    # From the nearest places alone, of which there is one in 375 steps.
+    assert 2_600 < len(compared) < 2_600 + 50 + 2 * 375

@@ -11,7 +11,7 @@ import mcp_types as types
 import pytest
 
 from stepengine import AgentDefinition, Engine, RunStatus, ToolCall, tool
-from stepengine.data.messages import ImagePart
+from stepengine.data.messages import ImagePart, ToolReferencePart
 from stepengine.errors import DefinitionError
 from stepengine.events import LogLine
 from stepengine.journal import MemoryJournal
@@ -367,30 +367,32 @@ async def test_a_promise_with_an_expression_that_backtracks_for_ever_costs_no_ti
 async def test_many_tools_are_searched_and_called_by_name_and_rules_see_the_tool_itself(near: Any) -> None:
     model = ScriptedModel(
         [
-            tool_call("mcp_search_small", {"query": "number 17"}),
-            tool_call("mcp_call_small", {"tool": "small__thing_17", "input": {"text": "a"}}),
-            tool_call("mcp_call_small", {"tool": "small__thing_18", "input": {"text": "a"}}),
-            tool_call("mcp_call_small", {"tool": "small__thing_17", "input": {"wrong": 1}}),
-            tool_call("mcp_call_small", {"tool": "small__nothing", "input": {}}),
+            tool_call("find_tools", {"query": "number 17"}),
+            tool_call("small__thing_17", {"text": "a"}),
+            tool_call("small__thing_18", {"text": "a"}),
+            tool_call("small__thing_17", {"wrong": 1}),
+            tool_call("small__nothing", {}),
             "ok",
         ]
     )
-    policy = Policy([Rule.allow_tool("mcp_search_small"), Rule.allow_tool("small__thing_17")], mode="dont_ask")
+    policy = Policy([Rule.allow_tool("small__thing_17")], mode="dont_ask")
 
     async with Engine([worker(near("many"))], models=model, permissions=policy) as engine:
         result = await engine.run("worker", GO)
 
     found, done, denied, wrong, unknown = [one.result for one in result.tool_calls]
-    assert ["mcp_search_small", "mcp_call_small"] == [one.name for one in model.calls[0].tools]
-    assert "small__thing_17" == found.data[0]["tool"]
+    assert {True} == {one.defer_loading for one in model.calls[0].tools[:-1]}
+    assert "find_tools" == model.calls[0].tools[-1].name
+    assert ToolReferencePart("small__thing_17") == found.content[0]
     assert "thing 17 got a" == done.text
     assert "denied" == denied.status
     assert ["error", "error"] == [wrong.status, unknown.status]
     assert "text" in wrong.text
+    assert "others are found with find_tools" in unknown.text
 
 
 async def test_nobody_is_asked_about_a_search(near: Any) -> None:
-    model = ScriptedModel([tool_call("mcp_search_small", {"query": "number 17"}), "ok"])
+    model = ScriptedModel([tool_call("find_tools", {"query": "number 17"}), "ok"])
 
     async with Engine([worker(near("many"))], models=model, permissions=Policy()) as engine:
         result = await engine.run("worker", GO)
@@ -435,8 +437,8 @@ async def test_of_the_words_of_a_search_the_first_fifty_count(near: Any) -> None
 
     def handle(ctx: Any) -> Any:
         for query in ("x " * 100 + "Thing_33", " ".join([f"x{n}" for n in range(50)]) + " thing_33"):
-            result = yield ToolCall("mcp_search_small", {"query": query}, include_tool_call=False)
-            found.append([one["tool"] for one in result.tool_result.data][:1])
+            result = yield ToolCall("find_tools", {"query": query}, include_tool_call=False)
+            found.append([part.tool_name for part in result.tool_result.content if type(part) is ToolReferencePart])
 
     agent = AgentDefinition("worker", tools=[near("many")], handle_steps=handle)
     async with Engine([agent], models=ScriptedModel([])) as engine:

@@ -8,6 +8,7 @@ import asyncio
 import os
 import subprocess
 import sys
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -357,3 +358,20 @@ def test_the_package_is_loaded_when_a_server_is_first_needed() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert "[]\n" == done.stdout
+
+
+def test_a_folder_called_mcp_beside_the_program_is_not_taken_for_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Such a folder is found as a package without a file.
+    """
+    from stepengine.mcp import connection
+
+    (tmp_path / "mcp").mkdir()
+    folder = PathFinder.find_spec("mcp", [str(tmp_path)])
+    assert folder is not None
+    monkeypatch.setattr(connection, "find_spec", lambda name: folder)
+
+    with pytest.raises(DefinitionError, match=r"pip install 'stepengine\[mcp\]'"):
+        connection.installed()

@@ -18,6 +18,7 @@ from stepengine.data.messages import (
     ThinkingPart,
     ToolCallPart,
     ToolMessage,
+    ToolReferencePart,
     UserMessage,
 )
 from stepengine.data.models import ModelSettings, Thinking
@@ -62,7 +63,9 @@ made = st.builds(
 citations = st.builds(CitationPart, words, words, quote=words, said=words, source=words)
 talk = texts | thoughts | st.builds(RefusalPart, words, provider_data=owners) | opaques | citations | made
 inputs = st.dictionaries(words, words | st.integers(-(2**60), 2**60), max_size=2)
-contents = st.lists(texts | images | documents | st.builds(JsonPart, inputs), max_size=3)
+contents = st.lists(
+    texts | images | documents | st.builds(JsonPart, inputs) | st.just(ToolReferencePart("look")), max_size=3
+)
 users = st.builds(UserMessage, st.lists(texts | images | documents, max_size=3))
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import attrs
 
 from stepengine.data.models import ModelRequest, ModelSettings, Thinking
+from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.models._wire import NUDGE
 from stepengine.models.anthropic.encode import Flags as AnthropicFlags
@@ -30,6 +31,7 @@ from stepengine.models.google.encode import Flags as GoogleFlags
 from stepengine.models.google.encode import encode_messages as encode_google
 from stepengine.models.openai.encode import Flags as ResponsesFlags
 from stepengine.models.openai.encode import encode_messages as encode_responses
+from stepengine.models.openai.request import encode_tool
 from stepengine.models.openai_chat.encode import Flags as ChatFlags
 from stepengine.models.openai_chat.encode import encode_messages as encode_chat
 from stepengine.models.presets import preset_of
@@ -44,11 +46,7 @@ HISTORY = {
     "google": "contents",
     "openai": "input",
 }
-NO_PART_FOR = {
-    "tool_addition",
-    "tool_reference",
-    "additional_tools",
-}
+NO_PART_FOR = {"tool_addition"}
 """What user messages and results of the recordings hold and ours cannot; such loops cannot be built from our types."""
 
 BACKGROUND = "openai-responses/test_openai_responses__test_background_mode_with_tool_vcr.yaml"
@@ -126,7 +124,7 @@ def normal_items(items: list[Json]) -> list[Json]:
     found: list[Json] = []
     for given in items:
         item = clean(given)
-        if given.get("role"):
+        if given.get("role") and "content" in given:
             content = given["content"]
             texts = [content] if isinstance(content, str) else [p.get("text", p) for p in clean(content)]
             item = {**item, "type": "message", "content": texts}
@@ -347,6 +345,22 @@ def added(wire: str, items: list[Json]) -> list[Json]:
     return items[start:]
 
 
+def tools_in(recording: Recording, mark: str) -> list[str]:
+    """The names of the tools of a request that bear a mark."""
+    return [tool["name"] for tool in recording.request.get("tools") or () if tool.get(mark)]
+
+
+def added_tools(item: Any) -> list[Json]:
+    """The definitions that a request adds in the course of its input."""
+    return item["tools"] if isinstance(item, dict) and item.get("type") == "additional_tools" else []
+
+
+def spec_of(tool: Json) -> ToolSpec:
+    return ToolSpec(
+        tool["name"], tool["description"], tool["parameters"], strict=tool.get("strict") or False, defer_loading=True
+    )
+
+
 def encoded_by(wire: str, first: Recording, second: Recording, history: Transcript) -> str:
     request = ModelRequest(f"{wire}/x", "", history)
     match wire:
@@ -355,9 +369,12 @@ def encoded_by(wire: str, first: Recording, second: Recording, history: Transcri
             settings = ModelSettings(thinking=Thinking("extended", budget)) if budget else ModelSettings()
             request = attrs.evolve(request, settings=settings)
             manual = (thinking_of(request, first.model, family_of(first.model)) or {}).get("type") == "enabled"
-            return encode_anthropic(request, AnthropicFlags("anthropic", first.model, manual)).decode()
+            hidden = frozenset(tools_in(second, "defer_loading")) or None
+            return encode_anthropic(request, AnthropicFlags("anthropic", first.model, manual, hidden=hidden)).decode()
         case "openai":
-            return encode_responses(request, ResponsesFlags("openai", first.model)).decode()
+            later = {tool["name"]: tool for item in second.request["input"] for tool in added_tools(item)}
+            flags = ResponsesFlags("openai", first.model, hidden=frozenset(later) or None)
+            return encode_responses(request, flags, lambda name: encode_tool(spec_of(later[name]))).decode()
         case "google":
             signed = generation_of(first.model) >= SIGNED_SINCE
             return encode_google(request, GoogleFlags("google", first.model, signed)).decode()

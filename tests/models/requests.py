@@ -17,6 +17,7 @@ from stepengine.data.messages import (
     TextPart,
     ToolCallPart,
     ToolMessage,
+    ToolReferencePart,
     UserMessage,
 )
 from stepengine.data.models import ModelReply
@@ -98,6 +99,8 @@ def anthropic_part(block: Json) -> Any:
         return TextPart(block["text"])
     if block["type"] == "container_upload":
         return DocumentPart(mime_type="application/octet-stream", file_id=block["file_id"], provider="anthropic")
+    if block["type"] == "tool_reference":
+        return ToolReferencePart(block["tool_name"])
     source = block["source"]
     if source["type"] == "file":
         file = {"file_id": source["file_id"], "provider": "anthropic"}
@@ -163,6 +166,10 @@ def read_responses(reader: Reader, items: list[Json]) -> None:
         elif item.get("role") == "user":
             flush()
             reader.user([responses_part(piece) for piece in item["content"]])
+        elif item["type"] == "additional_tools":
+            last = reader.messages[-1]
+            references = [ToolReferencePart(tool["name"]) for tool in item["tools"]]
+            reader.messages[-1] = attrs.evolve(last, content=(*last.content, *references))
         elif item["type"] == "function_call_output":
             flush()
             said = item["output"]

@@ -14,10 +14,18 @@ from hypothesis import settings as limits
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from stepengine.data.messages import UserMessage
+from stepengine.data.messages import (
+    AssistantMessage,
+    OpaquePart,
+    ToolCallPart,
+    ToolMessage,
+    ToolReferencePart,
+    UserMessage,
+)
 from stepengine.data.models import ModelRequest, ModelSettings, Thinking
 from stepengine.data.transcript import Transcript
 from stepengine.models import CodeExecution, FileSearch, UrlContext, WebSearch
+from stepengine.tools.spawning import BUILT_IN
 from tests.models.histories import histories, users
 from tests.models.wires import FOUR, MODEL, TOOL, provider_of
 
@@ -149,6 +157,49 @@ def test_any_settings_are_members_that_the_sdk_s_own_types_know(model, data, str
     for name in names:
         how, tools = data.draw(said(name)), (attrs.evolve(TOOL, strict=strict),)
         check(name, ModelRequest(f"{name}/{model}", "Be good.", Transcript([UserMessage("hi")]), tools, settings=how))
+
+
+HIDDEN = tuple([attrs.evolve(TOOL, name=name, defer_loading=True) for name in ("hear", "smell")])
+FOUND = {
+    "type": "tool_search_tool_result",
+    "tool_use_id": "srvtoolu_1",
+    "content": {
+        "type": "tool_search_tool_search_result",
+        "tool_references": [{"type": "tool_reference", "tool_name": name} for name in ("smell", "gone")],
+    },
+}
+SERVER = {"execution": "server", "call_id": None}
+SEARCHED = {
+    "openai": [
+        {"type": "tool_search_call", "id": "tsc_1", **SERVER, "arguments": {"paths": ["smell"]}},
+        {"type": "tool_search_output", "id": "tso_1", **SERVER, "tools": [], "created_by": "somebody"},
+    ],
+}
+
+
+@pytest.mark.spec("providers:PV57", "providers:PV63", "providers:PV64")
+@pytest.mark.parametrize("name", FOUR)
+@pytest.mark.parametrize("strict", [False, True])
+def test_hidden_tools_and_what_was_found_of_them_are_what_the_sdk_s_own_types_know(name, strict):
+    searches = [AssistantMessage([OpaquePart(name, block) for block in SEARCHED.get(name, ())]), UserMessage("go on")]
+    found = ToolMessage("c1", "look", ["It is dark.", ToolReferencePart("hear")])
+    messages = [UserMessage("hi"), AssistantMessage([ToolCallPart("c1", "look", {})]), found, *searches]
+    tools = tuple([attrs.evolve(tool, strict=strict) for tool in (TOOL, *HIDDEN, BUILT_IN["find_tools"].spec)])
+    model = {"openai": "gpt-5.6"}.get(name, MODEL[name])
+    check(name, ModelRequest(f"{name}/{model}", "Be good.", Transcript(messages), tools))
+
+
+@pytest.mark.spec("providers:PV57", "providers:PV63")
+def test_of_a_search_that_goes_back_the_sdk_knows_the_form_and_tools_that_are_gone_are_left_out():
+    from anthropic.types import ToolSearchToolResultBlockParam as Block
+
+    said = AssistantMessage([OpaquePart("anthropic", FOUND)])
+    tools = (*HIDDEN, BUILT_IN["find_tools"].spec)
+    request = ModelRequest(f"anthropic/{MODEL['anthropic']}", "", Transcript([UserMessage("hi")]), tools, tail=(said,))
+    body = json.loads(provider_of("anthropic")._encode(request, stream=True).content)
+    (block,) = body["messages"][1]["content"]
+    assert whole(TypeAdapter(Block).validate_python(block)) == block
+    assert [one["tool_name"] for one in block["content"]["tool_references"]] == ["smell"]
 
 
 def check(name: str, request: ModelRequest) -> None:

@@ -15,7 +15,7 @@ from stepengine import STEP, AgentDefinition, Engine, Perform, tool
 from stepengine.errors import ModelError
 from stepengine.events import LogLine, RunFinished, TextDelta, ToolFinished
 from stepengine.journal import FileJournal, MemoryJournal
-from stepengine.models import OpenAIChatProvider
+from stepengine.models import Models, OpenAIChatProvider
 from stepengine.redaction import GIVEN
 from stepengine.testing import ScriptedModel, text, tool_call
 from stepengine.tools.web.searching import BraveSearch
@@ -233,3 +233,21 @@ async def test_the_loggers_of_sdks_and_libraries_write_no_key_whatever_they_are_
     assert ENV not in written
     assert "100% <redacted:groq_api_key>" in caplog.messages
     assert "all is well 3" in caplog.messages
+
+
+@pytest.mark.spec("durable:U21", "reliability:SC05")
+def test_processes_with_the_same_key_have_the_same_account_which_does_not_give_it_away(monkeypatch):
+    monkeypatch.setenv("SOME_KEY", ENV)
+    given = OpenAIChatProvider("vllm", base_url="http://here.example/v1", api_key=ENV)
+    read = OpenAIChatProvider("vllm", base_url="http://there.example/v1", key_env="SOME_KEY")
+    other = OpenAIChatProvider("vllm", base_url="http://here.example/v1", api_key=KEY)
+    none, near = (OpenAIChatProvider("vllm", base_url=url) for url in ("http://here.example/v1", "http://localhost/v1"))
+    here = near.account()
+    monkeypatch.setattr("socket.gethostname", lambda: "another-machine")
+
+    assert given.account() == read.account() == Models({"p": given}, aliases={"m": "p/x"}).provider_for("m").account()
+    assert 4 == len({given.account(), other.account(), none.account(), here})
+    # What runs on this machine is another server on another one; a key and an address elsewhere are the same everywhere.
+    assert here != near.account()
+    assert "" == ScriptedModel([]).account()
+    assert all(len(p.account()) == 24 and set(p.account()) <= set("0123456789abcdef") for p in (given, other, none))

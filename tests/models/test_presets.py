@@ -79,7 +79,7 @@ async def sent_to(name, monkeypatch, **environment):
 async def test_each_service_is_asked_at_its_address_with_its_key(name, variable, url, monkeypatch):
     assert set(PRESETS) == {
         "openai", "openai_chat", "openrouter", "ollama", "vllm", "llamacpp", "lmstudio", "groq", "together", "mistral",
-        "deepseek", "xai", "azure", "cerebras", "fireworks", "huggingface", "moonshot", "zai", "qwen", "snowflake",
+        "deepseek", "xai", "azure", "azure_responses", "cerebras", "fireworks", "huggingface", "moonshot", "zai", "qwen", "snowflake",
     }  # fmt: skip
     request = await sent_to(name, monkeypatch, **({variable: "the-key"} if variable else {}))
     assert str(request.url) == url

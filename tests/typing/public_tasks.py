@@ -61,6 +61,7 @@ from stepengine.models import (
 )
 from stepengine.permissions import Policy, Rule
 from stepengine.testing import ScriptedModel, text, tool_call
+from stepengine.tools import ToolReferencePart, ToolResult
 
 # --- a provider that streams ------------------------------------------------------------------------------------------
 
@@ -153,6 +154,42 @@ def search_and_list_the_sources() -> list[str]:
     assert_type(sources, list[str])
     assert_type(model.calls[0].settings.server_tools, tuple[ServerTool, ...])
     return [*sources, *[part.text for part in last.content if isinstance(part, OpaquePart)]]
+
+
+# --- tools that a model searches for -----------------------------------------------------------------------------------
+
+
+@tool(defer_loading=True)
+def tide(port: str) -> str:
+    """Tell when the tide is high at a port."""
+    return f"noon at {port}"
+
+
+@tool
+def open_almanac() -> ToolResult:
+    """Open the almanac."""
+    return ToolResult.parts(["It is open.", ToolReferencePart("tide")])
+
+
+def search_a_tool_and_call_it() -> list[str]:
+    """
+    What a model is not shown it finds by words, or by what another tool says.
+    """
+    model = ScriptedModel(
+        [
+            tool_call("find_tools", {"query": "tide"}),
+            tool_call("open_almanac"),
+            tool_call("tide", {"port": "Brest"}),
+            "Noon.",
+        ]
+    )
+    with Engine([AgentDefinition("sailor", tools=[tide, open_almanac])], models=model) as engine:
+        result = engine.run_sync("sailor", "When is the tide high at Brest?")
+    parts = [part for call in result.tool_calls for part in call.result.content]
+    return [
+        *[part.tool_name for part in parts if isinstance(part, ToolReferencePart)],
+        result.tool_calls[-1].result.text,
+    ]
 
 
 # --- a tool that changes nothing --------------------------------------------------------------------------------------

@@ -53,6 +53,10 @@ def test_sources_of_a_provider_s_own_search_are_listed(tasks: ModuleType) -> Non
     assert tasks.search_and_list_the_sources() == ["https://tides.example", "tides at Brest"]
 
 
+def test_a_tool_is_searched_for_and_called(tasks: ModuleType) -> None:
+    assert tasks.search_a_tool_and_call_it() == ["tide", "tide", "noon at Brest"]
+
+
 def test_images_and_documents_arrive_and_thinking_is_asked_for(tasks: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "report.pdf").write_bytes(b"%PDF")
     result, model = tasks.send_an_image_and_a_document(tmp_path)

@@ -37,6 +37,7 @@ from stepengine.data.messages import (
     ThinkingPart,
     ToolCallPart,
     ToolMessage,
+    ToolReferencePart,
     ToolResult,
 )
 from stepengine.data.models import ModelReply
@@ -72,7 +73,12 @@ KINDS: Mapping[str, str] = {
 }
 GIVEN: Mapping[str, tuple[str, ...]] = {"Spawn": ("prompt", "params"), "Perform": ("args", "kwargs")}
 NAMES: Mapping[str, str] = {"CallTool": "tool_name", "Perform": "name", "Spawn": "agent_id"}
-SAID: Mapping[type[Any], str] = {TextPart: "text", ThinkingPart: "thinking", RefusalPart: "refusal"}
+SAID: Mapping[type[Any], str] = {
+    TextPart: "text",
+    ToolReferencePart: "text",
+    ThinkingPart: "thinking",
+    RefusalPart: "refusal",
+}
 SILENT = frozenset({"SystemPrompt", "ContextWindow"})
 """Inputs that the page shows with the requests that they belong to."""
 ORDINARY = re.compile(r"[\n\t -~]*")
@@ -164,7 +170,7 @@ class Texts:
                 if part.input_error is None:
                     return {"call": part.tool_name, "input": thaw(part.input)}
                 return {"call": part.tool_name, "unreadable": part.raw_input or "", "why": part.input_error}
-            case TextPart() | ThinkingPart() | RefusalPart():
+            case TextPart() | ThinkingPart() | RefusalPart() | ToolReferencePart():
                 return {SAID[type(part)]: part.text}
             case JsonPart():
                 return {"json": thaw(part.value)}

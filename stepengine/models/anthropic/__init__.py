@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 from urllib.parse import quote
 
 import attrs
@@ -18,12 +18,14 @@ from stepengine.models._json import count_of, object_at
 from stepengine.models._reading import Exchange, Timeouts
 from stepengine.models._schemas import optional_in
 from stepengine.models._thinking import CANNOT
-from stepengine.models._wire import ToolsCache, all_headers
+from stepengine.models._wire import ToolsCache, all_headers, extra_headers
 from stepengine.models.anthropic.families import Family, family_of, stated
 from stepengine.models.anthropic.request import (
     BINDING_BETA,
     FAST_BETA,
+    TOOL_SEARCH,
     UNPROMISING,
+    Site,
     Ways,
     binds_thinking,
     encode,
@@ -48,6 +50,8 @@ logger = logging.getLogger("stepengine.models")
 
 SAMPLING_VERSION = "2023-06-01"
 """The last API version that takes ``temperature`` and ``top_p``; newer ones answer 400 (ecosystem EC92)."""
+
+BATCHES = "/v1/messages/batches"
 
 MAX_UNSTREAMED = 21_333
 """Output tokens above which a reply may take longer than the ten minutes that the API gives to one without a stream."""
@@ -76,9 +80,10 @@ class AnthropicProvider(HttpProvider):
             kinds of thinking, efforts, the largest output. Else it is taken for one of the newest.
     """
 
-    model_patterns = (r"claude-.+",)
+    model_patterns: tuple[str, ...] = (r"claude-.+",)
     accumulator = AnthropicAccumulator
     path = "/v1/messages"
+    site: ClassVar[Site] = Site()
 
     def __init__(
         self,
@@ -96,7 +101,7 @@ class AnthropicProvider(HttpProvider):
     ) -> None:
         super().__init__(name, api_key, base_url, transport, timeouts=timeouts, headers=headers, key_env=key_env)
         cache: Literal["5m", "1h"] | None = "5m" if prompt_cache is True else prompt_cache or None
-        self._ways = Ways(provider=name, max_tokens=max_tokens, cache=cache)
+        self._ways = Ways(provider=name, max_tokens=max_tokens, cache=cache, site=self.site)
         self._tools: dict[str | None, ToolsCache] = {}
         self._fitting: _Fitting | None = None
         self._asks = ask_models
@@ -150,6 +155,39 @@ class AnthropicProvider(HttpProvider):
             ModelError: when the API does not, such as for an id that it does not know.
         """
         await self._on_files(lambda at: at.files.delete(file_id, extra_headers=self._headers))
+
+    def batch_group(self, request: ModelRequest) -> str:
+        """Return what requests of a batch share: the headers, which are those of the whole batch."""
+        headers = all_headers(self._in_batch(request).headers, extra_headers(request.settings))
+        return " ".join([f"{name}: {value}" for name, value in sorted(headers.items())])
+
+    async def submit_batch(self, requests: Mapping[str, ModelRequest]) -> str:
+        """
+        Send requests together and return the id of their batch.
+
+        Raises:
+            ModelError: when they are not taken.
+        """
+        members, headers = list[bytes](), dict[str, str]()
+        for name, request in requests.items():
+            await self._learn(self.bare(request.model))
+            body = self._in_batch(request)
+            headers = all_headers(body.headers, extra_headers(request.settings))
+            members.append(b'{"custom_id":"%s","params":%s}' % (name.encode(), body.content))
+        content = b'{"requests":[%s]}' % b",".join(members)
+        return str((await self._batch_answer(BATCHES, content, **headers)).get("id"))
+
+    async def batch_results(self, batch: str) -> Mapping[str, Any] | None:
+        """
+        Return what came of a batch; ``None`` while it is not done.
+
+        Raises:
+            ModelError: when it cannot be asked for.
+        """
+        path = f"{BATCHES}/{quote(batch, safe='')}"
+        if (await self._batch_answer(path)).get("processing_status") != "ended":
+            return None
+        return {str(line.get("custom_id")): _result(line) for line in await self._batch_lines(f"{path}/results")}
 
     async def complete(self, request: ModelRequest) -> ModelReply:
         """
@@ -218,7 +256,7 @@ class AnthropicProvider(HttpProvider):
         mark = None if ways is None else ways.mark
         cache = None if ways is None else ways.cache
         if cache not in self._tools:
-            self._tools[cache] = ToolsCache(encode_tool, {"cache_control": mark} if mark else None)
+            self._tools[cache] = ToolsCache(encode_tool, {"cache_control": mark} if mark else None, TOOL_SEARCH)
         return self._tools[cache](tools)
 
     def _promised(self, request: ModelRequest, after: str = "") -> tuple[ToolSpec, ...]:
@@ -233,6 +271,9 @@ class AnthropicProvider(HttpProvider):
         self._fitting = _Fitting(tools, schema, after, promised(tools, schema, after))
         return self._fitting.fitting
 
+    def _searches(self, model: str) -> bool:
+        return self._family(model).searches
+
     def _unpromised(self, request: ModelRequest) -> str:
         schema = request.settings.response_schema
         if UNPROMISING.search(self.bare(request.model)):
@@ -243,13 +284,12 @@ class AnthropicProvider(HttpProvider):
 
     def _dropped(self, request: ModelRequest) -> tuple[str, ...]:
         model = self.bare(request.model)
-        dropped = said_by(request, model).dropped
-        wanted = [tool.name for tool in request.tools if tool.strict]
-        if wanted and not {tool.name for tool in self._promised(self._shaped(request)) if tool.strict}.issuperset(
-            wanted
-        ):
+        dropped = said_by(request, model, self.site).dropped
+        shaped = self._shaped(request)
+        wanted = {tool.name for tool in request.tools if tool.strict}
+        if wanted and wanted.intersection([tool.name for tool in self._promised(shaped) if not tool.strict]):
             dropped = (*dropped, "strict")
-        return (*dropped, "tool_choice") if undemanded(self._shaped(request), self._family(model)) else dropped
+        return (*dropped, "tool_choice") if undemanded(shaped, self._family(model)) else dropped
 
     def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> Body:
         model = self.bare(request.model)
@@ -258,21 +298,53 @@ class AnthropicProvider(HttpProvider):
             warn_once(CANNOT.format(model=model, least="low effort"))
         request, ways = self._shaped(request, after), ways_of(self._ways, request.settings)
         tools = self._tools_of(self._promised(request, after), ways)
-        content = encode(request, model, family, ways, tools, stream=stream, after=after)
         headers: dict[str, str] = {}
         if request.settings.temperature is not None or request.settings.top_p is not None:
             headers["anthropic-version"] = SAMPLING_VERSION
         if binds_thinking(request, model, family):
             headers["anthropic-beta"] = BINDING_BETA
-        if is_fast(request.settings.service_tier, model):
+        if is_fast(request.settings.service_tier, model, self.site):
             headers = all_headers(headers, {"anthropic-beta": FAST_BETA})
-        return Body(content, headers)
+        more = self._more(request, headers)
+        content = encode(request, model, family, ways, tools, stream=stream, after=after, more=more)
+        return Body(content, headers, self._path_of(model, stream=stream))
+
+    def _path_of(self, model: str, *, stream: bool) -> str:
+        """Return where requests for *model* go; ``""`` for where all go."""
+        return ""
+
+    def _more(self, request: ModelRequest, headers: Mapping[str, str]) -> dict[str, Any]:
+        """Return what a body says where the site has no headers for it: the version of the API, and betas."""
+        if self.site.names_model:
+            return {}
+        given = all_headers(self._headers, headers, extra_headers(request.settings))
+        betas = given.get("anthropic-beta", "")
+        more = {"anthropic_version": given.get("anthropic-version") or self._version()}
+        return {**more, "anthropic_beta": betas.split(",")} if betas and self.site.betas_in_body else more
+
+    def _version(self) -> str:
+        """Return the version of the API that the SDK asks for."""
+        from anthropic import _constants
+
+        return _constants.ANTHROPIC_API_VERSION
 
     def _encode_count(self, request: ModelRequest) -> Body:
-        model, request = self.bare(request.model), self._shaped(request)
+        model, request = self.bare(request.model), self._shaped(request, is_count=True)
         tools = self._tools_of(self._promised(request))
         content = encode_count(request, model, self._family(model), self._ways, tools)
         return Body(content, path=f"{self.path}/count_tokens")
+
+
+def _result(line: Mapping[str, Any]) -> Mapping[str, Any]:
+    match line.get("result"):
+        case {"type": "succeeded", "message": message}:
+            return {"reply": message}
+        case {"type": "errored", "error": {"error": error}}:
+            return {"error": error}
+        case {"type": kind}:
+            return {"ended": kind}
+        case _:
+            return {}
 
 
 def _same(tools: tuple[ToolSpec, ...], others: tuple[ToolSpec, ...]) -> bool:

@@ -15,6 +15,7 @@ from stepengine.data.messages import AssistantPart, CitationPart, OpaquePart, Te
 from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.usage import Usage
 from stepengine.errors import ContextOverflow
+from stepengine.models._deferring import SEARCH, loaded_by
 from stepengine.models._failures import Call, protocol_failure
 from stepengine.models._json import call_part, count_of, objects_at, text_at
 from stepengine.models._reply import kept_of, listed, reply_of, seen, shown_text, word_at
@@ -37,6 +38,9 @@ TOOLS = {
     "web_fetch": "url_context",
     "bash_code_execution": "code_execution",
     "text_editor_code_execution": "code_execution",
+    "tool_search_tool": SEARCH,
+    "tool_search_tool_bm25": SEARCH,
+    "tool_search_tool_regex": SEARCH,
 }
 """Tools of the provider that have another name with us."""
 RESULT = "_tool_result"
@@ -118,18 +122,20 @@ def _shown(block: Mapping[str, Any]) -> str:
     """Return for people what a tool of the provider was asked, or what came of it."""
     asked = block.get("input")
     if isinstance(asked, Mapping):
-        words = [word_at(asked, name) for name in ("query", "url", "code", "command")]
+        words = [word_at(asked, name) for name in ("query", "pattern", "url", "code", "command")]
         return shown_text(next((word for word in words if word), compact(asked)))
     found = block.get("content")
     if isinstance(found, Mapping):
-        outputs = [word_at(found, name) for name in ("stdout", "stderr", "url", "error_code", "text")]
+        outputs = [word_at(found, name) for name in ("stdout", "stderr", "url", "error_code", "text")] + loaded_by(
+            block
+        )
         return shown_text("\n".join([output.rstrip("\n") for output in outputs if output]))
     return listed([(word_at(entry, "title"), word_at(entry, "url")) for entry in seen(block, "content")])
 
 
 def usage_of(raw: Any) -> Usage | None:
     """
-    Return the API's usage in our buckets (EC76); ``None`` when it does not say.
+    Return the API's usage in our buckets; ``None`` when it does not say.
 
     What ran beside the message (a compaction, an advisor) stands in ``iterations`` only and is counted, too.
     """

@@ -34,9 +34,12 @@ from stepengine.data.messages import (
     ThinkingPart,
     ToolCallPart,
     ToolMessage,
+    ToolReferencePart,
     UserMessage,
 )
 from stepengine.data.models import ModelRequest
+from stepengine.models._deferring import is_search, loaded_by
+from stepengine.models._reply import seen
 from stepengine.models._wire import (
     MADE,
     NUDGE,
@@ -73,12 +76,14 @@ class Flags:
         model: Whose thinking is sent back (EC99).
         manual: Whether thinking has a budget, so that calls without thinking are written as text.
         container: Whether code runs at the provider, in a container that uploaded files of any kind can be put into.
+        hidden: The tools that the model searches for; ``None`` leaves earlier searches as they came.
     """
 
     provider: str
     model: str
     manual: bool = False
     container: bool = False
+    hidden: frozenset[str] | None = None
 
 
 @attrs.frozen
@@ -190,11 +195,24 @@ def _assistant_block(part: AssistantPart, flags: Flags, ids: Mapping[str, str]) 
             name = safe_name(part.tool_name)
             return {"type": "tool_use", "id": ids[part.tool_call_id], "name": name, "input": arguments_of(part)}
         case OpaquePart():
-            return dict(part.data) if part.provider == flags.provider else None
+            return _own_block(part.data, flags) if part.provider == flags.provider else None
         case CitationPart() | ImagePart() | DocumentPart():
             return None
         case _ as never:
             assert_never(never)
+
+
+def _own_block(data: Mapping[str, Any], flags: Flags) -> Json | None:
+    """Return a block as it came; of a search of tools what it found that is still there, and nothing when there is no search."""
+    if flags.hidden is None or not is_search(data):
+        return dict(data)
+    if not flags.hidden:
+        return None
+    if flags.hidden.issuperset(loaded_by(data)):
+        return dict(data)
+    content = data["content"]
+    kept = [one for one in seen(content, "tool_references") if one.get("tool_name") in flags.hidden]
+    return {**data, "content": {**content, "tool_references": kept}}
 
 
 def _thinking(part: ThinkingPart, flags: Flags) -> Json | None:
@@ -243,6 +261,9 @@ def _content(part: ResultPart, flags: Flags) -> Json | None:
             return _text(part.text)
         case JsonPart():
             return _text(compact(part.value))
+        case ToolReferencePart(tool_name=name):
+            known = flags.hidden is not None and name in flags.hidden
+            return {"type": "tool_reference", "tool_name": name} if known else _text(part.text)
         case ImagePart() | DocumentPart():
             return _media(part, flags)
         case _ as never:

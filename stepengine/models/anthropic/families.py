@@ -33,6 +33,7 @@ class Family:
         demands: Whether a call can be demanded.
         max_output: The largest output of a reply in tokens; ``None`` when that is unknown.
         efforts: The words that it takes for how hard to think, from the least to the most.
+        searches: Whether it searches tools by itself (PV63).
         is_guess: Whether the name is newer than this table, so that it counts as the newest family.
     """
 
@@ -44,6 +45,7 @@ class Family:
     demands: bool = True
     max_output: int | None = None
     efforts: tuple[str, ...] = ("low", "medium", "high", "max")
+    searches: bool = False
     is_guess: bool = False
 
     def effort(self, wanted: str) -> str:
@@ -53,7 +55,7 @@ class Family:
 
 
 MANUAL = Family(adaptive=False)
-NEWEST = Family(enabled=False, off="word", display=True, max_output=128_000)
+NEWEST = Family(enabled=False, off="word", display=True, max_output=128_000, searches=True)
 K64 = 64_000
 
 # Largest outputs: "Max output" of each model's page under platform.claude.com/docs/en/models (August 2026), and the words
@@ -67,8 +69,8 @@ FAMILIES = (
     attrs.evolve(MANUAL, names=r"claude-3", max_output=4_096),
     attrs.evolve(MANUAL, names=r"claude-opus-4(?:-[01])?(?:[-@]\d{8}|$)", max_output=32_000),
     attrs.evolve(MANUAL, names=r"claude-(?:sonnet|haiku)-4(?:-[01])?(?:[-@]\d{8}|$)", max_output=K64),
-    attrs.evolve(MANUAL, names=r"claude-(?:opus|sonnet|haiku)-4-5", max_output=K64),
-    Family(names=r"claude-(?:opus|sonnet|haiku)-4-6", display=True, max_output=128_000),
+    attrs.evolve(MANUAL, names=r"claude-(?:opus|sonnet|haiku)-4-5", max_output=K64, searches=True),
+    Family(names=r"claude-(?:opus|sonnet|haiku)-4-6", display=True, max_output=128_000, searches=True),
     attrs.evolve(NEWEST, names=r"claude-(?:opus-4-[78]|(?:opus|sonnet)-5)(?:[-@]\d{8}|$)"),
     attrs.evolve(NEWEST, names=r"claude-(?:opus|sonnet)-", is_guess=True),
     # Names that are newer than this table: the nearest family, and a limit that all since 4.5 take.

@@ -16,18 +16,21 @@ import attrs
 from stepengine.data.models import ModelRequest, ModelSettings
 from stepengine.data.server_tools import CodeExecution, ServerTool, UrlContext, WebSearch
 from stepengine.data.tools import ToolSpec
+from stepengine.models._deferring import hidden_names
 from stepengine.models._failures import FORCED_THINKING, GRAMMAR, INVALID_SIGNATURE, LARGE_LIMIT
 from stepengine.models._schemas import MAX_OPTIONAL, optional_in, strict_form
 from stepengine.models._settings import Said, Way, located, no_tool, said_of
 from stepengine.models._thinking import budget_of, effort_of
-from stepengine.models._wire import join_members, members_of, tool_choice_of
+from stepengine.models._wire import encoded, is_paused, join_members, members_of, tool_choice_of
 from stepengine.models.anthropic.encode import Flags, encode_messages
 from stepengine.models.anthropic.families import DEFAULT_MAX_TOKENS, Family
 
 __all__ = (
     "BINDING_BETA",
     "FAST_BETA",
+    "TOOL_SEARCH",
     "UNPROMISING",
+    "Site",
     "Ways",
     "binds_thinking",
     "encode",
@@ -49,7 +52,7 @@ DEFAULT_BUDGET = 10_000
 UNDEMANDED = frozenset({None, "auto", "none"})
 
 BOUND = re.compile(r"claude-fable-5-1")
-"""Models that refuse thinking after a change of anything before it, unless they are told to drop it (EC98)."""
+"""Models, whatever a cloud has put before their names, that refuse thinking after a change of anything before it, unless they are told to drop it (EC98)."""
 
 BINDING_BETA = "thinking-binding-controls-2026-08-01"
 
@@ -59,6 +62,9 @@ FAST = re.compile(r"claude-opus-(?:4-[6-9]|[5-9])")
 FAST_BETA = "fast-mode-2026-02-01"
 MAX_STRICT = 20
 """How many tools of one request may be strict (PV43)."""
+
+TOOL_SEARCH = {"type": "tool_search_tool_bm25_20251119", "name": "tool_search_tool_bm25"}
+"""The API's search of tools by words (PV63)."""
 
 TIERS = {"auto": "auto", "priority": "auto", "standard": "standard_only"}
 """Our words for a tier; priority is what a project has bought, and is taken by itself."""
@@ -71,6 +77,32 @@ Json = dict[str, Any]
 
 
 @attrs.frozen(kw_only=True)
+class Site:
+    """
+    Where the models run, as far as bodies differ there. The defaults are those of Anthropic's own servers.
+
+    Attributes:
+        name: How messages call it.
+        names_model: Whether a body names the model and its version is a header; else the path does, and the body has it.
+        says_stream: Whether a body says that the reply shall be a stream; else the path does.
+        betas_in_body: Whether a body lists the betas, in place of the header.
+        marks_whole: Whether one mark for the whole request caches it; else the last block is marked.
+        is_fast: Whether there is a faster mode.
+        has_tiers: Whether there are service tiers.
+        opens_pages: Whether its tools search the web and open pages.
+    """
+
+    name: str = "anthropic"
+    names_model: bool = True
+    says_stream: bool = True
+    betas_in_body: bool = False
+    marks_whole: bool = True
+    is_fast: bool = True
+    has_tiers: bool = True
+    opens_pages: bool = True
+
+
+@attrs.frozen(kw_only=True)
 class Ways:
     """
     What a provider decides for all of its requests.
@@ -79,11 +111,13 @@ class Ways:
         provider: The provider's name.
         max_tokens: The output limit of requests that have none; ``None`` for the model's own. The API demands one (EC95).
         cache: How long prompts are cached; ``None`` for not at all.
+        site: Where the models run.
     """
 
     provider: str
     max_tokens: int | None = None
     cache: Literal["5m", "1h"] | None = "5m"
+    site: Site = Site()
 
     @property
     def mark(self) -> Json | None:
@@ -94,7 +128,15 @@ class Ways:
 
 
 def encode(
-    request: ModelRequest, model: str, family: Family, ways: Ways, tools: bytes, *, stream: bool, after: str = ""
+    request: ModelRequest,
+    model: str,
+    family: Family,
+    ways: Ways,
+    tools: bytes,
+    *,
+    stream: bool,
+    after: str = "",
+    more: Mapping[str, Any] | None = None,
 ) -> bytes:
     """
     Return the body of a request.
@@ -108,19 +150,20 @@ def encode(
         stream: Whether the reply shall be a stream.
         after: How the same request failed before: a signature that was refused leaves earlier thinking out, a demanded
             call beside thinking switches thinking off, a limit that was too large is replaced by one that is not.
+        more: Members that the site wants on top.
 
     Raises:
         ModelError: for a tool that the provider does not have.
     """
-    settings = request.settings
-    said = said_by(request, model)
+    settings, site = request.settings, ways.site
+    said = said_by(request, model, site)
     asked = thinking_of(request, model, family, off=after == FORCED_THINKING)
     limit = limit_of(request, model, family, ways, after=after)
     manual = asked is not None and asked["type"] == "enabled"
     if asked is not None and manual and limit <= asked["budget_tokens"]:
         asked = {**asked, "budget_tokens": max(MIN_BUDGET, limit - 1)}
     optional = {
-        "model": model,
+        "model": model if site.names_model else None,
         "max_tokens": limit,
         "system": _system(request, ways),
         "temperature": settings.temperature,
@@ -129,15 +172,34 @@ def encode(
         "thinking": asked,
         "output_config": _output(request, asked, family),
         "tool_choice": _tool_choice(request, family),
-        "cache_control": ways.mark,
-        "stream": True if stream else None,
+        "cache_control": ways.mark if site.marks_whole else None,
+        "stream": True if stream and site.says_stream else None,
+        **(more or {}),
         **said.members,
     }
     members = members_of(request, optional, tools)
-    members["messages"] = encode_messages(
-        request, Flags(ways.provider, "" if after == INVALID_SIGNATURE else model, manual, _runs_code(request))
+    messages = encode_messages(
+        request,
+        Flags(
+            ways.provider,
+            "" if after == INVALID_SIGNATURE else model,
+            manual,
+            _runs_code(request),
+            hidden_names(request),
+        ),
     )
+    members["messages"] = messages if site.marks_whole else _marked(messages, request, ways.mark)
     return join_members(members)
+
+
+END = b"}]}]"
+
+
+def _marked(messages: bytes, request: ModelRequest, mark: Json | None) -> bytes:
+    """Return *messages* with *mark* in the last block, which no thought is, as the user has the last word."""
+    if mark is None or is_paused(request) or not messages.endswith(END):
+        return messages
+    return b"".join([messages[: -len(END)], b',"cache_control":', encoded(mark), END])
 
 
 def _runs_code(request: ModelRequest) -> bool:
@@ -162,7 +224,7 @@ def limit_of(request: ModelRequest, model: str, family: Family, ways: Ways, *, a
 
 
 def encode_count(request: ModelRequest, model: str, family: Family, ways: Ways, tools: bytes) -> bytes:
-    """Return the body of the question how many tokens a request has (EC75)."""
+    """Return the body of the question how many tokens a request has."""
     asked = thinking_of(request, model, family)
     optional = {
         "model": model,
@@ -172,7 +234,8 @@ def encode_count(request: ModelRequest, model: str, family: Family, ways: Ways, 
     }
     manual = asked is not None and asked["type"] == "enabled"
     members = members_of(request, optional, tools, extra=False)
-    members["messages"] = encode_messages(request, Flags(ways.provider, model, manual, _runs_code(request)))
+    flags = Flags(ways.provider, model, manual, _runs_code(request), hidden_names(request))
+    members["messages"] = encode_messages(request, flags)
     return join_members(members)
 
 
@@ -213,7 +276,7 @@ def thinking_of(request: ModelRequest, model: str, family: Family, *, off: bool 
         return {"type": "disabled"} if family.off == "word" else None
     if thinking is None:
         return None
-    bound: Json = {"block_binding": {"prefix_mismatch_behavior": "drop_block"}} if BOUND.match(model) else {}
+    bound: Json = {"block_binding": {"prefix_mismatch_behavior": "drop_block"}} if BOUND.search(model) else {}
     demanded = tool_choice_of(request) not in UNDEMANDED
     if family.adaptive and (thinking.tokens is None or demanded or not family.enabled):
         shown = {"display": "summarized"} if family.display else {}
@@ -256,34 +319,36 @@ def ways_of(ways: Ways, settings: ModelSettings) -> Ways:
     return attrs.evolve(ways, cache=None if settings.cache == "off" else settings.cache)
 
 
-def said_by(request: ModelRequest, model: str) -> Said:
+def said_by(request: ModelRequest, model: str, site: Site) -> Said:
     """Return what the settings of a request become that only some wires know (PV65 to PV67)."""
     ways: dict[str, Way] = {
         "cache": lambda _: {},  # it stands in the marks
-        "server_tools": lambda items: {"tools": [_server_tool(item, model) for item in items]},
-        "service_tier": lambda tier: _tier(tier, model),
+        "server_tools": lambda items: {"tools": [_server_tool(item, model, site) for item in items]},
+        "service_tier": lambda tier: _tier(tier, model, site),
     }
     return said_of(request.settings, ways)
 
 
-def _tier(tier: str, model: str) -> Json | None:
+def _tier(tier: str, model: str, site: Site) -> Json | None:
     if tier == "fast":
-        return {"speed": "fast"} if is_fast(tier, model) else None
-    return {"service_tier": TIERS[tier]} if tier in TIERS else None
+        return {"speed": "fast"} if is_fast(tier, model, site) else None
+    return {"service_tier": TIERS[tier]} if tier in TIERS and site.has_tiers else None
 
 
-def is_fast(tier: str | None, model: str) -> bool:
-    """Return whether a request asks for the faster mode of a model that has one."""
-    return tier == "fast" and FAST.search(model) is not None
+def is_fast(tier: str | None, model: str, site: Site) -> bool:
+    """Return whether a request asks for the faster mode of a model that has one where it runs."""
+    return tier == "fast" and site.is_fast and FAST.search(model) is not None
 
 
-def _server_tool(item: ServerTool, model: str) -> Json:
+def _server_tool(item: ServerTool, model: str, site: Site) -> Json:
     """
     Return the definition of a tool of the provider (PV56).
 
     Of the dates that the API takes, these were seen to be taken by models of every age; a newer one goes into
     ``ModelSettings(extra={"tools": [...]})``.
     """
+    if isinstance(item, WebSearch | UrlContext) and not site.opens_pages:
+        raise no_tool(item, model, site.name, "nothing there opens pages; give the agent a tool of its own")
     if isinstance(item, WebSearch):
         tool: Json = {"type": "web_search_20250305", "name": "web_search", **_limits(item, model)}
         place = located(item.location)

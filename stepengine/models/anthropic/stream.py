@@ -48,7 +48,7 @@ class _Open:
 
 
 class AnthropicAccumulator(Accumulator):
-    """Turns the events of one stream into the completed reply (EC71)."""
+    """Turns the events of one stream into the completed reply."""
 
     decoder = staticmethod(decode)
 

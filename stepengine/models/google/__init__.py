@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from stepengine.data.models import ModelRequest
 from stepengine.errors import ModelError
@@ -30,6 +30,25 @@ from stepengine.models.keys import Credentials, Secret
 __all__ = ("GoogleProvider",)
 
 
+ENDED = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED", "PARTIALLY_SUCCEEDED"})
+LOST = {"CANCELLED": "canceled", "EXPIRED": "expired"}
+
+
+def _key(answer: Mapping[str, Any]) -> str:
+    metadata = answer.get("metadata")
+    return str(metadata.get("key")) if isinstance(metadata, Mapping) else ""
+
+
+def _result(answer: Mapping[str, Any]) -> Mapping[str, Any]:
+    match answer:
+        case {"response": Mapping() as response}:
+            return {"reply": response}
+        case {"error": Mapping() as error}:
+            return {"error": error}
+        case _:
+            return {}
+
+
 class GoogleProvider(HttpProvider):
     """
     Gemini models through the Gemini Developer API.
@@ -49,6 +68,7 @@ class GoogleProvider(HttpProvider):
     accumulator = GoogleAccumulator
     path = ""
     count_member = "totalTokens"
+    is_vertex: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -85,7 +105,8 @@ class GoogleProvider(HttpProvider):
 
     def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
         key = NO_KEY if credentials.key is None else credentials.key.reveal()
-        return sending.client_of(self._sdk(), key, base_url, self._api_version, http_client)
+        access = {"api_key": key, "vertexai": False}
+        return sending.client_of(self._sdk(), access, base_url, self._api_version, http_client)
 
     def _errors(self) -> tuple[type[Exception], ...]:
         import httpx2
@@ -100,7 +121,53 @@ class GoogleProvider(HttpProvider):
         return body_failure(response.content, response.status_code, response.headers, call)
 
     async def _post(self, client: Any, body: Body, *, stream: bool) -> Any:
-        return await sending.post(client, body.path, body.content, body.headers)
+        return await sending.post(client, body.path, None if body.is_question else body.content, body.headers)
+
+    def batch_group(self, request: ModelRequest) -> str:
+        """Return what requests of a batch share: the model."""
+        return request.model
+
+    async def submit_batch(self, requests: Mapping[str, ModelRequest]) -> str:
+        """
+        Send requests together and return the name of their batch.
+
+        Raises:
+            ModelError: when they are not taken.
+        """
+        members = [
+            b'{"request":%s,"metadata":{"key":"%s"}}' % (self._in_batch(request).content, name.encode())
+            for name, request in requests.items()
+        ]
+        model = self.bare(next(iter(requests.values())).model)
+        content = b'{"batch":{"displayName":"stepengine","inputConfig":{"requests":{"requests":[%s]}}}}' % b",".join(
+            members
+        )
+        return str((await self._batch_answer(path_of(model, "batchGenerateContent"), content)).get("name"))
+
+    async def batch_results(self, batch: str) -> Mapping[str, Any] | None:
+        """
+        Return what came of a batch; ``None`` while it is not done.
+
+        Raises:
+            ModelError: when it cannot be asked for, or failed as a whole.
+        """
+        told = await self._batch_answer(f"batches/{batch.rpartition('/')[2]}")
+        metadata = told.get("metadata")
+        about = metadata if isinstance(metadata, Mapping) else {}
+        state = str(about.get("state")).rpartition("_STATE_")[2]
+        if state not in ENDED:
+            return None
+        if state == "FAILED":
+            call = Call(provider=self.name, model=f"{self.name}/batches", credentials=self._ready().credentials)
+            raise body_failure({"error": told.get("error")}, None, {}, call)
+        results: dict[str, Any] = {} if state not in LOST else {"": {"ended": LOST[state]}}
+        for place in (about.get("output"), told.get("response")):
+            match place:
+                case {"inlinedResponses": {"inlinedResponses": list(answers)}}:
+                    results |= {_key(answer): _result(answer) for answer in answers if isinstance(answer, Mapping)}
+                case _:
+                    pass
+        return results
 
     async def upload(self, data: bytes, *, mime_type: str, name: str = "", expires_in: int | None = None) -> str:
         """
@@ -136,7 +203,7 @@ class GoogleProvider(HttpProvider):
 
     def _dropped(self, request: ModelRequest) -> tuple[str, ...]:
         model = self.bare(request.model)
-        dropped = [*said_by(request, model).dropped]
+        dropped = [*said_by(request, model, is_vertex=self.is_vertex).dropped]
         choice = tool_choice_of(request)
         if request.tools and request.settings.parallel_tool_calls is False:
             dropped.append("parallel_tool_calls")
@@ -150,11 +217,13 @@ class GoogleProvider(HttpProvider):
         request = self._shaped(request, after)
         model = self.bare(request.model)
         warn_once(asked_of_gemini(request.settings.thinking, model).note)
-        content = encode(request, model, self.name, self._tools(request.tools), after=after)
-        return Body(content, path=path_of(model, "streamGenerateContent?alt=sse" if stream else "generateContent"))
+        tools, is_vertex = self._tools(request.tools), self.is_vertex
+        content = encode(request, model, self.name, tools, after=after, is_vertex=is_vertex)
+        method = "streamGenerateContent?alt=sse" if stream else "generateContent"
+        return Body(content, path=path_of(model, method, is_vertex=is_vertex))
 
     def _encode_count(self, request: ModelRequest) -> Body:
         request = self._shaped(request)
         model = self.bare(request.model)
-        content = encode_count(request, model, self.name, self._tools(request.tools))
-        return Body(content, path=path_of(model, "countTokens"))
+        content = encode_count(request, model, self.name, self._tools(request.tools), is_vertex=self.is_vertex)
+        return Body(content, path=path_of(model, "countTokens", is_vertex=self.is_vertex))

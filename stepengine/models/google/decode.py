@@ -211,7 +211,7 @@ def _source(chunk: Mapping[str, Any]) -> CitationPart:
 
 
 def usage_of(raw: Any) -> Usage | None:
-    """Return the API's usage in our buckets (EC76); ``None`` when it does not say."""
+    """Return the API's usage in our buckets; ``None`` when it does not say."""
     if not isinstance(raw, Mapping) or (raw.get("promptTokenCount") is None and raw.get("totalTokenCount") is None):
         return None
     names = ("promptTokenCount", "candidatesTokenCount", "cachedContentTokenCount", "toolUsePromptTokenCount")
@@ -235,7 +235,7 @@ def _likely(before: Any, more: Any) -> Json:
 
 class GoogleAccumulator(Accumulator):
     """
-    Turns the chunks of one stream into the completed reply (EC74).
+    Turns the chunks of one stream into the completed reply.
 
     Each chunk is a whole response object, and each part in it is complete; neighbouring texts are one text, and the last
     usage counts.

@@ -35,6 +35,7 @@ from stepengine.data.messages import (
     ThinkingPart,
     ToolCallPart,
     ToolMessage,
+    ToolReferencePart,
     UserMessage,
 )
 from stepengine.data.models import ModelRequest
@@ -218,7 +219,7 @@ def _signed(data: Mapping[str, Any] | None, flags: Flags) -> Json:
 
 
 def _result(message: ToolMessage, flags: Flags) -> Turn:
-    said = [part for part in message.content if isinstance(part, TextPart | JsonPart)]
+    said = [part for part in message.content if isinstance(part, TextPart | JsonPart | ToolReferencePart)]
     media = [part for part in message.content if isinstance(part, ImagePart | DocumentPart)]
     value = said[0].value if len(said) == 1 and isinstance(said[0], JsonPart) else plain_text(said)
     inside = [part for part in media if flags.signed and part.mime_type in IN_RESULTS]
@@ -236,7 +237,7 @@ def _result(message: ToolMessage, flags: Flags) -> Turn:
 
 def _content(part: ResultPart, flags: Flags) -> Json | None:
     match part:
-        case TextPart():
+        case TextPart() | ToolReferencePart():
             return {"text": part.text} if part.text else None
         case JsonPart():
             return {"text": compact(part.value)}

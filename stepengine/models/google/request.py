@@ -7,6 +7,7 @@ Names are written as the API documents them, in camel case (EC57).
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from stepengine.data.models import ModelRequest
@@ -31,12 +32,17 @@ OURS = b'[{"functionDeclarations":'
 Json = dict[str, Any]
 
 
-def path_of(model: str, method: str) -> str:
-    """Return where a request goes; tuned models are named with their collection."""
+def path_of(model: str, method: str, *, is_vertex: bool = False) -> str:
+    """Return where a request goes; tuned models are named with their collection, those on Vertex AI with their publisher."""
+    if is_vertex and not model.startswith(("projects/", "publishers/", "models/")):
+        publisher, _, name = model.rpartition("/")
+        return f"publishers/{publisher or 'google'}/models/{name}:{method}"
     return f"{model if '/' in model else f'models/{model}'}:{method}"
 
 
-def encode(request: ModelRequest, model: str, provider: str, tools: bytes, *, after: str = "") -> bytes:
+def encode(
+    request: ModelRequest, model: str, provider: str, tools: bytes, *, after: str = "", is_vertex: bool = False
+) -> bytes:
     """
     Return the body of a request; whether the reply is a stream stands in the path and not here (EC58).
 
@@ -46,13 +52,18 @@ def encode(request: ModelRequest, model: str, provider: str, tools: bytes, *, af
         provider: The provider's name.
         tools: The encoded function declarations.
         after: How the same request failed before: a refused signature leaves earlier thoughts and signatures out.
+        is_vertex: Whether the model runs on Vertex AI.
     """
-    return join_members(_members(request, model, provider, tools, thinking=after != INVALID_SIGNATURE, said=True))
+    said = said_by(request, model, is_vertex=is_vertex).members
+    return join_members(_members(request, model, provider, tools, said, thinking=after != INVALID_SIGNATURE))
 
 
-def encode_count(request: ModelRequest, model: str, provider: str, tools: bytes) -> bytes:
-    """Return the body of the question how many tokens a request has, with its system prompt and tools (EC75)."""
-    asked = _members(request, model, provider, tools, thinking=True, said=False)
+def encode_count(request: ModelRequest, model: str, provider: str, tools: bytes, *, is_vertex: bool = False) -> bytes:
+    """Return the body of the question how many tokens a request has, with its system prompt and tools."""
+    asked = _members(request, model, provider, tools, {}, thinking=True)
+    if is_vertex:
+        asked.pop("toolConfig", None)  # it knows the members of a request one by one, and not this one
+        return join_members(asked)
     members = {"model": encoded(path_of(model, "")[:-1]), **asked}
     return join_members({"generateContentRequest": join_members(members)})
 
@@ -62,7 +73,7 @@ def encode_tool(spec: ToolSpec) -> Json:
     return {"name": spec.name, "description": spec.description, "parametersJsonSchema": spec.input_schema}
 
 
-def said_by(request: ModelRequest, model: str) -> Said:
+def said_by(request: ModelRequest, model: str, *, is_vertex: bool = False) -> Said:
     """Return what the settings of a request become that only some wires know (PV60, PV65 to PV67)."""
     ways: dict[str, Way] = {
         "service_tier": lambda tier: _tier(tier) if tier in TIERS else None,
@@ -70,11 +81,11 @@ def said_by(request: ModelRequest, model: str) -> Said:
         "logprobs": lambda most: {
             "generationConfig": {"responseLogprobs": True, **({"logprobs": most} if most else {})}
         },
-        "store": lambda keep: {"store": keep},
+        "store": lambda keep: None if is_vertex else {"store": keep},
         "safety": lambda safety: {"safetySettings": [_safety(name, word) for name, word in safety.items()]},
         # It caches by itself for minutes, and what is to be kept longer is made by another request.
         "cache": lambda lifetime: {} if lifetime == "5m" else None,
-        "server_tools": lambda items: _server_tools(items, request, model),
+        "server_tools": lambda items: _server_tools(items, request, model, is_vertex=is_vertex),
     }
     return said_of(request.settings, ways)
 
@@ -93,13 +104,14 @@ def _safety(category: str, threshold: str) -> Json:
     }
 
 
-def _server_tools(items: tuple[ServerTool, ...], request: ModelRequest, model: str) -> Json:
+def _server_tools(items: tuple[ServerTool, ...], request: ModelRequest, model: str, *, is_vertex: bool) -> Json:
     """Return the tools of the provider; from Gemini 3 on their calls and results come as parts, which go back (PV41, PV60)."""
-    circulates = generation_of(model) >= CIRCULATES_SINCE
+    circulates = generation_of(model) >= CIRCULATES_SINCE and not is_vertex
     if not circulates and (request.tools or request.settings.response_schema is not None):
-        why = "before Gemini 3 it stands beside neither the agent's own tools nor a response_schema"
+        where = "on Vertex AI" if is_vertex else "before Gemini 3"
+        why = f"{where} it stands beside neither the agent's own tools nor a response_schema"
         raise no_tool(items[0], model, "google", why)
-    members: Json = {"tools": [_server_tool(item, model) for item in items]}
+    members: Json = {"tools": [_server_tool(item, model, is_vertex=is_vertex) for item in items]}
     if circulates:
         members["toolConfig"] = {"includeServerSideToolInvocations": True}
     searches = [item for item in items if isinstance(item, WebSearch | UrlContext)]
@@ -109,8 +121,10 @@ def _server_tools(items: tuple[ServerTool, ...], request: ModelRequest, model: s
     return {**members, DROPPED: dropped}
 
 
-def _server_tool(item: ServerTool, model: str) -> Json:
+def _server_tool(item: ServerTool, model: str, *, is_vertex: bool) -> Json:
     if isinstance(item, FileSearch):
+        if is_vertex:
+            raise no_tool(item, model, "vertex")
         most = {} if item.max_results is None else {"topK": item.max_results}
         return {"fileSearch": {"fileSearchStoreNames": list(item.stores), **most}}
     if isinstance(item, CodeExecution):
@@ -123,10 +137,9 @@ def _server_tool(item: ServerTool, model: str) -> Json:
 
 
 def _members(
-    request: ModelRequest, model: str, provider: str, tools: bytes, *, thinking: bool, said: bool
+    request: ModelRequest, model: str, provider: str, tools: bytes, more: Mapping[str, Any], *, thinking: bool
 ) -> dict[str, bytes]:
     settings = request.settings
-    more = said_by(request, model).members if said else {}
     generation = {
         "temperature": settings.temperature,
         "topP": settings.top_p,

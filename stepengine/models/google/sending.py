@@ -31,8 +31,8 @@ class Way:
         self.private = private
 
 
-def client_of(sdk: Any, key: str, base_url: str, api_version: str | None, http_client: Any) -> Way:
-    """Return a client of the SDK that uses *http_client* and none of its own (EC194)."""
+def client_of(sdk: Any, access: Mapping[str, Any], base_url: str, api_version: str | None, http_client: Any) -> Way:
+    """Return a client of the SDK, let in by *access*, that uses *http_client* and none of its own (EC194)."""
     import httpx2
 
     from stepengine.models._transport import trusted
@@ -49,7 +49,7 @@ def client_of(sdk: Any, key: str, base_url: str, api_version: str | None, http_c
             # Of the sync client nothing is used; given one, the SDK does not make one with certificates of its own.
             httpx_client=httpx2.Client(transport=httpx2.MockTransport(_refuse)),
         )
-        return sdk.Client(api_key=key, vertexai=False, http_options=options)
+        return sdk.Client(**access, http_options=options)
 
     fast = client(http_client)
     if _has_private_names(fast):
@@ -63,17 +63,17 @@ def _has_private_names(client: Any) -> bool:
     return callable(getattr(api, "_build_request", None)) and callable(getattr(api, "_async_request", None))
 
 
-async def post(way: Way, path: str, content: bytes, headers: Mapping[str, str]) -> Any:
-    """Send *content* and return the HTTP library's response with its body still to come."""
+async def post(way: Way, path: str, content: bytes | None, headers: Mapping[str, str]) -> Any:
+    """Send *content*, or ask for what is at *path*; return the HTTP library's response with its body still to come."""
     if way.private:
         return await _post_privately(way, path, content, headers)
     return await _post_publicly(way, path, content, headers)
 
 
-async def _post_privately(way: Way, path: str, content: bytes, headers: Mapping[str, str]) -> Any:
+async def _post_privately(way: Way, path: str, content: bytes | None, headers: Mapping[str, str]) -> Any:
     api = way.client._api_client  # noqa: SLF001 - EC52
-    request = api._build_request("post", path, {}, None)  # noqa: SLF001
-    request.data = content
+    request = api._build_request("get" if content is None else "post", path, {}, None)  # noqa: SLF001
+    request.data = content or {}
     request.headers.update(headers)
     # The SDK hands on its own timeout, which is none, and none would put aside all those of the client (MP23).
     request.timeout = way.http_client.timeout
@@ -82,7 +82,7 @@ async def _post_privately(way: Way, path: str, content: bytes, headers: Mapping[
     return response.response_stream
 
 
-async def _post_publicly(way: Way, path: str, content: bytes, headers: Mapping[str, str]) -> Any:
+async def _post_publicly(way: Way, path: str, content: bytes | None, headers: Mapping[str, str]) -> Any:
     import httpx2
     from google.genai import errors
 
@@ -94,6 +94,10 @@ async def _post_publicly(way: Way, path: str, content: bytes, headers: Mapping[s
                 break
         elif method == "countTokens":
             await models.count_tokens(model=model, contents=QUESTION)
+        elif method == "batchGenerateContent":
+            await way.client.aio.batches.create(model=model, src=[{"contents": QUESTION}])
+        elif content is None:
+            await way.client.aio.batches.get(name=path)
         else:
             await models.generate_content(model=model, contents=QUESTION)
         msg = "the SDK answered without sending a request"
@@ -101,7 +105,7 @@ async def _post_publicly(way: Way, path: str, content: bytes, headers: Mapping[s
     except _Caught as caught:
         built = caught.request
     kept = {name: value for name, value in built.headers.items() if name.lower() not in SENT_BY_SDK}
-    request = way.http_client.build_request("POST", built.url, content=content, headers={**kept, **headers})
+    request = way.http_client.build_request(built.method, built.url, content=content, headers={**kept, **headers})
     response = await way.http_client.send(request, stream=True)
     await errors.APIError.raise_for_async_response(response)
     return response

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from stepengine.data.models import ModelReply, ModelRequest
+from stepengine.models._access import TokenSource
 from stepengine.models._http import Body, warn_once
 from stepengine.models._preset_provider import PresetProvider
 from stepengine.models._reading import Timeouts
@@ -15,7 +17,7 @@ from stepengine.models._thinking import asked_of_responses
 from stepengine.models._wire import ToolsCache
 from stepengine.models.keys import Secret
 from stepengine.models.openai.decode import ResponsesAccumulator
-from stepengine.models.openai.request import encode, encode_count, encode_tool, said_by
+from stepengine.models.openai.request import TOOL_SEARCH, encode, encode_count, encode_tool, said_by
 
 __all__ = ("OpenAIProvider",)
 
@@ -34,6 +36,7 @@ class OpenAIProvider(PresetProvider):
         key_env: The environment variable that holds the key, in place of the preset's own.
         timeouts: How long calls may take; by default as the preset says.
         headers: HTTP headers to send with every request.
+        token_provider: A function that gives a token for each request, in place of a key, as for every preset provider.
     """
 
     accumulator = ResponsesAccumulator
@@ -49,9 +52,22 @@ class OpenAIProvider(PresetProvider):
         key_env: str | None = None,
         timeouts: Timeouts | None = None,
         headers: Mapping[str, str] | None = None,
+        token_provider: TokenSource | None = None,
     ) -> None:
-        super().__init__(name, api_key, base_url, key_env, transport, timeouts=timeouts, headers=headers)
-        self._tools = ToolsCache(encode_tool)
+        super().__init__(
+            name,
+            api_key,
+            base_url,
+            key_env,
+            transport,
+            timeouts=timeouts,
+            headers=headers,
+            token_provider=token_provider,
+        )
+        self._tools = ToolsCache(encode_tool, search=TOOL_SEARCH)
+
+    def _searches(self, model: str) -> bool:
+        return bool(self._preset.searches and re.match(self._preset.searches, model))
 
     def _dropped(self, request: ModelRequest) -> tuple[str, ...]:
         dropped = said_by(request, self.bare(request.model), self._preset).dropped

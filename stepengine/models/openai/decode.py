@@ -23,6 +23,7 @@ from stepengine.data.models import (
     ToolCallStarted,
 )
 from stepengine.data.usage import Usage
+from stepengine.models._deferring import SEARCH, loaded_by
 from stepengine.models._failures import Call, body_failure, protocol_failure, unanswerable
 from stepengine.models._json import call_part, index_at, object_at, objects_at, read_json, text_at
 from stepengine.models._reading import Accumulator
@@ -64,6 +65,8 @@ TOOLS = {
     "file_search_call": "file_search",
     "image_generation_call": "image_generation",
     "mcp_call": "mcp",
+    "tool_search_call": SEARCH,
+    "tool_search_output": SEARCH,
 }
 """Items that tell of a tool of the provider, and its name with us."""
 
@@ -158,10 +161,12 @@ def _shown(item: Mapping[str, Any]) -> str:
     """Return for people what a tool of the provider was asked, and what came of it."""
     action = item.get("action")
     asked = [word_at(action, "query"), word_at(action, "url"), word_at(item, "code")]
-    queries = item.get("queries")
-    asked += [query for query in queries if isinstance(query, str)] if isinstance(queries, list | tuple) else []
+    arguments = item.get("arguments")
+    for queries in (item.get("queries"), arguments.get("paths") if isinstance(arguments, Mapping) else None):
+        asked += [query for query in queries if isinstance(query, str)] if isinstance(queries, list | tuple) else []
     outputs = [word_at(output, "logs") or word_at(output, "url") for output in seen(item, "outputs")]
-    found = listed([(word_at(result, "filename"), "") for result in seen(item, "results")])
+    names = [word_at(result, "filename") for result in seen(item, "results")] + loaded_by(item)
+    found = listed([(name, "") for name in names])
     return shown_text("\n".join([text for text in (*asked, *outputs, found) if text]))
 
 
@@ -196,13 +201,13 @@ def _thought(item: Mapping[str, Any]) -> str:
 
 
 def usage_of(raw: Any) -> Usage | None:
-    """Return the API's usage in our buckets (EC76); ``None`` when it does not say."""
+    """Return the API's usage in our buckets; ``None`` when it does not say."""
     return usage_in_totals(raw, "input_tokens", "output_tokens")
 
 
 class ResponsesAccumulator(Accumulator):
     """
-    Turns the events of one stream into the completed reply (EC73).
+    Turns the events of one stream into the completed reply.
 
     Items count as ``output_item.done`` has them: what ``output_item.added`` says of encrypted reasoning may be partial,
     and the end event says it in other words again.

@@ -9,7 +9,7 @@ made ids, which the API takes from anybody: foreign calls need no further rule h
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, assert_never
 
 import attrs
@@ -30,14 +30,15 @@ from stepengine.data.messages import (
     ThinkingPart,
     ToolCallPart,
     ToolMessage,
+    ToolReferencePart,
     UserMessage,
 )
 from stepengine.data.models import ModelRequest
+from stepengine.models._deferring import is_search, referred
 from stepengine.models._json import utf8
 from stepengine.models._wire import (
     MADE,
     NUDGE,
-    Turn,
     arguments_of,
     base64_of,
     cannot_take,
@@ -58,6 +59,7 @@ from stepengine.models._wire import (
     turns_of,
     wire_ids,
 )
+from stepengine.models._wire import Turn as BaseTurn
 
 __all__ = ("Flags", "encode_message", "encode_messages")
 
@@ -73,20 +75,39 @@ class Flags:
         provider: Whose call ids and opaque items are sent back.
         model: Whose reasoning and item ids are sent back (EC99).
         sources: Whether searches go back with their sources.
+        hidden: The tools that the model searches for; ``None`` leaves earlier searches as they came.
     """
 
     provider: str
     model: str
     sources: bool = True
+    hidden: frozenset[str] | None = None
+
+
+@attrs.frozen
+class Turn(BaseTurn):
+    """
+    One encoded message.
+
+    Attributes:
+        refers: The tools that a result refers to.
+    """
+
+    refers: tuple[str, ...] = ()
 
 
 NUDGE_ITEM = encoded({"role": "user", "content": NUDGE})
 OUTPUT = b'{"type":"function_call_output","call_id":'
 
 
-def encode_messages(request: ModelRequest, flags: Flags) -> bytes:
-    """Return the ``input`` array: history and tail, with a word of the user where the model would follow itself."""
+def encode_messages(request: ModelRequest, flags: Flags, define: Callable[[str], Any] | None = None) -> bytes:
+    """
+    Return the ``input`` array: history and tail, with a word of the user where the model would follow itself.
+
+    *define* gives the definition of a hidden tool; those that results refer to stand behind the results, once.
+    """
     out: list[bytes] = []
+    loading = _Loading(flags.hidden or frozenset(), define)
     ids: Mapping[str, bytes] = {}
     role = ""
     after = b""
@@ -94,6 +115,8 @@ def encode_messages(request: ModelRequest, flags: Flags) -> bytes:
         if turn.role == "tool":
             out.append(OUTPUT + ids[turn.call_id] + turn.body)
             role = "tool"
+            if turn.refers:
+                after = loading.behind(after, turn.refers)
             continue
         # What the model made and this wire does not take from it stands behind the results of its calls.
         for body, whose in ((after, "user"), (turn.body, turn.role)):
@@ -102,12 +125,32 @@ def encode_messages(request: ModelRequest, flags: Flags) -> bytes:
             out += [body] if body else []
             role = whose if body else role
         after, ids = turn.after, turn.ids or ids
+    return b"[" + b",".join([*out, *_end(after, role, is_over=not is_paused(request))]) + b"]"
+
+
+def _end(after: bytes, role: str, *, is_over: bool) -> list[bytes]:
+    """Return what ends the input: what is to stand there, else a word of the user where he must have the last one."""
     if after:
-        out.append(after)
-        role = "user"
-    if not role or (role == "assistant" and not is_paused(request)):
-        out.append(NUDGE_ITEM)
-    return b"[" + b",".join(out) + b"]"
+        return [after]
+    return [NUDGE_ITEM] if not role or (role == "assistant" and is_over) else []
+
+
+class _Loading:
+    """Gives the tools that results refer to, each once, behind the results of a batch."""
+
+    def __init__(self, hidden: frozenset[str], define: Callable[[str], Any] | None) -> None:
+        self._waiting = set(hidden)
+        self._define = define
+
+    def behind(self, after: bytes, names: tuple[str, ...]) -> bytes:
+        """Return *after* behind the definitions of those tools that were not referred to before."""
+        fresh = [name for name in dict.fromkeys(names) if name in self._waiting]
+        self._waiting.difference_update(fresh)
+        if not fresh or self._define is None:
+            return after
+        tools = [self._define(name) for name in fresh]
+        item = encoded({"type": "additional_tools", "role": "developer", "tools": tools})
+        return item + b"," + after if after else item
 
 
 # --- one message ----------------------------------------------------------------------------------------------------
@@ -183,7 +226,9 @@ def _add(items: list[Json], part: AssistantPart, flags: Flags, ids: Mapping[str,
 def _own_items(part: OpaquePart | ImagePart | DocumentPart, flags: Flags) -> list[Json]:
     """Return what this provider itself made, as it came."""
     if isinstance(part, OpaquePart):
-        return [_own_item(part.data, flags)] if part.provider == flags.provider else []
+        # A search of tools means nothing where there is none.
+        is_over = flags.hidden is not None and not flags.hidden and is_search(part.data)
+        return [_own_item(part.data, flags)] if part.provider == flags.provider and not is_over else []
     data = part.provider_data
     if part.data is None or not is_own(data, flags.provider) or not isinstance(data.get("item"), Mapping):
         return []
@@ -239,16 +284,20 @@ def _call(part: ToolCallPart, flags: Flags, ids: Mapping[str, str]) -> Json:
         "arguments": utf8(compact(arguments_of(part))).decode(),
     }
     data = part.provider_data
-    if is_own(data, flags.provider, flags.model):
-        if data.get("item_id"):
-            item["id"] = data["item_id"]
-        if data.get("namespace"):
-            item["namespace"] = data["namespace"]
+    if is_own(data, flags.provider, flags.model) and data.get("item_id"):
+        item["id"] = data["item_id"]
+    if is_own(data, flags.provider, None if flags.hidden else flags.model) and data.get("namespace"):
+        item["namespace"] = data["namespace"]
     return item
 
 
 def _result(message: ToolMessage, flags: Flags) -> Turn:
+    refers = tuple([name for name in referred(message) if flags.hidden is not None and name in flags.hidden])
     parts = filled(message.content)
+    if refers and any(not isinstance(part, ToolReferencePart) for part in parts):
+        # The definitions that follow say it.
+        message = attrs.evolve(message, content=[p for p in parts if getattr(p, "tool_name", "") not in refers])
+        parts = filled(message.content)
     output: str | list[Json]
     if any(isinstance(part, ImagePart | DocumentPart) for part in parts):
         output = [_content(part, flags) for part in parts]
@@ -256,12 +305,13 @@ def _result(message: ToolMessage, flags: Flags) -> Turn:
             output.insert(0, {"type": "input_text", "text": "Error:"})
     else:
         output = result_text(message)
-    return Turn("tool", b',"output":' + encoded(output) + b"}", call_id=message.tool_call_id)
+    body = b',"output":' + encoded(output) + b"}"
+    return Turn("tool", body, call_id=message.tool_call_id, refers=refers)
 
 
 def _content(part: ResultPart, flags: Flags) -> Json:
     match part:
-        case TextPart():
+        case TextPart() | ToolReferencePart():
             return {"type": "input_text", "text": part.text}
         case JsonPart():
             return {"type": "input_text", "text": compact(part.value)}

@@ -5,12 +5,14 @@ Requests of the Responses API: everything of the body but its input items. Pure:
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
 from stepengine.data.models import ModelRequest
 from stepengine.data.server_tools import CodeExecution, FileSearch, ServerTool, WebSearch
 from stepengine.data.tools import ToolSpec
 from stepengine.errors import ModelError
+from stepengine.models._deferring import hidden_names
 from stepengine.models._failures import INVALID_SIGNATURE, SOURCES
 from stepengine.models._schemas import strict_form
 from stepengine.models._settings import DROPPED, Said, Way, cache_members, located, no_tool, said_of
@@ -19,10 +21,15 @@ from stepengine.models._wire import join_members, members_of, schema_name, tool_
 from stepengine.models.openai.encode import Flags, encode_messages
 from stepengine.models.presets import Preset
 
-__all__ = ("encode", "encode_count", "encode_tool", "said_by")
+__all__ = ("TOOL_SEARCH", "encode", "encode_count", "encode_tool", "said_by")
+
+TOOL_SEARCH = {"type": "tool_search"}
+"""The API's search of tools (PV64)."""
 
 WORDS = frozenset({"auto", "none", "required"})
 KEY_LENGTH = 32
+OPENAI_ITSELF = frozenset({"openai", "azure_responses"})
+"""Services that run the API of OpenAI and no other company's."""
 
 RESULTS = {FileSearch: "file_search_call.results", CodeExecution: "code_interpreter_call.outputs"}
 """What is asked for beside a call of a tool, or only the call comes."""
@@ -68,16 +75,23 @@ def encode(request: ModelRequest, model: str, preset: Preset, tools: bytes, *, s
         **said,
     }
     members = members_of(request, optional, tools)
-    flags = Flags(preset.name, "" if after == INVALID_SIGNATURE else model, sources=after != SOURCES)
-    members["input"] = encode_messages(request, flags)
+    known = "" if after == INVALID_SIGNATURE else model
+    flags = Flags(preset.name, known, sources=after != SOURCES, hidden=hidden_names(request))
+    members["input"] = encode_messages(request, flags, _definitions(request))
     return join_members(members)
 
 
 def encode_count(request: ModelRequest, model: str, preset: Preset, tools: bytes) -> bytes:
-    """Return the body of the question how many tokens a request has (EC75)."""
+    """Return the body of the question how many tokens a request has."""
     members = members_of(request, _shared(request, model, preset), tools, extra=False)
-    members["input"] = encode_messages(request, Flags(preset.name, model))
+    flags = Flags(preset.name, model, hidden=hidden_names(request))
+    members["input"] = encode_messages(request, flags, _definitions(request))
     return join_members(members)
+
+
+def _definitions(request: ModelRequest) -> Callable[[str], Json]:
+    """Return what gives the definition of a hidden tool by its name."""
+    return lambda name: encode_tool(next(tool for tool in request.tools if tool.name == name))
 
 
 def encode_tool(spec: ToolSpec) -> Json:
@@ -114,10 +128,10 @@ def _server_tools(items: tuple[ServerTool, ...], model: str, preset: Preset, *, 
     """Return the tools of the provider, and what is wanted of their results (PV56, PV61)."""
     members: Json = {"tools": [_server_tool(item, model, preset) for item in items]}
     include = [word for kind, word in RESULTS.items() if any(isinstance(item, kind) for item in items)]
-    if include and preset.name == "openai":
+    if include and preset.name in OPENAI_ITSELF:
         members["include"] = include
     most = [item.max_uses for item in items if isinstance(item, WebSearch) and item.max_uses is not None]
-    if most and (several or preset.name != "openai"):
+    if most and (several or preset.name not in OPENAI_ITSELF):
         members[DROPPED] = ["server_tools.max_uses"]
     elif most:
         members["max_tool_calls"] = most[0]
@@ -138,8 +152,8 @@ def _server_tool(item: ServerTool, model: str, preset: Preset) -> Json:
 
 def _web_search(item: WebSearch, model: str, preset: Preset) -> Json:
     tool: Json = {"type": "web_search"}
-    if item.blocked_domains and preset.name == "openai":
-        raise no_tool(item, model, "openai", "it takes allowed_domains only")
+    if item.blocked_domains and preset.name in OPENAI_ITSELF:
+        raise no_tool(item, model, preset.name, "it takes allowed_domains only")
     if item.allowed_domains and item.blocked_domains:
         raise no_tool(item, model, preset.name, "it takes allowed_domains or blocked_domains, not both")
     if item.allowed_domains:

@@ -38,7 +38,21 @@ class OpenAIChatProvider(PresetProvider):
 
     *name* picks what is known of the server: ``"openrouter"``, ``"ollama"``, ``"vllm"`` and the other presets, or
     ``"openai_chat"`` for OpenAI itself. Any other name, and ``"openai_chat"`` with a *base_url*, is a server that nothing
-    is known of. The arguments are those of every preset provider; ids and thinking are kept and sent back under *name*.
+    is known of. Ids and thinking are kept and sent back under *name*.
+
+    Args:
+        name: Which service; any other name is a server that nothing is known of.
+        api_key: The key; by default from the service's environment variable.
+        base_url: Another address; by default from the environment. With one, no key is demanded.
+        key_env: The environment variable that holds the key, in place of the service's own.
+        transport: An ``httpx2.AsyncBaseTransport`` in place of the network, for replay and tests.
+        timeouts: How long calls may take; by default as fits the service.
+        headers: HTTP headers to send with every request, such as OpenRouter's ``HTTP-Referer`` and ``X-Title``.
+        written_calls: Whether calls that the model wrote as ``<tool_call>`` into its text are read as calls, for servers
+            without a parser of the model's own form; a stream has shown them as text by then.
+        token_provider: A function that gives a token for each request, in place of a key, such as one of Entra ID; it may be
+            asynchronous. By default, on Azure and where no key is, what ``azure-identity`` finds, if the environment speaks
+            of it.
     """
 
     accumulator = ChatAccumulator

@@ -184,12 +184,12 @@ def _thought(piece: Mapping[str, Any]) -> str:
 
 
 def usage_of(raw: Any) -> Usage | None:
-    """Return the server's usage in our buckets (EC76); ``None`` when it does not say."""
+    """Return the server's usage in our buckets; ``None`` when it does not say."""
     return usage_in_totals(raw, "prompt_tokens", "completion_tokens", hits="prompt_cache_hit_tokens")
 
 
 class ChatAccumulator(Accumulator):
-    """Turns the chunks of one stream into the completed reply (EC72, EC116)."""
+    """Turns the chunks of one stream into the completed reply."""
 
     decoder = staticmethod(decode)
 

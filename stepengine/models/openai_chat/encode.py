@@ -31,6 +31,7 @@ from stepengine.data.messages import (
     ThinkingPart,
     ToolCallPart,
     ToolMessage,
+    ToolReferencePart,
     UserMessage,
 )
 from stepengine.data.models import ModelRequest
@@ -309,7 +310,7 @@ def _result(message: ToolMessage, flags: Flags) -> Turn:
 
 def _content(part: ResultPart, flags: Flags) -> Json:
     match part:
-        case TextPart():
+        case TextPart() | ToolReferencePart():
             return {"type": "text", "text": part.text}
         case JsonPart():
             return {"type": "text", "text": compact(part.value)}

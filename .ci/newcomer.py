@@ -1,0 +1,166 @@
+#!/usr/bin/env python3
+"""
+Walks the path of a newcomer: install, demo, a project, an agent of one's own, record, replay, break, debug, view.
+
+    .ci/newcomer.py WHEEL [constraints.txt]
+
+Everything happens in a temporary folder with a home of its own, without keys and, once pip is done, without need of a
+network. Two things are held: no step takes a minute, and every command that is typed was on the screen before, in the
+README of the repository, in what a command printed, or in a file that it made. Only the standard library is needed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+MINUTE = 60
+KEPT = ("PATH", "LANG", "TMPDIR", "PIP_INDEX_URL", "PIP_FIND_LINKS", "PIP_CERT", "PIP_CONFIG_FILE", "PIP_NO_INDEX")
+JOURNAL = "tests/journals/test_longest/test_the_longest_file_is_split.jsonl"
+
+
+class Newcomer:
+    """
+    Somebody at a terminal who types only what the screen said.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.screen = (ROOT / "README.md").read_text(encoding="utf-8")
+        kept = {name: os.environ[name] for name in KEPT if name in os.environ}
+        path = f"{folder / '.venv' / 'bin'}{os.pathsep}{kept['PATH']}"
+        (folder / "home").mkdir()
+        self.variables = {
+            **kept, "HOME": str(folder / "home"), "PATH": path, "TERM": "dumb", "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        }  # fmt: skip
+
+    def types(
+        self,
+        step: str,
+        command: str,
+        *,
+        said: str | None = None,
+        code: int = 0,
+        keys: str = "",
+        shows: tuple[str, ...] = (),
+    ) -> None:
+        """
+        Type a command, and hold it to its promises.
+
+        Args:
+            step: What it is for.
+            command: What a shell gets.
+            said: The words that were on the screen for it; by default the command itself.
+            code: What it leaves with.
+            keys: What is typed into it.
+            shows: What the screen must say now.
+        """
+        if (said or command) not in self.screen:
+            give_up(step, f"no screen said {said or command!r}", self.screen[-3000:])
+        began = time.monotonic()
+        done = subprocess.run(
+            ["bash", "-c", command], cwd=self.folder, env=self.variables, input=keys,
+            capture_output=True, text=True, check=False, timeout=5 * MINUTE,
+        )  # fmt: skip
+        took = time.monotonic() - began
+        shown = done.stdout + done.stderr
+        print(f"{took:6.1f} s  {step}: {command}", flush=True)
+        if done.returncode != code:
+            give_up(step, f"left with {done.returncode}, not with {code}", shown)
+        if missing := [text for text in shows if text not in shown]:
+            give_up(step, f"the screen does not say {missing}", shown)
+        if took > MINUTE:
+            give_up(step, f"took {took:.0f} s, and none may take a minute", shown)
+        self.screen += shown
+
+    def saves(self, path: str) -> None:
+        """
+        Save the block of the screen that stands behind the name of this file.
+        """
+        found = re.search(
+            rf"`{re.escape(path)}`[^\n]*:\n\n```python\n(.*?)^```$", self.screen, re.DOTALL | re.MULTILINE
+        )
+        if found is None:
+            give_up("save", f"no screen showed {path}", self.screen[-3000:])
+        else:
+            (self.folder / path).write_text(found[1], encoding="utf-8")
+
+    def changes(self, path: str, old: str, new: str) -> None:
+        """
+        Change a file with an editor.
+        """
+        text = (self.folder / path).read_text(encoding="utf-8")
+        (self.folder / path).write_text(text.replace(old, new), encoding="utf-8")
+
+
+def give_up(step: str, why: str, shown: str) -> None:
+    """
+    Say where the path ends, and leave.
+    """
+    print(f"{shown}\n\nthe newcomer is stuck at {step!r}: {why}", file=sys.stderr)
+    raise SystemExit(1)
+
+
+def main(wheel: str, constraints: str | None = None) -> None:
+    """
+    Walk the path.
+    """
+    held = f" -c {Path(constraints).resolve()}" if constraints else ""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="stepengine-newcomer-") as name:
+        me = Newcomer(Path(name))
+        me.types("an environment", f"{sys.executable} -m venv .venv", said="python3 -m venv .venv")
+        me.types("install", f".venv/bin/pip install -q {Path(wheel).resolve()}{held}", said=".venv/bin/pip install")
+        me.types("the demo", "stepengine demo", shows=("def handle_steps(", "What changed"))
+        me.types("a project", "stepengine init my-agent", shows=("agents/todos.py",))
+        me.folder /= "my-agent"
+        me.types(
+            "the test kit",
+            f"python -m pip install -q 'stepengine[test]'{held}",
+            said="python -m pip install 'stepengine[test]'",
+        )
+        me.types("its tests", "python -m pytest", shows=("4 passed",))
+        me.types(
+            "its recorded run", "stepengine show tests/journals/test_todos/test_a_run.jsonl", shows=("find_todos",)
+        )
+        me.types("what is missing", "stepengine doctor", shows=("nothing is wrong",))
+        me.types("its README", "cat README.md")
+
+        me.saves("agents/longest.py")
+        me.saves("tests/test_longest.py")
+        me.types("record", "python -m pytest --stepengine-record=once", shows=(f"recorded {JOURNAL}", "5 passed"))
+        me.types("its tests again", "python -m pytest", shows=("5 passed",))
+        me.types("replay", f"stepengine replay {JOURNAL}", shows=("Move charge() to billing.py.",))
+
+        me.changes("agents/longest.py", "split the longest", "shorten the longest")
+        me.types(
+            "break it, and read what differs", "python -m pytest", code=1,
+            shows=("agents/longest.py:", "/system_prompt", "Say how to split", "Say how to shorten", "1 failed, 4 passed"),
+        )  # fmt: skip
+        me.types(
+            "what differs, as one reads it alone", f"stepengine replay {JOURNAL}", code=5, shows=("/system_prompt",)
+        )
+        me.types(
+            "debug it", f"stepengine debug {JOURNAL}", keys="next\nquit\n", code=5,
+            shows=("sizes = yield from", "/system_prompt"),
+        )  # fmt: skip
+        me.types("it was meant", "python -m pytest --stepengine-record=rewrite", shows=("5 passed",))
+        me.types(
+            "debug the new run", f"stepengine debug {JOURNAL}", keys="next\nprint sizes\nquit\n", shows=("src/shop.py",)
+        )
+        me.types("view it", f"stepengine view {JOURNAL} -o run.html", shows=("run.html",))
+        if "<title>longest" not in (me.folder / "run.html").read_text(encoding="utf-8"):
+            give_up("view it", "run.html is no page of this run", "")
+    print(f"the newcomer has arrived after {time.monotonic() - began:.0f} s")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) not in (2, 3):
+        raise SystemExit(__doc__)
+    main(*sys.argv[1:])

@@ -1,0 +1,108 @@
+"""
+Messages to runs that are under way: sent by anybody through the database, heard by whoever executes the run, once.
+
+A message waits in the database beside the run. The worker that has the run puts it into the run's inbox, and the next outcome
+that is recorded takes it along, as it would in one process. The record of that outcome says which messages were heard with it,
+so that whoever goes on with the run does not hear them again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from stepengine.data.messages import UserMessage
+from stepengine.data.outcomes import Single, Stop
+from stepengine.errors import StepEngineError
+
+if TYPE_CHECKING:
+    from stepengine.runtime.tree import RunTree
+
+__all__ = ("TOPIC", "Heard", "keep_delivering")
+
+TOPIC = "said"
+"""Where messages to a run wait."""
+LOOK_SECONDS = 0.5
+WAITING = """
+    select destination_uuid, message_uuid, message::json->>'text' from dbos.notifications
+    where destination_uuid = any(%s) and topic = %s and not consumed and serialization = 'portable_json'
+        and message !~ '(^|[^\\\\])(\\\\\\\\)*\\\\u0000'
+    order by created_at_epoch_ms, message_uuid
+"""
+RECORDED = """
+    select 1 from dbos.operation_outputs
+    where workflow_uuid = %s and serialization = 'portable_json' and position(%s in (output::json->'heard')::text) > 0
+"""
+
+
+class Database(Protocol):
+    """What is needed of an ``Operator``."""
+
+    async def rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        """Return what a statement selects."""
+
+
+class Heard:
+    """Which messages one execution of a run has heard, and which of them wait in its inbox."""
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+        self._waiting: dict[int, tuple[str, UserMessage]] = {}
+
+    def knows(self, key: str) -> bool:
+        """Return whether a message was heard."""
+        return key in self._known
+
+    def note(self, key: str) -> None:
+        """Take note that a message was heard, and is recorded."""
+        self._known.add(key)
+
+    def deliver(self, tree: RunTree, key: str, text: str) -> None:
+        """Put a message into the inbox of a run."""
+        message = UserMessage(text)
+        self._known.add(key)
+        self._waiting[id(message)] = key, message
+        tree.inbox.append(message)
+
+    def taken_by(self, outcome: Single) -> dict[str, Any]:
+        """Return what the record of an outcome says of the messages that it took along."""
+        inputs = () if type(outcome) is Stop else outcome.inputs  # type: ignore[union-attr]
+        keys = [self._waiting.pop(id(message))[0] for message in inputs if id(message) in self._waiting]
+        return {"heard": keys} if keys else {}
+
+
+class Listening(Protocol):
+    """An execution of a run."""
+
+    heard: Heard
+    tree: RunTree | None
+    is_live: bool
+    was_replayed: bool
+
+    @property
+    def root(self) -> str | None:
+        """The run's id if it is a root, since only roots are spoken to."""
+
+
+async def keep_delivering(database: Database, runs: Callable[[], Collection[Listening]]) -> None:
+    """Put messages into the inboxes of the runs that this process executes, until this is cancelled."""
+    while True:
+        await asyncio.sleep(LOOK_SECONDS)
+        # One that still repeats what is recorded may be about to meet the record of having heard it.
+        found = {run.root: run for run in runs() if run.root is not None and run.tree is not None and run.is_live}
+        if found:
+            with contextlib.suppress(StepEngineError):  # the database is away
+                await _deliver(database, found)
+
+
+async def _deliver(database: Database, found: Mapping[str, Listening]) -> None:
+    for run, key, text in await database.rows(WAITING, list(found), TOPIC):
+        listening = found[run]
+        if listening.heard.knows(key):
+            continue
+        if listening.was_replayed and await database.rows(RECORDED, run, key):
+            listening.heard.note(key)
+        elif listening.tree is not None:
+            listening.heard.deliver(listening.tree, key, text)

@@ -1,0 +1,415 @@
+"""
+``SharedRates``: how often providers are asked by all workers of a database together.
+
+It takes the place of an engine's own limiters, with the same ``RateLimit``. What counts stands in two small tables: for each
+account (a provider's prefix and the fingerprint of its key) how much was asked in each of the last 60 seconds, and for each
+worker how many requests it has under way and since when it waits. One function of the database decides, by the database's
+clock and one worker at a time: a request that need not wait takes one question. Nothing here knows what a run is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, NamedTuple
+
+from stepengine.durable.database import DatabaseAway, away, lost_errors, plain_connection, quoted
+from stepengine.errors import StepEngineError
+from stepengine.models.base import Provider
+from stepengine.runtime.rates import Obstacle, RateLimit, limit_of
+
+__all__ = ("SharedRates", "made_tables")
+
+WORKER_LOCK = "select pg_advisory_lock(hashtextextended('stepengine-rates:' || %s, 0))"
+TABLES_LOCK = "select pg_advisory_lock(hashtextextended('stepengine-rate-tables', 0))"
+TABLES_UNLOCK = "select pg_advisory_unlock(hashtextextended('stepengine-rate-tables', 0))"
+THERE = "select to_regproc('stepengine.let_through_1') is not null"
+TABLES = """
+create schema if not exists stepengine;
+create table if not exists stepengine.rate_seconds (
+    account text, second bigint, requests bigint not null, tokens bigint not null, primary key (account, second)
+) with (fillfactor = 50);
+create table if not exists stepengine.rate_workers (
+    account text, worker text, running bigint not null, waits double precision, asked double precision not null,
+    primary key (account, worker)
+) with (fillfactor = 50);
+"""
+LET_THROUGH = """
+create or replace function stepengine.let_through_1(
+    of_account text, of_worker text, under_way bigint, waited double precision[], expected bigint[],
+    at_seconds bigint[], by_tokens bigint[], most_requests bigint, most_tokens bigint, most_running bigint,
+    out let bigint, out at_second bigint, out obstacle text, out wait double precision, out ahead bigint
+) language plpgsql as $$
+declare
+    now_is double precision;
+    requests_are bigint;
+    tokens_are bigint;
+    oldest_second bigint;
+    elsewhere bigint;
+    first_elsewhere double precision;
+begin
+    -- One worker at a time; what the one before wrote is seen by every statement below.
+    perform pg_advisory_xact_lock(hashtextextended('stepengine-account:' || of_account, 0));
+    now_is := extract(epoch from clock_timestamp());
+    at_second := floor(now_is);
+    let := 0;
+    update stepengine.rate_seconds s set tokens = greatest(0, s.tokens + c.more)
+        from (select unnest(at_seconds) as second, unnest(by_tokens) as more) c
+        where s.account = of_account and s.second = c.second;
+    -- A second counts until its last moment is 60 seconds ago.
+    delete from stepengine.rate_seconds s where s.account = of_account and s.second <= at_second - 61;
+    select coalesce(sum(s.requests), 0), coalesce(sum(s.tokens), 0), min(s.second)
+        into requests_are, tokens_are, oldest_second
+        from stepengine.rate_seconds s where s.account = of_account;
+    select coalesce(sum(w.running), 0) into elsewhere
+        from stepengine.rate_workers w where w.account = of_account and w.worker <> of_worker;
+    if not exists (select 1 from stepengine.rate_workers w where w.account = of_account and w.worker = of_worker)
+        or (elsewhere > 0 and elsewhere + under_way + cardinality(waited) > most_running)
+    then
+        -- Whoever died holds the lock of its connection no more, and has nothing under way.
+        delete from stepengine.rate_workers w
+            where w.account = of_account and w.worker <> of_worker and not exists (
+                select 1 from pg_locks l
+                where l.locktype = 'advisory' and l.granted and l.objsubid = 1
+                    and l.database = (select oid from pg_database where datname = current_database())
+                    and ((l.classid::bigint << 32) | l.objid::bigint) = hashtextextended('stepengine-rates:' || w.worker, 0)
+            );
+        select coalesce(sum(w.running), 0) into elsewhere
+            from stepengine.rate_workers w where w.account = of_account and w.worker <> of_worker;
+    end if;
+    -- Who waits asks at least every second; who no longer asks no longer waits.
+    select min(w.waits), count(*) filter (where w.waits < now_is - coalesce(waited[1], 0)) into first_elsewhere, ahead
+        from stepengine.rate_workers w
+        where w.account = of_account and w.worker <> of_worker and w.waits is not null and w.asked > now_is - 5;
+    for n in 1 .. cardinality(waited) loop
+        if first_elsewhere < now_is - waited[n] then
+            obstacle := 'queue';
+        elsif most_running is not null and elsewhere + under_way + let >= most_running then
+            obstacle := 'concurrency';
+        elsif most_requests is not null and requests_are >= most_requests then
+            obstacle := 'requests';
+            wait := coalesce(oldest_second, at_second) + 61 - now_is;
+        elsif most_tokens is not null and requests_are > 0 and tokens_are + expected[n] > most_tokens then
+            obstacle := 'tokens';
+            select coalesce(min(c.second), at_second) + 61 - now_is into wait from (
+                select s.second, sum(s.tokens) over (order by s.second) as gone
+                from stepengine.rate_seconds s where s.account = of_account
+            ) c where tokens_are - c.gone <= greatest(0, most_tokens - expected[n]);
+        end if;
+        exit when obstacle is not null;
+        requests_are := requests_are + 1;
+        tokens_are := tokens_are + expected[n];
+        let := let + 1;
+    end loop;
+    if let > 0 then
+        insert into stepengine.rate_seconds as s
+            values (of_account, at_second, let, (select sum(e) from unnest(expected[1:let]) e))
+            on conflict (account, second) do update
+                set requests = s.requests + excluded.requests, tokens = s.tokens + excluded.tokens;
+    end if;
+    insert into stepengine.rate_workers as w values (of_account, of_worker, under_way + let, now_is - waited[let + 1], now_is)
+        on conflict (account, worker) do update set running = excluded.running, waits = excluded.waits, asked = excluded.asked;
+end $$;
+"""
+ASK = """
+select let, at_second, obstacle, wait, ahead from stepengine.let_through_1(
+    %s, %s, %s::bigint, %s::double precision[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint, %s::bigint, %s::bigint)
+"""
+GRANTS = (
+    "grant usage on schema stepengine",
+    "grant select, insert, update, delete on stepengine.rate_seconds, stepengine.rate_workers",
+)
+AT_ONCE = 100
+"""How many requests are asked for with one question."""
+LOOK_SECONDS = 0.1
+LONGEST_LOOK = 1.0
+TELL_SECONDS = 0.05
+AWAY_SECONDS = 0.5
+LONGEST_AWAY = 5.0
+
+
+async def made_tables(own: Any, *, role: str | None = None) -> None:
+    """Make what the limits of all workers need, over the connection *own*; *role* may use it. Several may do so at once."""
+    await own.execute(TABLES_LOCK)
+    try:
+        await own.execute(TABLES)
+        await own.execute(LET_THROUGH)
+        for grant in GRANTS if role is not None else ():
+            await own.execute(f"{grant} to {quoted(role or '')}")
+    finally:
+        await own.execute(TABLES_UNLOCK)
+
+
+class _Ticket(NamedTuple):
+    """A request that was let through: in which second of the database, and how many tokens it counts for."""
+
+    second: int
+    tokens: int
+
+
+class _Turn:
+    """A request that waits for its turn."""
+
+    __slots__ = ("news", "obstacle", "since", "ticket", "tokens")
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+        self.since = time.monotonic()
+        self.news = asyncio.Event()
+        self.obstacle: Obstacle | None = None
+        self.ticket: asyncio.Future[_Ticket] = asyncio.get_running_loop().create_future()
+
+    def is_held(self, obstacle: Obstacle) -> None:
+        """Say why it must wait; only the first time is told."""
+        self.obstacle = self.obstacle or obstacle
+        self.news.set()
+
+    def ends(self, ticket: _Ticket | StepEngineError) -> None:
+        """Let it through, or say why it never will be."""
+        if isinstance(ticket, StepEngineError):
+            self.ticket.set_exception(ticket)
+        else:
+            self.ticket.set_result(ticket)
+        self.news.set()
+
+
+class SharedRates:
+    """
+    The limiters of a worker, which it shares with all workers of its database.
+
+    Args:
+        limits: One limit that holds for each provider by itself, or limits by provider prefix.
+        url: The database.
+    """
+
+    def __init__(self, limits: RateLimit | Mapping[str, RateLimit], url: str) -> None:
+        self._limits = limits
+        self._url = url
+        self._worker = secrets.token_hex(8)
+        self._limiters: dict[str, SharedLimiter] = {}
+        self._own: Any = None
+        self._asking = asyncio.Lock()
+        self._effects: asyncio.Semaphore | None = None
+        self._taking: set[asyncio.Task[Any]] = set()
+
+    async def open(self, effects: asyncio.Semaphore, *, migrate: bool) -> None:
+        """
+        Connect, and make the tables if *migrate*.
+
+        Args:
+            effects: The places of effects: a request gives its own to others while it waits.
+            migrate: Whether tables are made and updated.
+
+        Raises:
+            DatabaseAway: when the database cannot be reached.
+            StepEngineError: when the tables are missing.
+        """
+        self._effects = effects
+        with away(self._url):
+            own = await self._connected()
+            (is_there,) = await (await own.execute(THERE)).fetchone()
+            if migrate and not is_there:
+                await made_tables(own)
+        if not (is_there or migrate):
+            await self.close()
+            msg = "rate_limits= needs tables that the database does not have: run `stepengine migrate`"
+            raise StepEngineError(msg)
+
+    async def close(self) -> None:
+        """Ask no more, and give the connection back; requests that still wait are left alone. May be called twice."""
+        for limiter in self._limiters.values():
+            await limiter.close()
+        self._limiters.clear()
+        own, self._own = self._own, None
+        if own is not None:
+            await own.close()
+
+    def of(self, provider: str, source: Provider) -> SharedLimiter | None:
+        """
+        Return the limiter of a provider with its key, made when it is first asked for.
+
+        Raises:
+            ModelError: when there is no key.
+        """
+        limit = limit_of(self._limits, provider)
+        if limit is None or limit == RateLimit():
+            return None
+        account = f"{provider}:{source.account()}"
+        return self._limiters.get(account) or self._limiters.setdefault(account, SharedLimiter(self, account, limit))
+
+    async def ask(self, account: str, *given: Any) -> Any:
+        """
+        Ask the database with ``ASK`` what holds for *account*; one that is away is waited for.
+
+        Raises:
+            psycopg.Error: when it does not answer for another reason.
+        """
+        pause = AWAY_SECONDS
+        lost: tuple[type[Exception], ...] = (DatabaseAway, *lost_errors())
+        async with self._asking:
+            while True:
+                try:
+                    own = await self._connected()
+                    return await (await own.execute(ASK, (account, self._worker, *given))).fetchone()
+                except lost:
+                    own, self._own = self._own, None
+                    if own is not None:
+                        await own.close()
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LONGEST_AWAY)
+
+    async def _connected(self) -> Any:
+        """Return the connection, whose lock says for as long as it lives that what this worker has under way counts."""
+        if self._own is None or self._own.closed:
+            own = await plain_connection(self._url)
+            await own.execute(WORKER_LOCK, (self._worker,))
+            self._own = own
+        return self._own
+
+    @contextlib.asynccontextmanager
+    async def place_lent(self) -> AsyncIterator[None]:
+        """Give this effect's place to others for a while."""
+        effects = self._effects
+        if effects is None:
+            yield
+            return
+        effects.release()
+        try:
+            yield
+        finally:
+            # Whoever is cancelled gives back at its end a place that is only taken here: that comes to the same.
+            taken: asyncio.Task[Any] = asyncio.create_task(effects.acquire())
+            self._taking.add(taken)
+            taken.add_done_callback(self._taking.discard)
+        await asyncio.shield(taken)
+
+
+class SharedLimiter:
+    """
+    Lets the requests of one worker to one account through.
+
+    Args:
+        rates: Whom the database is asked through.
+        account: The account.
+        limit: What holds.
+    """
+
+    def __init__(self, rates: SharedRates, account: str, limit: RateLimit) -> None:
+        self._rates = rates
+        self._account = account
+        self._limit = limit
+        self._waiting: deque[_Turn] = deque()
+        self._running = 0
+        self._corrections: dict[int, int] = {}
+        self._owes = False
+        self._changed = asyncio.Event()
+        self._asker: asyncio.Task[None] | None = None
+
+    async def enter(self, tokens: int, notice: Callable[[Obstacle], None]) -> _Ticket:
+        """
+        Wait for a turn among the requests of all workers; cancelling the wait gives the turn to the next one.
+
+        Args:
+            tokens: How many the request is expected to use.
+            notice: Told once why the request waits, if it does.
+
+        Raises:
+            StepEngineError: when the database refuses to answer.
+        """
+        turn = _Turn(tokens)
+        self._waiting.append(turn)
+        self._wake()
+        try:
+            await turn.news.wait()
+            if turn.obstacle is None:
+                return await turn.ticket
+            notice(turn.obstacle)
+            async with self._rates.place_lent():
+                return await turn.ticket
+        except asyncio.CancelledError:
+            self._left(turn)
+            raise
+
+    def _left(self, turn: _Turn) -> None:
+        """Let a request go that no longer waits, whether or not it was let through meanwhile."""
+        ticket = turn.ticket
+        if ticket.done() and not ticket.cancelled() and ticket.exception() is None:
+            self.leave(ticket.result(), 0)
+            return
+        ticket.cancel()
+        with contextlib.suppress(ValueError):
+            self._waiting.remove(turn)
+        self._owes = True
+        self._wake()
+
+    def leave(self, ticket: _Ticket, used: int | None) -> None:
+        """Say that a request has ended and how many tokens it *used*; ``None`` when that is unknown."""
+        self._running -= 1
+        if used is not None and used != ticket.tokens and self._limit.tokens_per_minute is not None:
+            self._corrections[ticket.second] = self._corrections.get(ticket.second, 0) + used - ticket.tokens
+        if self._limit.max_concurrency is not None or self._corrections:
+            self._owes = True
+            self._wake(is_news=bool(self._waiting))
+
+    def _wake(self, *, is_news: bool = True) -> None:
+        if is_news:
+            self._changed.set()
+        if self._asker is None or self._asker.done():
+            self._asker = asyncio.create_task(self._ask_on())
+
+    async def _ask_on(self) -> None:
+        """Ask for as long as somebody waits, or something is to be told."""
+        try:
+            while self._waiting or self._owes:
+                if not self._waiting:
+                    # Whoever comes next takes it along.
+                    await self._quiet(LONGEST_LOOK if self._limit.max_concurrency is None else TELL_SECONDS)
+                self._changed.clear()
+                self._owes = False
+                pause = await self._asked()
+                if pause is not None:
+                    await self._quiet(pause)
+        except Exception as error:  # noqa: BLE001 - whoever waits has to be told, whatever it is
+            msg = f"the rate limit of {self._account!r}, which all workers share, cannot be looked at: {error}"
+            while self._waiting:
+                self._waiting.popleft().ends(StepEngineError(msg))
+
+    async def _quiet(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+
+    async def _asked(self) -> float | None:
+        """Ask once, and return how long to wait until it is asked again; ``None`` for at once."""
+        limit, now = self._limit, time.monotonic()
+        asked = list(self._waiting)[:AT_ONCE]
+        corrections, self._corrections = self._corrections, {}
+        let, second, obstacle, wait, ahead = await self._rates.ask(
+            self._account, self._running, [now - turn.since for turn in asked], [turn.tokens for turn in asked],
+            list(corrections), list(corrections.values()),
+            limit.requests_per_minute, limit.tokens_per_minute, limit.max_concurrency,
+        )  # fmt: skip
+        for turn in asked[:let]:
+            self._running += 1
+            ticket = _Ticket(second, turn.tokens)
+            if turn.ticket.cancelled():
+                self.leave(ticket, 0)
+                continue
+            self._waiting.remove(turn)
+            turn.ends(ticket)
+        if obstacle is None:
+            return None
+        for turn in self._waiting:
+            turn.is_held(Obstacle("queue") if turn is not self._waiting[0] else Obstacle(obstacle, wait))
+        pause: float = LOOK_SECONDS * (1 + ahead) if wait is None else max(wait, LOOK_SECONDS)
+        return min(LONGEST_LOOK, pause)
+
+    async def close(self) -> None:
+        """Ask no more."""
+        if self._asker is not None:
+            self._asker.cancel()
+            await asyncio.wait((self._asker,))

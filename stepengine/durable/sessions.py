@@ -1,0 +1,562 @@
+"""
+Sessions of durable runs: whose turn it is, what a turn goes on from, and what it leaves for the next one.
+
+The runs are all there is. A turn is a root run whose attributes name its session and its number. It stands in line, in a queue
+that no worker listens to, until every turn before it is over; then whoever sees that first puts it where workers take it from.
+Its first step records the end of the last turn, and that is what it goes on from, whoever executes it and however often.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+import attrs
+
+from stepengine.data.codec import bare, restored
+from stepengine.data.json import freeze
+from stepengine.data.state import RunResult
+from stepengine.data.usage import Usage
+from stepengine.durable.database import DatabaseAway, away, plain_connection, queue_name, unlocked
+from stepengine.durable.wire import Order, Reply
+from stepengine.errors import AnswerRejected, InputError, JournalError, StepEngineError
+from stepengine.sessions import Session, SessionInfo
+from stepengine.sessions.session import check_id
+
+__all__ = ("ENTERED", "SessionView", "Sessions", "TurnView", "begun", "left_by_turn", "line_name", "meant")
+
+ENTERED = "turn"
+"""The kind of the step that records what a turn goes on from."""
+LOOK_SECONDS = 0.1
+MOST_PAUSE = 1.0
+IDLE_SECONDS = 0.5
+LOCK = "select pg_advisory_lock(hashtextextended(%s, 0))"
+UNLOCK = "select pg_advisory_unlock(hashtextextended(%s, 0))"
+KNOWN = "select 1 from dbos.workflow_status where workflow_uuid = %s"
+TURNS = """
+    select workflow_uuid, status, attributes, queue_name, created_at, updated_at from dbos.workflow_status
+    where application_name = %s and attributes @> jsonb_build_object('session', %s::text)
+    order by (attributes->>'turn')::int, workflow_uuid
+"""
+IN_LINE = """
+    select distinct attributes->>'session' from dbos.workflow_status
+    where queue_name = %s and status = 'ENQUEUED' and application_name = %s
+"""
+SESSIONS = """
+    select distinct on (attributes->>'session')
+        attributes->>'session', (attributes->>'turn')::int, status, attributes->>'agent', updated_at
+    from dbos.workflow_status where application_name = %s and attributes ? 'session'
+    order by attributes->>'session', (attributes->>'turn')::int desc, workflow_uuid desc
+"""
+NOTHING: Mapping[str, Any] = {"turns": 0, "usage": bare(Usage()), "metadata": {}, "user_id": None, "rules": []}
+"""What the first turn of a session finds."""
+SENT = """
+    select message::json->>'of' from dbos.notifications
+    where destination_uuid = %s and message_uuid = %s and serialization = 'portable_json'
+"""
+
+
+class Stopped(Protocol):
+    """A run that is over, as the database knows it."""
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+
+    @property
+    def state(self) -> str:
+        """Its state."""
+
+    @property
+    def attributes(self) -> Mapping[str, Any]:
+        """What operators keep with it."""
+
+
+class Deployment(Protocol):
+    """What sessions need of an ``Operator``."""
+
+    client: Any
+    url: str
+    app: str
+    pool: str
+
+    async def rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        """Return what a statement selects."""
+
+    async def run(self, run: str, /) -> Stopped:
+        """Return one run."""
+
+    async def stuck(self, root: str, /) -> Sequence[Any]:
+        """Return what a tree waits for, if all of it waits for answers."""
+
+    async def replies(self, root: str, answers: Mapping[str, Any], *, of: str) -> Sequence[Reply]:
+        """Return the messages that answer open questions."""
+
+    async def send(self, reply: Reply, /) -> None:
+        """Send one of them."""
+
+    async def enqueue(
+        self, order: Order, *, release: str | None, queue: str | None, attributes: Mapping[str, Any] | None
+    ) -> None:
+        """Put an order on a queue, unless it is there."""
+
+
+def line_name(pool: str) -> str:
+    """Return the name of the queue in which turns of a pool stand in line; no worker listens to it."""
+    return f"se.{pool}.line"
+
+
+@attrs.frozen(kw_only=True)
+class TurnView:
+    """
+    One turn of a session.
+
+    Attributes:
+        run: The id of its root run.
+        number: Its place in the session; the first is 1.
+        state: That of the run; see ``RunView``. A message that became an answer is ``CANCELLED``, since it never ran.
+        agent: Its agent.
+        is_in_line: Whether it waits for a turn before it.
+        answered: The run whose question it answered; ``None`` for a turn that runs itself.
+        rejected: Why it is no answer to the question that waited; ``""`` for everything else.
+        is_held: Whether the session waits for it although it was interrupted, because it is moved to another release.
+        is_given_up: Whether the session goes on without it although it could be tried again.
+        pool: The pool that it was submitted to, while it is in line.
+        created: When it was submitted, milliseconds since 1970.
+        updated: When it was last changed.
+    """
+
+    run: str
+    number: int
+    state: str
+    agent: str = ""
+    is_in_line: bool = False
+    answered: str | None = None
+    rejected: str = ""
+    is_held: bool = False
+    is_given_up: bool = False
+    pool: str = ""
+    created: int = 0
+    updated: int = 0
+
+    @property
+    def place(self) -> tuple[int, str]:
+        """What says which of two turns is the earlier one."""
+        return self.number, self.run
+
+    @property
+    def blocks(self) -> bool:
+        """Whether later turns wait for it: it has not ended, or stopped without a result and may be tried again."""
+        if self.state == "CANCELLED":
+            return self.is_held
+        return self.state != "SUCCESS" and not self.is_given_up
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it has gone on from the turns before it, or may have."""
+        return not self.is_in_line and self.state != "CANCELLED"
+
+
+@attrs.frozen(kw_only=True)
+class SessionView:
+    """
+    A session at a glance.
+
+    Attributes:
+        id: Its id.
+        turns: The number of its last turn.
+        state: The state of that turn's run.
+        agent: That turn's agent.
+        updated: When that run was last changed, milliseconds since 1970.
+    """
+
+    id: str
+    turns: int
+    state: str
+    agent: str
+    updated: int
+
+
+@attrs.frozen(kw_only=True)
+class _Move:
+    """What can be done for the first turn in line: it begins, or it is what these replies say, or it is rejected."""
+
+    turn: TurnView
+    asking: str | None = None
+    replies: tuple[Reply, ...] = ()
+    problem: str = ""
+
+
+class Sessions:
+    """
+    The sessions of a deployment, seen from any process.
+
+    Args:
+        operator: The client that it is done with.
+    """
+
+    def __init__(self, operator: Deployment) -> None:
+        self._operator = operator
+        self._mine = asyncio.Lock()
+        self._own: Any = None
+
+    async def close(self) -> None:
+        """Give the connection back."""
+        own, self._own = self._own, None
+        if own is not None:
+            await own.close()
+
+    @contextlib.asynccontextmanager
+    async def _locked(self, session: str) -> AsyncIterator[None]:
+        """Be the only one in all processes who changes whose turn it is in a session."""
+        url, name = self._operator.url, f"stepengine-session:{self._operator.app}:{session}"
+        async with self._mine:
+            try:
+                await self._execute(LOCK, name)
+            except DatabaseAway:
+                # One that was kept does not know that the database was started again since.
+                await self.close()
+                await self._execute(LOCK, name)
+            try:
+                yield
+            finally:
+                try:
+                    with away(url):
+                        await self._own.execute(UNLOCK, (name,))
+                except BaseException:
+                    own, self._own = self._own, None
+                    await unlocked(own)
+                    raise
+
+    async def _execute(self, statement: str, *values: Any) -> None:
+        if self._own is None or self._own.closed or self._own.broken:
+            self._own = await plain_connection(self._operator.url)
+        with away(self._operator.url):
+            await self._own.execute(statement, values)
+
+    # --- looking ------------------------------------------------------------------------------------------------------
+
+    async def all(self) -> list[SessionView]:
+        """Return all sessions, in the order of their ids; raises ``DatabaseAway``."""
+        rows = await self._operator.rows(SESSIONS, self._operator.app)
+        return [
+            SessionView(id=name, turns=number, state=state, agent=agent, updated=updated or 0)
+            for name, number, state, agent, updated in rows
+        ]
+
+    async def turns(self, session: str) -> list[TurnView]:
+        """Return the turns of a session in their order, none for one that is not known; raises ``DatabaseAway``."""
+        return [_turn(row) for row in await self._operator.rows(TURNS, self._operator.app, session)]
+
+    async def load(self, session: str) -> Session:
+        """
+        Return a session as its last turn with a result left it, in the shape in which session stores have theirs.
+
+        One that is not known, or of which no turn has ended yet, has no messages. ``journal`` is the id of the run that has its
+        turn now.
+
+        Raises:
+            DatabaseAway: when the database cannot be reached.
+            SessionError: when the id is none.
+        """
+        turns = await self.turns(check_id(session))
+        empty = Session(info=SessionInfo(session_id=session))
+        if not turns:
+            return empty
+        under_way = next((turn for turn in turns if turn.blocks and not turn.is_in_line), None)
+        _, form = await self._result_of(reversed(turns))
+        info = attrs.evolve(
+            empty.info,
+            agent_id=turns[-1].agent,
+            created_at=_time(turns[0].created),
+            updated_at=_time(max([turn.updated for turn in turns])),
+        )
+        journal = None if under_way is None else under_way.run
+        if form is None:
+            return attrs.evolve(empty, info=info, journal=journal)
+        left, stored = form["session"], _state_of(form)
+        state = None if stored is None else restored(stored)
+        return Session(
+            info=attrs.evolve(info, status=form["status"], user_id=left["user_id"], metadata=left["metadata"]),
+            messages=empty.messages if state is None else state.message_history,
+            state=state,
+            turns=left["turns"],
+            journal=journal,
+            usage=restored(left["usage"]),
+            version=left["turns"],
+        )
+
+    async def rules(self, session: str) -> tuple[Mapping[str, Any], ...]:
+        """Return the rules that people made in a session by allowing something for good, as policy files have them."""
+        _, form = await self._result_of(reversed(await self.turns(session)))
+        return () if form is None else tuple(form["session"]["rules"])
+
+    async def last(self, session: str, before: int) -> tuple[str | None, Mapping[str, Any] | None]:
+        """Return the run and the stored result of the last turn with one whose number is lower than *before*."""
+        turns = await self.turns(session)
+        return await self._result_of(reversed([turn for turn in turns if turn.number < before]))
+
+    async def _result_of(self, turns: Any) -> tuple[str | None, Mapping[str, Any] | None]:
+        for turn in turns:
+            if turn.state != "SUCCESS":
+                continue
+            found = await self._operator.client.list_workflows_async(workflow_ids=[turn.run], load_input=False)
+            if found:
+                return turn.run, found[0].output
+        return None, None
+
+    # --- submitting ---------------------------------------------------------------------------------------------------
+
+    async def submit(self, order: Order, *, release: str | None = None) -> None:
+        """
+        Put a turn at the end of its session's line, and let it begin, or be an answer, if it can.
+
+        Raises:
+            AnswerRejected: when the session waits for an answer, and this is none.
+            DatabaseAway: when the database cannot be reached.
+            InputError: when the id of the session cannot be stored.
+            SessionError: when it is none.
+        """
+        session, operator = check_id(order.info.session_id or ""), self._operator
+        if "\0" in session:
+            msg = f"the session id {session!r} holds a NUL, which the database does not store"
+            raise InputError(msg, issues=("session_id",))
+        async with self._locked(session):
+            if not await operator.rows(KNOWN, order.root):
+                number = 1 + max([turn.number for turn in await self.turns(session)], default=0)
+                await operator.enqueue(
+                    attrs.evolve(order, turn=number),
+                    release=release,
+                    queue=line_name(order.pool),
+                    attributes={"session": session, "turn": number},
+                )
+            await self._moved(session)
+        view = await operator.run(order.root)
+        if view.attributes.get("rejected"):
+            raise AnswerRejected(view.attributes["rejected"])
+
+    # --- whose turn it is ---------------------------------------------------------------------------------------------
+
+    async def keep_moving(self) -> None:
+        """Let turns of this pool begin when it is theirs, until this is cancelled; a database that is away is waited for."""
+        pause = IDLE_SECONDS
+        while True:
+            try:
+                waiting = await self._operator.rows(IN_LINE, line_name(self._operator.pool), self._operator.app)
+                moved = [await self.advance(session) for (session,) in waiting]
+                pause = LOOK_SECONDS if any(moved) else min(2 * pause, MOST_PAUSE) if waiting else IDLE_SECONDS
+            except StepEngineError:
+                pause = MOST_PAUSE
+            await asyncio.sleep(pause)
+
+    async def advance(self, session: str) -> bool:
+        """Let the first turn in line begin if all before it are over, and so on; return whether any did."""
+        if await self._move(session) is None:
+            return False
+        async with self._locked(session):
+            return await self._moved(session)
+
+    async def _moved(self, session: str) -> bool:
+        moved = False
+        while (move := await self._move(session)) is not None and await self._done(move):
+            moved = True
+        return moved
+
+    async def _move(self, session: str) -> _Move | None:
+        """Return what can be done for the first turn in line; ``None`` while it has to wait."""
+        turns = await self.turns(session)
+        first = next((turn for turn in turns if turn.is_in_line), None)
+        if first is None:
+            return None
+        before = [turn for turn in turns if turn.blocks and turn.place < first.place]
+        if first.answered is not None:
+            # Whoever began to deliver it did not come to the end.
+            return await self._delivered_before(first)
+        if not before:
+            return _Move(turn=first)
+        return await self._answering(first, before[0]) if len(before) == 1 else None
+
+    async def _answering(self, turn: TurnView, asking: TurnView) -> _Move | None:
+        """Return how a turn answers what the one before it asks; ``None`` when that asks nothing, or somebody else."""
+        operator = self._operator
+        if asking.agent != turn.agent or asking.state != "PENDING":
+            return None
+        asked = await operator.stuck(asking.run)
+        if not asked:
+            return None
+        found = await operator.client.list_workflows_async(workflow_ids=[turn.run], load_output=False)
+        order = Order.of(found[0].input["args"][0])
+        given = dict(order.answers) or ({asked[0].questions[0].id: order.prompt} if order.prompt else {})
+        if not given or order.previous is not None:
+            return None
+        try:
+            replies = await operator.replies(asking.run, given, of=turn.run)
+        except AnswerRejected as error:
+            return _Move(turn=turn, problem=error.message)
+        return _Move(turn=turn, asking=asking.run, replies=tuple(replies))
+
+    async def _delivered_before(self, turn: TurnView) -> _Move:
+        view = await self._operator.run(turn.run)
+        replies = tuple([Reply(**reply) for reply in view.attributes["replies"]])
+        return _Move(turn=turn, asking=turn.answered, replies=replies)
+
+    async def _done(self, move: _Move) -> bool:
+        """Do what can be done for a turn; the same again changes nothing. Return whether the next one may have its turn."""
+        operator, turn = self._operator, move.turn
+        client = operator.client
+        if move.problem:
+            await client.update_workflow_attributes_async(turn.run, {"rejected": move.problem}, merge=True)
+            await client.cancel_workflow_async(turn.run)
+            return True
+        if not move.replies:
+            await client.resume_workflow_async(turn.run, queue_name=queue_name(turn.pool, 0))
+            return True
+        # Written down before it is sent, so that it is sent once whoever dies in between: each reply has a key of its own.
+        noted = {"answered": move.asking, "replies": [attrs.asdict(reply) for reply in move.replies]}
+        await client.update_workflow_attributes_async(turn.run, noted, merge=True)
+        for reply in move.replies:
+            await operator.send(reply)
+        if not await self._is_mine(move.replies[0]):
+            # Somebody else answered at the same moment.
+            forgotten = {"answered": None, "replies": None}
+            await client.update_workflow_attributes_async(turn.run, forgotten, merge=True)
+            return False
+        await client.cancel_workflow_async(turn.run)
+        return True
+
+    async def _is_mine(self, reply: Reply) -> bool:
+        rows = await self._operator.rows(SENT, reply.run, f"{reply.key}::{reply.run}")
+        return bool(rows) and rows[0][0] == reply.message["of"]
+
+    # --- turns that stopped -------------------------------------------------------------------------------------------
+
+    async def hold(self, view: Stopped) -> None:
+        """Let the session of a turn wait for it although it is cancelled; ``release`` ends that."""
+        if "turn" in view.attributes:
+            await self._operator.client.update_workflow_attributes_async(view.id, {"held": True}, merge=True)
+
+    async def give_up(self, view: Stopped) -> bool:
+        """Let the session of a turn that stopped without a result go on without it; return whether it is such a turn."""
+        if "turn" not in view.attributes or view.state not in ("ERROR", "MAX_RECOVERY_ATTEMPTS_EXCEEDED"):
+            return False
+        async with self._locked(view.attributes["session"]):
+            await self._operator.client.update_workflow_attributes_async(view.id, {"given_up": True}, merge=True)
+        return True
+
+    @contextlib.asynccontextmanager
+    async def again(self, view: Stopped) -> AsyncIterator[None]:
+        """
+        Let a turn that stopped be put back into its place.
+
+        Raises:
+            JournalError: when the session has gone on without it, or it was an answer.
+        """
+        if "turn" not in view.attributes:
+            yield
+            return
+        session = view.attributes["session"]
+        async with self._locked(session):
+            turns = await self.turns(session)
+            own = next((turn for turn in turns if turn.run == view.id), None)
+            if own is not None and (own.answered is not None or own.rejected):
+                msg = (
+                    f"the run {view.id!r} was a message to a run that waited for an answer, so it cannot be tried again"
+                )
+                raise JournalError(msg)
+            later = [turn.run for turn in turns if own is not None and turn.place > own.place and turn.has_begun]
+            if later:
+                msg = (
+                    f"the session {session!r} went on without the run {view.id!r}: {later[0]!r} has begun, so it cannot be tried "
+                    "again; submit it once more"
+                )
+                raise JournalError(msg)
+            yield
+            free = {"held": None, "given_up": None}
+            await self._operator.client.update_workflow_attributes_async(view.id, free, merge=True)
+
+
+def _turn(row: Sequence[Any]) -> TurnView:
+    run, state, attributes, queue, created, updated = row
+    _, _, rest = (queue or "").partition("se.")
+    pool, _, last = rest.rpartition(".")
+    return TurnView(
+        run=run,
+        number=attributes["turn"],
+        state=state,
+        agent=attributes.get("agent", ""),
+        is_in_line=state == "ENQUEUED" and last == "line",
+        answered=attributes.get("answered"),
+        rejected=attributes.get("rejected") or "",
+        is_held=bool(attributes.get("held")),
+        is_given_up=bool(attributes.get("given_up")),
+        pool=pool,
+        created=created or 0,
+        updated=updated or 0,
+    )
+
+
+def _time(milliseconds: int) -> datetime:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC)
+
+
+async def meant(operator: Deployment, run: str) -> str:
+    """Return the run whose result and events are those of *run*: itself, or the one that it answered."""
+    attributes = (await operator.run(run)).attributes
+    answered: str = attributes.get("answered") or run
+    return answered
+
+
+# --- what a turn goes on from, and what it leaves -----------------------------------------------------------------------
+
+
+async def looked_back(sessions: Sessions, order: Order) -> dict[str, Any]:
+    """Return what a turn goes on from, as it is recorded."""
+    session = order.info.session_id or ""
+    after = form = None
+    is_known = False
+    while not is_known:
+        try:
+            after, form = await sessions.last(session, order.turn)
+            is_known = True
+        except DatabaseAway:
+            await asyncio.sleep(MOST_PAUSE)
+    if form is None:
+        return {"after": None, "state": None, "session": NOTHING}
+    return {"after": after, "state": _state_of(form), "session": form["session"]}
+
+
+def _state_of(form: Mapping[str, Any]) -> Any:
+    """Return the state that the next turn goes on from: what a turn came to, or where it began when a hook refused it."""
+    left = form["session"]
+    return left["state"] if "state" in left else form["state"]
+
+
+def begun(order: Order, found: Mapping[str, Any]) -> Order:
+    """Return the order of a turn with what it goes on from; a state that it was given stands above that of the session."""
+    stored = found["state"]
+    return attrs.evolve(
+        order,
+        previous=order.previous or (None if stored is None else restored(stored)),
+        rules=tuple(map(freeze, found["session"]["rules"])),
+        before=found,
+    )
+
+
+def left_by_turn(order: Order, result: RunResult[Any], rules: Sequence[Any], *, began: bool) -> dict[str, Any]:
+    """Return what a turn leaves for the next one beside its state; one that did not begin leaves what it found."""
+    assert order.before is not None  # noqa: S101 - it has entered its session
+    before = order.before["session"]
+    if not began:
+        return {**before, "state": order.before["state"], "is_saved": False}
+    usage: Usage = restored(before["usage"])
+    return {
+        "turns": before["turns"] + 1,
+        "usage": bare(usage + result.usage),
+        "metadata": {**before["metadata"], **order.info.metadata},
+        "user_id": order.info.user_id or before["user_id"],
+        "rules": list(rules),
+        "is_saved": True,
+    }

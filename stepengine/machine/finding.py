@@ -1,0 +1,99 @@
+"""
+The search of tools that a model is not shown: ``find_tools`` is offered for them, and what it finds is sent from then on.
+
+A search goes by what the run has and by nothing else, so that a repeated run finds the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+
+import attrs
+
+from stepengine.data.messages import ToolReferencePart, ToolResult
+from stepengine.data.tools import FIND_TOOLS, Control, ToolBinding, ToolSpec
+from stepengine.errors import DefinitionError
+
+__all__ = ("found", "shown_first", "with_finder")
+
+MOST = 5
+"""How many tools one search gives."""
+WORDS = 50
+"""Of a query; each is looked for in the text of every tool."""
+SHORT = 4
+"""Words of fewer letters count as whole words only."""
+MOST_CHARS = 4_000
+"""Of a query."""
+BETWEEN = re.compile(r"[\W_]+")
+NAMED = 200
+"""Of how many tools the names stand in the description of ``find_tools``."""
+
+
+def with_finder(offered: Mapping[str, ToolSpec], bindings: Mapping[str, ToolBinding]) -> Mapping[str, ToolSpec]:
+    """
+    Return *offered*, and ``find_tools`` behind where some are to be searched for; its description names those.
+
+    Raises:
+        DefinitionError: when another tool has that name.
+    """
+    hidden = tuple([name for name, spec in offered.items() if spec.defer_loading])
+    binding = bindings.get(FIND_TOOLS)
+    if not hidden or binding is None:
+        return offered
+    if binding.runs != Control("find_tools"):
+        msg = (
+            f"the tool {hidden[0]!r} has defer_loading=True and is found by {FIND_TOOLS!r}, but there is another tool of that "
+            "name; rename it"
+        )
+        raise DefinitionError(msg)
+    others = {name: spec for name, spec in offered.items() if name != FIND_TOOLS}
+    return {**others, FIND_TOOLS: _finder(binding.spec, hidden)}
+
+
+def _finder(spec: ToolSpec, hidden: tuple[str, ...]) -> ToolSpec:
+    return attrs.evolve(spec, description=_described(spec.description, hidden))
+
+
+@lru_cache(64)
+def _described(description: str, hidden: tuple[str, ...]) -> str:
+    more = f", and {len(hidden) - NAMED} more" if len(hidden) > NAMED else ""
+    return f"{description}\nThe tools: {', '.join(hidden[:NAMED])}{more}"
+
+
+def shown_first(offered: Iterable[str], known: Mapping[str, ToolBinding]) -> list[str]:
+    """Return the names of *offered* tools that a model is shown anyway."""
+    return [name for name in offered if name not in known or not known[name].spec.defer_loading]
+
+
+def found(offered: Mapping[str, ToolSpec], query: str) -> ToolResult:
+    """Return which of the hidden tools have most of the words of *query*: rare ones count for more, and in the name for double."""
+    hidden = [spec for spec in offered.values() if spec.defer_loading]
+    asked = _plain(query[:MOST_CHARS])
+    exact = [spec for spec in hidden if _plain_kept(spec.name) == asked]
+    words = [f" {word} " if len(word) < SHORT else word for word in dict.fromkeys(asked.split())][:WORDS]
+    texts = [
+        (_plain_kept(spec.name), _plain_kept(f"{spec.name} {spec.description}"), spec.name) for spec in exact or hidden
+    ]
+    weights = {
+        word: len(texts) // holding for word in words if (holding := sum([word in text for _, text, _ in texts]))
+    }
+    scored = sorted(
+        [
+            (-sum([weight * (1 + (word in title)) for word, weight in weights.items() if word in text]), name)
+            for title, text, name in texts
+        ]
+    )
+    best = [name for score, name in scored if score * 2 <= scored[0][0] and score][:MOST]
+    if not best:
+        return ToolResult.text("No tool has any of these words. Other words may find one; the same will not.")
+    return ToolResult.parts([ToolReferencePart(name) for name in best])
+
+
+def _plain(text: str) -> str:
+    """Return the letters and digits of *text* in lower case, with single blanks between words and around them."""
+    return f" {BETWEEN.sub(' ', text.casefold()).strip()} "
+
+
+_plain_kept = lru_cache(4_096)(_plain)

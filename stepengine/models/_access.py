@@ -1,0 +1,406 @@
+"""
+How requests are let into a cloud: by a region or a project, and by credentials that are no key of ours.
+
+What the environment says is read as the clouds' own SDKs read it, when it is first needed; their packages are imported then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, TypeAlias
+from urllib.parse import urlsplit
+from weakref import WeakKeyDictionary
+
+from stepengine.errors import MissingKey, ModelError
+from stepengine.models.keys import KEY_HOSTS, Credentials, Secret, first_set, given_to, printable
+
+__all__ = (
+    "AZURE_TOKEN",
+    "ENTRA_SCOPE",
+    "ENTRA_SIGNS",
+    "ENTRA_TOLD",
+    "Access",
+    "AwsAccess",
+    "GoogleAccess",
+    "TokenSource",
+    "check_host",
+    "entra_source",
+    "unusable",
+)
+
+TokenSource: TypeAlias = Callable[[], str | Awaitable[str]]
+"""A function without arguments that gives a token for the next request; it may be asynchronous."""
+
+AWS_BEARER = "AWS_BEARER_TOKEN_BEDROCK"
+AWS_SIGNS = (
+    *(AWS_BEARER, "AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE"),
+    *("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI"),
+)
+AWS_FILES = {"AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials", "AWS_CONFIG_FILE": "~/.aws/config"}
+AWS_REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
+GOOGLE_CREDENTIALS = "GOOGLE_APPLICATION_CREDENTIALS"
+GOOGLE_PROJECTS = ("GOOGLE_CLOUD_PROJECT", "ANTHROPIC_VERTEX_PROJECT_ID")
+GOOGLE_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+ANYWHERE = "global"
+AZURE_TOKEN = "AZURE_OPENAI_AD_TOKEN"  # noqa: S105 - the name of a variable
+ENTRA_SIGNS = ("AZURE_CLIENT_ID", "AZURE_TENANT_ID", "IDENTITY_ENDPOINT", "AZURE_TOKEN_CREDENTIALS")
+"""What is set where Entra ID lets in: a principal or a workload, a managed identity, or the word which of them is to be used."""
+ENTRA_SCOPE = "https://ai.azure.com/.default"
+ENTRA_TOLD = "The request carried a token of Entra ID."
+SAID = 500
+
+
+class Access(ABC):
+    """How requests are let into one cloud."""
+
+    variables: Sequence[str] = ()
+    """The environment variables in which credentials are usually found."""
+
+    @property
+    @abstractmethod
+    def is_given(self) -> bool:
+        """Whether credentials were given, so that whoever gave them knows where they go."""
+
+    @abstractmethod
+    def check(self, provider: str) -> Credentials:
+        """
+        Return where the credentials of *provider* come from.
+
+        Raises:
+            MissingKey: when there is no sign of any.
+            ModelError: when a package or a setting is missing.
+        """
+
+    @abstractmethod
+    def errors(self) -> tuple[type[Exception], ...]:
+        """Return what the cloud's packages raise when credentials cannot be had."""
+
+
+def check_host(provider: str, access: Access, url: str, home: str | None) -> None:
+    """
+    Let credentials that the environment holds go to the cloud's own *home* and to trusted hosts only (SC12).
+
+    Raises:
+        MissingKey: when they would go elsewhere.
+    """
+    host = urlsplit(url).hostname or ""
+    own = [name.strip().lower() for name in os.environ.get(KEY_HOSTS, "").split(",")]
+    if access.is_given or host in own or (home is not None and host == urlsplit(home).hostname):
+        return
+    msg = (
+        f"the address of {provider!r} is {host!r}, and what the environment holds for the cloud is not sent elsewhere by "
+        f"itself. Give the credentials as arguments, or trust the host with {KEY_HOSTS}={host}"
+    )
+    raise MissingKey(msg, kind="missing_key")
+
+
+def unusable(provider: str, model: str, error: BaseException, repair: str) -> ModelError:
+    """Return what to raise when the packages of a cloud found no credentials, or could not renew them."""
+    why = printable(f"{type(error).__name__}: {error}", SAID)
+    msg = f"{provider} has no credentials that can be used for {model!r}: {why} {repair}"
+    return MissingKey(msg, kind="credentials", retryable=bool(getattr(error, "retryable", False)))
+
+
+def needs(provider: str, package: str, extra: str) -> None:
+    """Raise ``ModelError`` when *package* is not installed, naming what brings it."""
+    if find_spec(package) is None:
+        msg = f"the package {package!r} is not installed, which {provider!r} needs: pip install 'stepengine[{extra}]'"
+        raise ModelError(msg, kind="missing_sdk")
+
+
+# --- Amazon -----------------------------------------------------------------------------------------------------------
+
+
+class AwsAccess(Access):
+    """
+    Into Amazon Bedrock: by a key of Bedrock's own, or by requests signed with AWS credentials.
+
+    Args:
+        provider: The provider's name.
+        region: The region; by default from the environment or the profile.
+        profile: A profile of AWS's configuration files.
+        access_key: The id of an access key.
+        secret_key: The access key itself.
+        session_token: What belongs to a temporary access key.
+        api_key: A key of Bedrock's own.
+
+    Raises:
+        ModelError: when an access key is given by half.
+    """
+
+    variables = (AWS_BEARER, "AWS_ACCESS_KEY_ID", "AWS_PROFILE")
+
+    def __init__(
+        self,
+        provider: str,
+        *,
+        region: str | None,
+        profile: str | None,
+        access_key: str | None,
+        secret_key: str | Secret | None,
+        session_token: str | Secret | None,
+        api_key: str | Secret | None,
+    ) -> None:
+        if (access_key is None) != (secret_key is None):
+            msg = f"{provider!r} was given half of an access key: access_key= and secret_key= belong together"
+            raise ModelError(msg, kind="settings")
+        self._region = region
+        self._profile = profile
+        self._access_key = access_key
+        self._secret_key = _secret(provider, secret_key, "secret_key")
+        self._session_token = _secret(provider, session_token, "session_token")
+        self._api_key = _secret(provider, api_key, "api_key")
+
+    @property
+    def is_given(self) -> bool:
+        """Whether a key or a profile was given."""
+        return any(one is not None for one in (self._api_key, self._access_key, self._profile))
+
+    def check(self, provider: str) -> Credentials:
+        """Return where the credentials come from; those that only AWS's packages find are looked for with the first request."""
+        bearer = self.bearer()
+        if not (self.is_given or first_set((*AWS_SIGNS, *AWS_REGIONS)) or any(map(_is_file, AWS_FILES.items()))):
+            msg = (
+                f"there are no AWS credentials for {provider!r}: set AWS_REGION and {AWS_BEARER}, or AWS_ACCESS_KEY_ID and "
+                "AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or pass BedrockProvider(region=..., profile=...)"
+            )
+            raise MissingKey(msg, kind="missing_key")
+        if bearer is None:
+            needs(provider, "boto3", "bedrock")
+        if self.region() is None:
+            msg = (
+                f"{provider!r} has no region: set AWS_REGION, such as AWS_REGION=us-east-1, name one in the profile, or pass "
+                "BedrockProvider(region=...)"
+            )
+            raise ModelError(msg, kind="missing_region")
+        named = "a key of Bedrock" if bearer is not None else self._named()
+        return Credentials(bearer, "AWS", told=f"Requests went to {self.region()} with {named}.")
+
+    def _named(self) -> str:
+        if self._access_key is not None:
+            return "the access key that was given"
+        if self._profile is not None:
+            return f"the profile {self._profile!r}"
+        found = first_set(AWS_SIGNS)
+        return f"credentials from {found}" if found else "the credentials that AWS's packages found"
+
+    def bearer(self) -> Secret | None:
+        """Return the key of Bedrock's own; ``None`` when requests are to be signed."""
+        if self._api_key is not None or self._access_key is not None or self._profile is not None:
+            return self._api_key
+        return _secret("bedrock", os.environ.get(AWS_BEARER, "").strip() or None, "api_key")
+
+    def region(self) -> str | None:
+        """Return the region, as far as it is known; a profile's own is looked up where nothing else says one."""
+        variable = first_set(AWS_REGIONS)
+        if self._region is not None or variable is not None:
+            return self._region or os.environ[variable or ""].strip()
+        if find_spec("botocore") is None:
+            return None
+        from botocore.exceptions import BotoCoreError
+        from botocore.session import Session
+
+        try:
+            return Session(profile=self._profile).get_config_variable("region") or None
+        except BotoCoreError:
+            return None
+
+    def keys(self) -> dict[str, str | None]:
+        """
+        Return the access key and the profile to sign with: those that were given, else the access key of the environment.
+
+        The latter is named, although AWS's packages would find it, because they keep what they found for ever.
+        """
+        access_key, secret, token = self._access_key, self._secret_key, self._session_token
+        if access_key is None and self._profile is None and first_set(("AWS_ACCESS_KEY_ID",)):
+            access_key = os.environ["AWS_ACCESS_KEY_ID"].strip()
+            secret = _secret("aws", os.environ.get("AWS_SECRET_ACCESS_KEY", "").strip() or None, "secret_key")
+            token = _secret("aws", os.environ.get("AWS_SESSION_TOKEN", "").strip() or None, "session_token")
+        if secret is None:
+            return {"profile": self._profile}
+        shown = None if token is None else token.reveal()
+        return {"access_key": access_key, "secret_key": secret.reveal(), "session_token": shown}
+
+    def errors(self) -> tuple[type[Exception], ...]:
+        """Return what boto3 and the SDK's signing raise."""
+        found = sys.modules.get("botocore.exceptions")
+        return (RuntimeError,) if found is None else (RuntimeError, found.BotoCoreError)
+
+
+def _is_file(names: tuple[str, str]) -> bool:
+    variable, usual = names
+    return Path(os.environ.get(variable) or usual).expanduser().is_file()
+
+
+def _secret(provider: str, value: str | Secret | None, member: str) -> Secret | None:
+    found = Secret(value.strip()) if isinstance(value, str) else value
+    given_to(provider, found, member)
+    return found
+
+
+# --- Google -----------------------------------------------------------------------------------------------------------
+
+
+class GoogleAccess(Access):
+    """
+    Into Vertex AI: by Google's credentials, which give a token for a while, in a project and a place.
+
+    Args:
+        provider: The provider's name.
+        project: The project; by default from the environment, else that of the credentials.
+        location: The place, such as ``"us-east5"``; by default from the environment, else ``"global"``.
+        credentials: Credentials of ``google-auth``, or a token; by default those that ``google-auth`` finds.
+    """
+
+    variables = (GOOGLE_CREDENTIALS, *GOOGLE_PROJECTS)
+
+    def __init__(self, provider: str, *, project: str | None, location: str | None, credentials: Any) -> None:
+        self._provider = provider
+        self._project = project
+        self._location = location
+        self._credentials = credentials
+        self._is_given = credentials is not None
+        self._finding: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
+        if isinstance(credentials, str | Secret):
+            self._credentials = _secret(provider, credentials, "access_token")
+
+    @property
+    def is_given(self) -> bool:
+        """Whether credentials were given."""
+        return self._is_given
+
+    def check(self, provider: str) -> Credentials:
+        """Return where the credentials come from; those of ``google-auth`` are looked for with the first request."""
+        folder = Path(os.environ.get("CLOUDSDK_CONFIG") or "~/.config/gcloud").expanduser()
+        saved = folder / "application_default_credentials.json"
+        found = first_set(self.variables)
+        if not (self.is_given or self._project or found or saved.is_file()):
+            msg = (
+                f"there are no Google Cloud credentials for {provider!r}: set GOOGLE_CLOUD_PROJECT, and {GOOGLE_CREDENTIALS} or "
+                "run `gcloud auth application-default login`, or pass VertexProvider(project=..., credentials=...)"
+            )
+            raise MissingKey(msg, kind="missing_key")
+        if self.is_given and self.project is None:
+            raise self._without_project()
+        needs(provider, "google.auth", "vertex")
+        source = "the credentials that were given" if self.is_given else "the credentials that google-auth found"
+        return Credentials(None, "Google", told=f"Requests went to the project {self.project!r} with {source}.")
+
+    @property
+    def project(self) -> str | None:
+        """The project, as far as it is known."""
+        variable = first_set(GOOGLE_PROJECTS)
+        own = getattr(self._credentials, "project_id", None)
+        return self._project or (os.environ[variable].strip() if variable else None) or (str(own) if own else None)
+
+    def location(self, *variables: str) -> str:
+        """Return the place: what was given, else what one of *variables* says."""
+        variable = first_set(variables)
+        return self._location or (os.environ[variable].strip() if variable else ANYWHERE)
+
+    @property
+    def credentials(self) -> Any:
+        """The credentials, once they were found."""
+        if isinstance(self._credentials, Secret):
+            from google.oauth2.credentials import Credentials as Token
+
+            self._credentials = Token(self._credentials.reveal())  # type: ignore[no-untyped-call]
+        return self._credentials
+
+    async def find(self, model: str) -> None:
+        """
+        Let ``google-auth`` look for credentials, unless there are some; it reads files and may ask the machine's host.
+
+        Raises:
+            MissingKey: when there are none.
+            ModelError: when it is not known in which project.
+        """
+        lock = self._finding.setdefault(asyncio.get_running_loop(), asyncio.Lock())
+        async with lock:
+            if self._credentials is None:
+                self.check(self._provider)
+                await self._found(model)
+        if self.project is None:
+            raise self._without_project()
+
+    async def _found(self, model: str) -> None:
+        import google.auth
+
+        failure: BaseException
+        try:
+            credentials, project = await asyncio.to_thread(google.auth.default, scopes=[GOOGLE_SCOPE])
+        except self.errors() as error:
+            failure = unusable(self._provider, model, error, f"Look at {GOOGLE_CREDENTIALS}.")
+        else:
+            self._credentials = credentials
+            self._project = self.project or project
+            return
+        raise failure
+
+    def _without_project(self) -> ModelError:
+        msg = f"{self._provider!r} has no project: set GOOGLE_CLOUD_PROJECT, or pass VertexProvider(project=...)"
+        return ModelError(msg, kind="missing_project")
+
+    def errors(self) -> tuple[type[Exception], ...]:
+        """Return what ``google-auth`` raises."""
+        from google.auth.exceptions import GoogleAuthError
+
+        return (GoogleAuthError,)
+
+
+# --- Microsoft --------------------------------------------------------------------------------------------------------
+
+
+def entra_source(provider: str, given: TokenSource | None, scope: str) -> TokenSource | None:
+    """
+    Return what gives tokens of Entra ID for *scope*: *given*, else by what the environment says; ``None`` when it says nothing.
+
+    Each token is kept out of all that is written, and failures of the source are ``ModelError``.
+
+    Raises:
+        ModelError: when the environment tells of credentials and the package that reads them is missing.
+    """
+    source = given
+    if source is None and (token := os.environ.get(AZURE_TOKEN, "").strip()):
+        source = lambda: token  # noqa: E731 - a function of one value
+    if source is None and first_set(ENTRA_SIGNS):
+        needs(provider, "azure.identity" if find_spec("azure") else "azure", "azure")
+        source = _default_credentials(scope)
+    return None if source is None else _told(provider, source)
+
+
+def _default_credentials(scope: str) -> TokenSource:
+    made: list[Callable[[], str]] = []
+
+    async def token() -> str:
+        if not made:
+            from azure.identity import DefaultAzureCredential, get_bearer_token_provider
+
+            made.append(get_bearer_token_provider(DefaultAzureCredential(), scope))
+        return await asyncio.to_thread(made[0])
+
+    return token
+
+
+def _told(provider: str, source: TokenSource) -> TokenSource:
+    async def token() -> str:
+        failure: BaseException
+        try:
+            value = source()
+            found: Any = await value if inspect.isawaitable(value) else value
+            if isinstance(found, str) and found:
+                given_to(provider, Secret(found), "access_token")
+                return found
+            failure = TypeError(f"the source of tokens gave a {type(found).__name__} and no text")
+        except Exception as error:  # noqa: BLE001 - whatever a source of the user's does
+            failure = error
+        raise unusable(provider, f"{provider}/...", failure, f"Look at {', '.join(ENTRA_SIGNS)}.") from None
+
+    return token

@@ -1,0 +1,115 @@
+"""
+Events of an AWS event stream from bytes, however they are cut: what Bedrock streams replies in (providers PV91).
+
+A message is its length, the length of its headers, a checksum of both, the headers, the payload, a checksum of all. A payload
+holds an event of the model's own wire as base64; a message of another kind says that the reply failed.
+"""
+
+from __future__ import annotations
+
+import struct
+from base64 import b64decode
+from collections.abc import Iterator
+from zlib import crc32
+
+from stepengine.models._failures import Call, protocol_failure
+from stepengine.models._json import object_at, read_json, text_at
+from stepengine.models._wire import encoded
+
+__all__ = ("AWS_STREAM", "AWSParser")
+
+AWS_STREAM = "application/vnd.amazon.eventstream"
+
+PRELUDE, CHECKSUM = 12, 4
+MOST = 24 * 1024 * 1024
+"""Bytes of a message, as AWS limits them."""
+TEXT = 7
+SIZES = {0: 0, 1: 0, 2: 1, 3: 2, 4: 4, 5: 8, 8: 8, 9: 16}
+"""Bytes of a header's value by its type, where that has a length of its own."""
+
+
+class AWSParser:
+    """Takes pieces of a body and gives whole events as ``(name, data)``, as they would come from the wire itself."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._bytes = bytearray()
+
+    @property
+    def tail(self) -> bytes:
+        """The bytes of a message that began and has not ended; empty between messages."""
+        return bytes(self._bytes)
+
+    def feed(self, chunk: bytes) -> list[tuple[str, bytes]]:
+        """
+        Return the events that *chunk* completes.
+
+        Raises:
+            ModelError: for what is no event stream, and for a message that was changed on the way.
+        """
+        self._bytes += chunk
+        try:
+            return self._events()
+        except (ValueError, TypeError, IndexError, struct.error) as error:
+            what = f"{type(error).__name__}: {error}"
+        raise protocol_failure(self._call, what)
+
+    def _events(self) -> list[tuple[str, bytes]]:
+        events, start = [], 0
+        while len(self._bytes) - start >= PRELUDE:
+            size, headers, check = struct.unpack_from(">III", self._bytes, start)
+            if crc32(self._bytes[start : start + PRELUDE - CHECKSUM]) != check:
+                msg = "the beginning of a message of the event stream does not fit its checksum"
+                raise ValueError(msg)
+            if not PRELUDE + headers + CHECKSUM <= size <= MOST:
+                msg = f"a message of the event stream says that it has {size} bytes, and {headers} of headers"
+                raise ValueError(msg)
+            if len(self._bytes) - start < size:
+                break
+            message = bytes(self._bytes[start : start + size])
+            start += size
+            event = _event(message, headers)
+            if event is not None:
+                events.append(event)
+        del self._bytes[:start]
+        return events
+
+
+def _event(message: bytes, headers: int) -> tuple[str, bytes] | None:
+    """Return the event in a whole message; ``None`` when it holds none."""
+    body, check = message[:-CHECKSUM], message[-CHECKSUM:]
+    if crc32(body).to_bytes(CHECKSUM, "big") != check:
+        msg = "a message of the event stream does not fit its checksum"
+        raise ValueError(msg)
+    named = dict(_headers(message[PRELUDE : PRELUDE + headers]))
+    payload = body[PRELUDE + headers :]
+    kind = named.get(":message-type", "event")
+    if kind == "event":
+        if named.get(":event-type") != "chunk":
+            return None
+        data = b64decode(text_at(object_at({"chunk": read_json(payload)}, "chunk"), "bytes"), validate=True)
+        return text_at(read_json(data), "type"), data
+    if kind == "exception":
+        said = text_at(object_at({"said": read_json(payload)}, "said"), "message") if payload else ""
+        problem = {"type": named.get(":exception-type", kind), "message": said}
+    else:
+        problem = {"type": named.get(":error-code", kind), "message": named.get(":error-message", "")}
+    return "error", encoded({"type": "error", "error": problem})
+
+
+def _headers(block: bytes) -> Iterator[tuple[str, str]]:
+    """Give the headers that are texts; struct and index errors say that a block is none."""
+    at = 0
+    while at < len(block):
+        name = block[at + 1 : at + 1 + block[at]].decode()
+        at += 1 + block[at]
+        kind = block[at]
+        at += 1
+        if kind in SIZES:
+            at += SIZES[kind]
+            continue
+        (size,) = struct.unpack_from(">H", block, at)
+        value = block[at + 2 : at + 2 + size]
+        at += 2 + size
+        if kind == TEXT:
+            yield name, value.decode()

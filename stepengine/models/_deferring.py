@@ -1,0 +1,143 @@
+"""
+Tools that a model is not shown at first: which of a request's tools a wire sends in full, and which only as hidden ones.
+
+Everything goes by the conversation that is sent: what a search found or a call named in it is known, whoever made it. So the
+same conversation always sends the same tools, and what was sent once stays where it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import attrs
+
+from stepengine.data.messages import Message, OpaquePart, ToolCallPart, ToolReferencePart
+from stepengine.data.models import ModelRequest
+from stepengine.data.tools import FIND_TOOLS, ToolSpec
+from stepengine.models._reply import seen, word_at
+from stepengine.models._wire import tool_choice_of
+
+__all__ = ("SEARCH", "arranged", "hidden_names", "is_search", "loaded_by", "referred")
+
+SEARCH = "tool_search"
+"""Our word for a provider's own search of tools."""
+LOADS = frozenset({"tool_search_tool_result", "tool_search_output"})
+REMEMBERED = 1_000
+
+Names = tuple[str, ...]
+
+
+def is_search(data: Mapping[str, Any]) -> bool:
+    """Return whether a part of a provider's own tells of its search of tools."""
+    return SEARCH in word_at(data, "type") or word_at(data, "name").startswith(SEARCH)
+
+
+def loaded_by(data: Mapping[str, Any]) -> list[str]:
+    """Return the names of the tools that a part of a provider's own search gave."""
+    if word_at(data, "type") not in LOADS:
+        return []
+    tools = [*seen(data, "tools"), *[inner for tool in seen(data, "tools") for inner in seen(tool, "tools")]]
+    references = seen(data, "content", "tool_references")
+    return [word_at(tool, "name") for tool in tools] + [word_at(one, "tool_name") for one in references]
+
+
+def referred(message: Message) -> Names:
+    """Return the names of the tools that a result refers to."""
+    return tuple([part.tool_name for part in message.content if type(part) is ToolReferencePart])
+
+
+@attrs.frozen
+class _Known:
+    """
+    What a conversation tells of tools, in the order in which it does.
+
+    Attributes:
+        named: Those that were found or called.
+        shown: Those of them that the conversation itself shows to a model whose provider searches.
+    """
+
+    named: Names = ()
+    shown: Names = ()
+
+    def after(self, message: Message, provider: str) -> _Known:
+        """Return what is known behind *message*; of what providers keep for themselves only that of *provider* counts."""
+        named, shown = [], []
+        for part in message.content:
+            if type(part) is ToolCallPart:
+                named.append(part.tool_name)
+            elif type(part) is ToolReferencePart:
+                shown.append(part.tool_name)
+            elif type(part) is OpaquePart and part.provider == provider:
+                shown += loaded_by(part.data)
+        if not (named or shown):
+            return self
+        return _Known(_joined(self.named, [*shown, *named]), _joined(self.shown, shown))
+
+
+def _joined(known: Names, more: Iterable[str]) -> Names:
+    fresh = [name for name in dict.fromkeys(more) if name not in known]
+    return (*known, *fresh) if fresh else known
+
+
+NOTHING = _Known()
+
+
+def _known(request: ModelRequest, provider: str) -> _Known:
+    key = ("tools", provider)
+    found = request.messages.fold(key, lambda known, message: known.after(message, provider), NOTHING)
+    for message in request.tail:
+        found = found.after(message, provider)
+    return found
+
+
+def arranged(request: ModelRequest, provider: str, *, searches: bool) -> ModelRequest:
+    """
+    Return *request*, which has hidden tools, with those that are to be sent; what still has ``defer_loading`` is sent as hidden.
+
+    Args:
+        request: What is asked.
+        provider: Whose own search counts.
+        searches: Whether the provider searches by itself. Else what is known is sent in full, behind ``find_tools`` and in the
+            order in which it came to be known, so that what stands before it in a prompt stays the same.
+    """
+    tools = request.tools
+    hidden = {tool.name: tool for tool in tools if tool.defer_loading}
+    if not any(tool.name == FIND_TOOLS for tool in tools):
+        return attrs.evolve(request, tools=tuple([_in_full(tool) for tool in tools]))
+    known, choice = _known(request, provider), tool_choice_of(request)
+    given = [name for name in known.named if not searches or name not in known.shown]
+    in_full = [_in_full(hidden.pop(name)) for name in _joined((), [*given, choice or ""]) if name in hidden]
+    plain = [tool for tool in tools if not tool.defer_loading and not (searches and tool.name == FIND_TOOLS)]
+    return attrs.evolve(request, tools=(*plain, *in_full, *(hidden.values() if searches else ())))
+
+
+def hidden_names(request: ModelRequest) -> frozenset[str] | None:
+    """
+    Return the names of the tools that a request has as hidden ones.
+
+    ``None`` when it has none and its author gives tools in the wire's own words, so that nobody knows what is searched for.
+    """
+    names = [tool.name for tool in request.tools if tool.defer_loading]
+    extra = request.settings.extra
+    if names or not extra:
+        return frozenset(names)
+    body = extra.get("body")
+    return None if "tools" in extra or (isinstance(body, Mapping) and "tools" in body) else frozenset()
+
+
+def _in_full(spec: ToolSpec) -> ToolSpec:
+    """Return *spec* without ``defer_loading``, the same object for the same tool."""
+    if not spec.defer_loading:
+        return spec
+    known = _shown.get(id(spec))
+    if known is not None and known[0] is spec:
+        return known[1]
+    if len(_shown) >= REMEMBERED:
+        _shown.clear()
+    plain = attrs.evolve(spec, defer_loading=False)
+    _shown[id(spec)] = (spec, plain)
+    return plain
+
+
+_shown: dict[int, tuple[ToolSpec, ToolSpec]] = {}

@@ -1,0 +1,614 @@
+"""
+Models of others in the clouds: Claude and OpenAI's on Amazon Bedrock, Claude and Gemini on Vertex AI, Claude on Foundry.
+
+The wires are those of the models' makers. The SDKs' own clients supply address and authentication; what a cloud wants in the
+path or the body instead is said here, so that the encoded conversation goes out as it is.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
+from typing import Any, Literal
+from urllib.parse import quote
+
+import attrs
+
+from stepengine.data.models import ModelDelta, ModelReply, ModelRequest
+from stepengine.errors import ModelError
+from stepengine.models._access import (
+    ENTRA_SCOPE,
+    ENTRA_TOLD,
+    Access,
+    AwsAccess,
+    GoogleAccess,
+    TokenSource,
+    check_host,
+    entra_source,
+    unusable,
+)
+from stepengine.models._failures import Call
+from stepengine.models._http import NO_KEY, Body, HttpProvider
+from stepengine.models._reading import Exchange, Timeouts
+from stepengine.models.anthropic import AnthropicProvider
+from stepengine.models.anthropic.request import Site
+from stepengine.models.base import ModelInfo, Provider, ProviderSettings
+from stepengine.models.google import GoogleProvider, sending
+from stepengine.models.keys import Credentials, Secret, base_url_for, given_to
+from stepengine.models.openai import OpenAIProvider
+from stepengine.models.presets import OPENAI
+
+__all__ = ("BedrockProvider", "FoundryProvider", "VertexProvider")
+
+RUNTIME = Site(
+    name="Amazon Bedrock",
+    names_model=False,
+    says_stream=False,
+    betas_in_body=True,
+    marks_whole=False,
+    is_fast=False,
+    has_tiers=False,
+    opens_pages=False,
+)
+MANTLE = Site(name="Amazon Bedrock", is_fast=False)
+VERTEX = Site(name="Vertex AI", names_model=False, marks_whole=False, is_fast=False, has_tiers=False)
+FOUNDRY = Site(name="Foundry", is_fast=False)
+MULTI_REGIONS = frozenset({"us", "eu"})
+
+
+class _WithoutFiles(HttpProvider):
+    """A provider of a wire that elsewhere holds files and takes batches, and does not here."""
+
+    def batch_group(self, request: ModelRequest) -> str:
+        """
+        Raise.
+
+        Raises:
+            ModelError: always.
+        """
+        return Provider.batch_group(self, request)
+
+    async def upload(self, data: bytes, *, mime_type: str, name: str = "", expires_in: int | None = None) -> str:
+        """
+        Refuse the file: nothing there holds files.
+
+        Raises:
+            ModelError: always.
+        """
+        return await Provider.upload(self, data, mime_type=mime_type, name=name, expires_in=expires_in)
+
+    async def delete_file(self, file_id: str) -> None:
+        """
+        Refuse to delete a file: nothing there holds files.
+
+        Raises:
+            ModelError: always.
+        """
+        await Provider.delete_file(self, file_id)
+
+
+class _Clouded(_WithoutFiles):
+    """A provider that a cloud lets in: no key of its own, and an address that hangs on a region."""
+
+    base_url_variable: str
+
+    @property
+    @abstractmethod
+    def _cloud(self) -> Access:
+        """How requests are let in."""
+
+    @abstractmethod
+    def _home(self) -> str | None:
+        """Return the cloud's own address; ``None`` while region or resource is not known."""
+
+    def settings(self) -> ProviderSettings:
+        """Return where its credentials and its address come from."""
+        return ProviderSettings(
+            key_variables=tuple(self._cloud.variables),
+            base_url_variable=self.base_url_variable,
+            base_url=self._home(),
+            given_url=self._base_url,
+        )
+
+    def _access(self) -> tuple[Credentials, str]:
+        credentials, home = self._cloud.check(self.name), self._home()
+        url, _ = base_url_for(self._base_url, self.base_url_variable, home)
+        if url is None:
+            msg = f"there is no address for {self.name!r}: pass base_url= or set {self.base_url_variable}"
+            raise ModelError(msg, kind="missing_base_url")
+        check_host(self.name, self._cloud, url, home)
+        return credentials, url
+
+    def _errors(self) -> tuple[type[Exception], ...]:
+        return (*super()._errors(), *self._cloud.errors())
+
+    def _failure(self, error: Exception, call: Call) -> BaseException:
+        # Botocore's and google-auth's own errors are no errors of the HTTP library, and a base class of theirs may be.
+        if isinstance(error, self._cloud.errors()):
+            return unusable(self.name, call.model, error, call.credentials.origin)
+        return super()._failure(error, call)
+
+
+class _CloudClaude(_Clouded, AnthropicProvider):
+    """Claude where its maker is not asked what a model takes."""
+
+    async def describe(self, model: str) -> ModelInfo | None:  # type: ignore[override]
+        """Return nothing: the cloud states nothing of a model."""
+        return None
+
+
+class _Several(Provider):
+    """One prefix behind which several wires are, by the model's name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._wires: dict[str, HttpProvider] = {}
+
+    @abstractmethod
+    def _wire(self, model: str) -> HttpProvider:
+        """Return the provider of *model*, which has no prefix."""
+
+    def _of(self, model: str) -> HttpProvider:
+        wire = self._wire(self.bare(model))
+        for prefix in (self.name, *self._prefixes):
+            wire.known_as(prefix)
+        return wire
+
+    def settings(self) -> ProviderSettings:
+        """Return where its credentials and its address come from."""
+        return self._of("").settings()
+
+    def check(self, model: str) -> None:
+        """
+        Look for credentials, region and packages, without asking anybody.
+
+        Raises:
+            MissingKey: when there is no sign of credentials.
+            ModelError: when a package or a setting is missing.
+        """
+        self._of(model).check(model)
+
+    async def complete(self, request: ModelRequest) -> ModelReply:
+        """
+        Return the reply to *request*.
+
+        Raises:
+            ModelError: when there is none.
+        """
+        return await self._of(request.model).complete(request)
+
+    async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
+        """
+        Give the reply in pieces, and last one ``ReplyDone``.
+
+        Raises:
+            ModelError: when there is no reply.
+        """
+        inner: Any = self._of(request.model).stream(request)
+        async with aclosing(inner) as deltas:
+            async for delta in deltas:
+                yield delta
+
+    async def count_tokens(self, request: ModelRequest) -> int | None:
+        """
+        Return how many tokens the cloud counts in *request*; ``None`` when it cannot be asked.
+
+        Raises:
+            ModelError: when the question fails.
+        """
+        return await self._of(request.model).count_tokens(request)
+
+    async def close(self) -> None:
+        """Give back connections."""
+        for wire in self._wires.values():
+            await wire.close()
+
+
+# --- Amazon Bedrock ---------------------------------------------------------------------------------------------------
+
+
+class BedrockProvider(_Several):
+    """
+    Claude on Amazon Bedrock, and OpenAI's models there: ``bedrock/us.anthropic.claude-...``, ``bedrock/openai.gpt-...``.
+
+    Requests are signed with AWS credentials (Signature Version 4), found as AWS's own packages find them, or carry a key of
+    Bedrock's own. The first needs the extra ``bedrock``.
+
+    Args:
+        api_key: A key of Bedrock's own; by default from ``AWS_BEARER_TOKEN_BEDROCK``.
+        base_url: Another server, without the paths that belong to a wire.
+        transport: An ``httpx2.AsyncBaseTransport`` in place of the network, for replay and tests.
+        region: Such as ``"us-east-1"``; by default from ``AWS_REGION``, ``AWS_DEFAULT_REGION`` or the profile.
+        profile: A profile of AWS's configuration files; by default from ``AWS_PROFILE``.
+        access_key: The id of an access key, by default as AWS's packages find it; *secret_key* belongs to it.
+        secret_key: The access key itself.
+        session_token: What belongs to a temporary access key.
+        endpoint: Which of the two endpoints has Claude: ``"runtime"`` knows inference profiles and names of AWS's own,
+            ``"mantle"`` is Anthropic's API as it is. OpenAI's models are behind the second.
+        max_tokens: The output limit of requests to Claude that set none; the largest output of the model by default.
+        prompt_cache: Whether Claude's prompts are cached, and for how long: true is five minutes, ``"1h"`` an hour.
+        name: The name under which ids, signatures and opaque parts are kept and sent back.
+        timeouts: How long calls may take.
+        headers: HTTP headers to send with every request.
+
+    Raises:
+        ModelError: when an access key is given by half.
+    """
+
+    def __init__(
+        self,
+        api_key: str | Secret | None = None,
+        base_url: str | None = None,
+        transport: Any = None,
+        *,
+        region: str | None = None,
+        profile: str | None = None,
+        access_key: str | None = None,
+        secret_key: str | Secret | None = None,
+        session_token: str | Secret | None = None,
+        endpoint: Literal["runtime", "mantle"] = "runtime",
+        max_tokens: int | None = None,
+        prompt_cache: bool | Literal["5m", "1h"] = True,
+        name: str = "bedrock",
+        timeouts: Timeouts | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(name)
+        self._aws = AwsAccess(
+            name,
+            region=region,
+            profile=profile,
+            access_key=access_key,
+            secret_key=secret_key,
+            session_token=session_token,
+            api_key=api_key,
+        )
+        shared: dict[str, Any] = {"transport": transport, "timeouts": timeouts, "headers": headers}
+        own: dict[str, Any] = {"max_tokens": max_tokens, "prompt_cache": prompt_cache}
+        if endpoint == "mantle":
+            self._wires["claude"] = _MantleClaude(self._aws, _below(base_url, "/anthropic"), name=name, **own, **shared)
+        else:
+            self._wires["claude"] = _RuntimeClaude(self._aws, base_url, name=name, **own, **shared)
+        openai = _BedrockOpenAI(self._aws, _below(base_url, "/openai/v1"), name=f"{name}_openai", **shared)
+        self._wires["openai"] = openai
+
+    def _wire(self, model: str) -> HttpProvider:
+        return self._wires[
+            "openai" if model.partition("openai.")[0] in {"", *GEOGRAPHIES} and "openai." in model else "claude"
+        ]
+
+
+GEOGRAPHIES = frozenset({"us.", "eu.", "apac.", "au.", "jp.", "global.", "us-gov."})
+
+
+def _below(url: str | None, path: str) -> str | None:
+    return None if url is None else url.rstrip("/") + path
+
+
+class _AwsClaude(_CloudClaude):
+    client_name: str
+
+    def __init__(self, aws: AwsAccess, base_url: str | None, **options: Any) -> None:
+        super().__init__(None, base_url, **options)
+        self._aws = aws
+
+    @property
+    def _cloud(self) -> Access:
+        return self._aws
+
+    def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
+        bearer = self._aws.bearer()
+        if bearer is not None:
+            access: dict[str, Any] = {"api_key": bearer.reveal()}
+        else:
+            access = {f"aws_{name}": value for name, value in self._aws.keys().items()}
+        return getattr(self._sdk(), self.client_name)(
+            **access,
+            aws_region=self._aws.region(),
+            base_url=base_url,
+            max_retries=0,
+            timeout=http_client.timeout,
+            http_client=http_client,
+            open_telemetry=False,
+        )
+
+
+class _RuntimeClaude(_AwsClaude):
+    """Claude by InvokeModel: the model in the path, and streams in AWS's own form."""
+
+    site = RUNTIME
+    client_name = "AsyncAnthropicBedrock"
+    base_url_variable = "ANTHROPIC_BEDROCK_BASE_URL"
+
+    def _home(self) -> str | None:
+        region = self._aws.region()
+        return None if region is None else f"https://bedrock-runtime.{region}.amazonaws.com"
+
+    def _path_of(self, model: str, *, stream: bool) -> str:
+        return f"/model/{quote(model, safe=':;')}/invoke{'-with-response-stream' if stream else ''}"
+
+    def _encode_count(self, request: ModelRequest) -> Body | None:  # type: ignore[override]
+        return None
+
+
+class _MantleClaude(_AwsClaude):
+    """Claude by Anthropic's API as it is, behind AWS's signatures."""
+
+    site = MANTLE
+    client_name = "AsyncAnthropicBedrockMantle"
+    base_url_variable = "ANTHROPIC_BEDROCK_MANTLE_BASE_URL"
+
+    def _home(self) -> str | None:
+        region = self._aws.region()
+        return None if region is None else f"https://bedrock-mantle.{region}.api.aws/anthropic"
+
+
+class _BedrockOpenAI(_Clouded, OpenAIProvider):
+    """OpenAI's models by Responses, behind AWS's signatures."""
+
+    base_url_variable = "AWS_BEDROCK_BASE_URL"
+
+    def __init__(self, aws: AwsAccess, base_url: str | None, **options: Any) -> None:
+        super().__init__(None, base_url, **options)
+        self._aws = aws
+        self._preset = attrs.evolve(OPENAI, name=self.name, holds_files=False)
+
+    @property
+    def _cloud(self) -> Access:
+        return self._aws
+
+    def _home(self) -> str | None:
+        region = self._aws.region()
+        return None if region is None else f"https://bedrock-mantle.{region}.api.aws/openai/v1"
+
+    def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
+        from openai.providers import bedrock
+
+        bearer = self._aws.bearer()
+        access: dict[str, Any]
+        if bearer is not None:
+            access = {"api_key": bearer.reveal()}
+        else:
+            keys = self._aws.keys()
+            words = {"access_key": "access_key_id", "secret_key": "secret_access_key"}
+            access = {"api_key": None, **{words.get(name, name): value for name, value in keys.items()}}
+        provider = bedrock(region=self._aws.region(), base_url=base_url, endpoint="mantle", **access)
+        return self._sdk().AsyncOpenAI(
+            provider=provider, max_retries=0, timeout=http_client.timeout, http_client=http_client
+        )
+
+    def _errors(self) -> tuple[type[Exception], ...]:
+        return (*super()._errors(), self._sdk().OpenAIError)
+
+    def _failure(self, error: Exception, call: Call) -> BaseException:
+        sdk = self._sdk()
+        if isinstance(error, sdk.OpenAIError) and not isinstance(error, sdk.APIError):
+            return unusable(self.name, call.model, error.__cause__ or error, call.credentials.origin)
+        return super()._failure(error, call)
+
+
+# --- Vertex AI --------------------------------------------------------------------------------------------------------
+
+
+class VertexProvider(_Several):
+    """
+    Gemini and Claude on Google's Vertex AI: ``vertex/gemini-...``, ``vertex/claude-...``.
+
+    Requests carry a token that Google's credentials give, found and renewed as ``google-auth`` does it.
+
+    Args:
+        project: The project; by default from ``GOOGLE_CLOUD_PROJECT`` or ``ANTHROPIC_VERTEX_PROJECT_ID``, else that of the
+            credentials.
+        location: Such as ``"us-east5"``; by default from ``GOOGLE_CLOUD_LOCATION``, for Claude ``CLOUD_ML_REGION`` before
+            that, else ``"global"``.
+        credentials: Credentials of ``google-auth``, or a token; by default those that ``google-auth`` finds.
+        base_url: Another server, without the version in the path.
+        transport: An ``httpx2.AsyncBaseTransport`` in place of the network, for replay and tests.
+        max_tokens: The output limit of requests to Claude that set none; the largest output of the model by default.
+        prompt_cache: Whether Claude's prompts are cached, and for how long: true is five minutes, ``"1h"`` an hour.
+        name: The name under which ids, signatures and opaque parts are kept and sent back.
+        timeouts: How long calls may take.
+        headers: HTTP headers to send with every request.
+    """
+
+    def __init__(
+        self,
+        project: str | None = None,
+        location: str | None = None,
+        credentials: Any = None,
+        *,
+        base_url: str | None = None,
+        transport: Any = None,
+        max_tokens: int | None = None,
+        prompt_cache: bool | Literal["5m", "1h"] = True,
+        name: str = "vertex",
+        timeouts: Timeouts | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(name)
+        access = GoogleAccess(name, project=project, location=location, credentials=credentials)
+        shared: dict[str, Any] = {"transport": transport, "timeouts": timeouts, "headers": headers}
+        self._wires["gemini"] = _VertexGemini(access, base_url, name=name, **shared)
+        claude = {"name": f"{name}_claude", "max_tokens": max_tokens, "prompt_cache": prompt_cache}
+        self._wires["claude"] = _VertexClaude(access, _below(base_url, "/v1"), **claude, **shared)
+
+    def _wire(self, model: str) -> HttpProvider:
+        return self._wires["claude" if model.startswith("claude-") else "gemini"]
+
+
+class _OnVertex(_Clouded):
+    """What the two wires of Vertex AI share: credentials are looked for before the first request."""
+
+    location_variables: tuple[str, ...]
+    _google: GoogleAccess
+
+    @property
+    def _cloud(self) -> Access:
+        return self._google
+
+    @property
+    def _location(self) -> str:
+        return self._google.location(*self.location_variables)
+
+    def _home(self) -> str:
+        place = self._location
+        if place in MULTI_REGIONS:
+            return f"https://aiplatform.{place}.rep.googleapis.com"
+        return f"https://{'' if place == 'global' else f'{place}-'}aiplatform.googleapis.com"
+
+    async def _sent(self, request: ModelRequest, *, stream: bool) -> Exchange:
+        await self._google.find(request.model)
+        return await super()._sent(request, stream=stream)
+
+    async def count_tokens(self, request: ModelRequest) -> int | None:
+        """
+        Return how many tokens Vertex AI counts in *request*.
+
+        Raises:
+            ModelError: when the question fails.
+        """
+        await self._google.find(request.model)
+        return await super().count_tokens(request)
+
+    async def _post(self, client: Any, body: Body, *, stream: bool) -> Any:
+        try:
+            return await super()._post(client, body, stream=stream)
+        finally:
+            token = getattr(self._google.credentials, "token", None)
+            given_to(self.name, Secret(token) if isinstance(token, str) else None, "access_token")
+
+
+class _VertexClaude(_OnVertex, _CloudClaude):
+    site = VERTEX
+    base_url_variable = "ANTHROPIC_VERTEX_BASE_URL"
+    location_variables = ("CLOUD_ML_REGION", "GOOGLE_CLOUD_LOCATION")
+
+    def __init__(self, access: GoogleAccess, base_url: str | None, **options: Any) -> None:
+        super().__init__(None, base_url, **options)
+        self._google = access
+
+    def _home(self) -> str:
+        return f"{super()._home()}/v1"
+
+    def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
+        return self._sdk().AsyncAnthropicVertex(
+            region=self._location,
+            project_id=self._google.project,
+            credentials=self._google.credentials,
+            base_url=base_url,
+            max_retries=0,
+            timeout=http_client.timeout,
+            http_client=http_client,
+            open_telemetry=False,
+        )
+
+    @property
+    def _models(self) -> str:
+        project, place = quote(self._google.project or "", safe=":"), quote(self._location, safe="")
+        return f"/projects/{project}/locations/{place}/publishers/anthropic/models"
+
+    def _path_of(self, model: str, *, stream: bool) -> str:
+        return f"{self._models}/{quote(model, safe='@:')}:{'streamRawPredict' if stream else 'rawPredict'}"
+
+    def _encode_count(self, request: ModelRequest) -> Body:
+        body = super()._encode_count(request)
+        version = f'{{"anthropic_version":"{self._version()}",'.encode()
+        return Body(version + body.content[1:], path=f"{self._models}/count-tokens:rawPredict")
+
+
+class _VertexGemini(_OnVertex, GoogleProvider):
+    is_vertex = True
+    base_url_variable = "GOOGLE_VERTEX_BASE_URL"
+    location_variables = ("GOOGLE_CLOUD_LOCATION", "CLOUD_ML_REGION")
+
+    def __init__(self, access: GoogleAccess, base_url: str | None, **options: Any) -> None:
+        super().__init__(None, base_url, **options)
+        self._google = access
+
+    def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
+        access = {
+            "enterprise": True,
+            "project": self._google.project,
+            "location": self._location,
+            "credentials": self._google.credentials,
+        }
+        return sending.client_of(self._sdk(), access, base_url, self._api_version, http_client)
+
+
+# --- Foundry ----------------------------------------------------------------------------------------------------------
+
+
+class FoundryProvider(_WithoutFiles, AnthropicProvider):
+    """
+    Claude on Microsoft's Foundry: ``foundry/claude-...``.
+
+    Args:
+        api_key: The key; by default from ``ANTHROPIC_FOUNDRY_API_KEY``.
+        base_url: The address; by default from ``ANTHROPIC_FOUNDRY_BASE_URL``, else made from *resource*.
+        transport: An ``httpx2.AsyncBaseTransport`` in place of the network, for replay and tests.
+        resource: The name of the resource; by default from ``ANTHROPIC_FOUNDRY_RESOURCE``.
+        token_provider: A function that gives a token of Entra ID for each request, in place of a key; it may be asynchronous.
+            By default, where no key is, what ``azure-identity`` finds, if the environment speaks of it.
+        name: The name under which ids, signatures and opaque parts are kept and sent back.
+        options: What ``AnthropicProvider`` takes beside that.
+    """
+
+    site = FOUNDRY
+    model_patterns = ()
+
+    def __init__(
+        self,
+        api_key: str | Secret | None = None,
+        base_url: str | None = None,
+        transport: Any = None,
+        *,
+        resource: str | None = None,
+        token_provider: TokenSource | None = None,
+        name: str = "foundry",
+        **options: Any,
+    ) -> None:
+        super().__init__(api_key, base_url, transport, name=name, **options)
+        self._resource = resource
+        self._token_provider = token_provider
+
+    def settings(self) -> ProviderSettings:
+        """Return where its key and address come from."""
+        resource = self._resource or os.environ.get("ANTHROPIC_FOUNDRY_RESOURCE", "").strip()
+        return ProviderSettings(
+            key_variables=(self._key_env or "ANTHROPIC_FOUNDRY_API_KEY",),
+            base_url_variable="ANTHROPIC_FOUNDRY_BASE_URL",
+            base_url=f"https://{resource}.services.ai.azure.com/anthropic" if resource else None,
+            given_url=self._base_url,
+        )
+
+    def _tokens(self) -> TokenSource | None:
+        settings = self.settings()
+        has_key = self._api_key is not None or (self._token_provider is None and settings.key_from is not None)
+        return None if has_key else entra_source(self.name, self._token_provider, ENTRA_SCOPE)
+
+    def _access(self) -> tuple[Credentials, str]:
+        settings = self.settings()
+        url, _ = base_url_for(self._base_url, settings.base_url_variable, settings.base_url)
+        if self._tokens() is None or url is None:
+            return super()._access()
+        return Credentials(None, "Entra ID", told=ENTRA_TOLD), url
+
+    async def describe(self, model: str) -> ModelInfo | None:  # type: ignore[override]
+        """Return nothing: Foundry states nothing of a model."""
+        return None
+
+    def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
+        tokens = self._tokens()
+        access: dict[str, Any] = {"azure_ad_token_provider": tokens}
+        if tokens is None:
+            access = {"api_key": NO_KEY if credentials.key is None else credentials.key.reveal()}
+        return self._sdk().AsyncAnthropicFoundry(
+            **access,
+            base_url=base_url,
+            max_retries=0,
+            timeout=http_client.timeout,
+            http_client=http_client,
+            open_telemetry=False,
+        )

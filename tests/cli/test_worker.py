@@ -1,0 +1,27 @@
+"""
+What `stepengine worker` takes for agents, before any database is asked.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stepengine.cli.settings import UsageProblem
+from stepengine.cli.worker import offered_by
+
+
+@pytest.mark.parametrize("name", ["agents/", "mine.py", "agents/mine.py"])
+def test_a_path_at_which_nothing_is_is_said_to_be_missing(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(UsageProblem, match=f"^there is no {name}; a Python file, a folder of agent files"):
+        offered_by(name)
+
+
+def test_what_is_no_path_is_a_module_and_what_its_import_said_is_told() -> None:
+    with pytest.raises(UsageProblem, match="nowhere_at_all cannot be loaded: ModuleNotFoundError"):
+        offered_by("nowhere_at_all")

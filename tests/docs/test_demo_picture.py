@@ -1,0 +1,51 @@
+"""
+`docs/demo.svg` is a picture of what `stepengine demo` shows today.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from rich.ansi import AnsiDecoder
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_demo_picture", DOCS / "make_demo_picture.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.deep
+@pytest.mark.spec("requirements:P13")
+def test_the_picture_of_the_demo_is_what_the_demo_shows_today() -> None:
+    """
+    Compared are the words, line by line: colours and shapes are the rendering library's.
+    """
+    lines = [line.plain.rstrip() for line in AnsiDecoder().decode("\n".join(script().shown()))]
+    drawn: dict[float, str] = {}
+    texts = [part for part in ET.parse(DOCS / "demo.svg").iter(f"{SVG}text") if "clip-path" in part.attrib]
+    for part in texts:
+        drawn[float(part.attrib["y"])] = drawn.get(float(part.attrib["y"]), "") + (part.text or "")
+
+    assert "parenthesis too many" in "".join(lines)
+    shown = [re.sub(r"\s", "", line) for line in ["$ stepengine demo", *lines]]
+    in_picture = [re.sub(r"\s", "", drawn[y]) for y in sorted(drawn)]
+    assert [line for line in shown if line] == [line for line in in_picture if line], "python docs/make_demo_picture.py"
+
+
+def test_the_picture_needs_nothing_from_elsewhere() -> None:
+    text = (DOCS / "demo.svg").read_text(encoding="utf-8")
+
+    assert "@font-face" not in text
+    assert not re.search(r"(?:href|src|url)\W{1,3}https?:", text)

@@ -1,0 +1,157 @@
+"""
+The site of the documentation: it is built without a warning, holds every public name, and its made parts are what they are made from.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import re
+import subprocess
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepengine.engine import options
+
+from .pages import ROOT, public_modules
+
+DOCS = ROOT / "docs"
+PAGES = sorted(page.relative_to(DOCS).with_suffix("").as_posix() for page in DOCS.rglob("*.md"))
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def script(name: str) -> Any:
+    """
+    Load a script that makes a part of the documentation.
+    """
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """
+    The site, built as CI builds it.
+    """
+    pytest.importorskip("sphinx")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "-n", "--keep-going", str(DOCS), str(folder)]
+    built = subprocess.run(command, capture_output=True, text=True, check=False, timeout=540)
+    assert (0, "") == (built.returncode, built.stderr)
+    return folder
+
+
+@pytest.mark.deep
+def test_the_reference_holds_every_public_name_and_the_options_of_runs(site: Path) -> None:
+    from sphinx.util.inventory import InventoryFile
+
+    inventory = InventoryFile.loads((site / "objects.inv").read_bytes(), uri="").data
+    found = {name for kind, names in inventory.items() if kind.startswith("py:") for name in names}
+    public = {f"{module}.{name}" for module in public_modules() for name in importlib.import_module(module).__all__}
+    typed = {f"{options.__name__}.{name}" for name in options.__all__ if name.endswith("Options")}
+
+    assert len(public) > 350
+    assert {"stepengine.engine.options.RunOptions"} <= typed
+    assert set() == {*public, *typed} - found
+
+
+@pytest.mark.deep
+def test_what_llms_txt_names_is_on_the_site_as_it_was_written(site: Path) -> None:
+    listed = LINK.findall((site / "llms.txt").read_text(encoding="utf-8"))
+
+    assert listed
+    for page in listed:
+        assert (site / page).read_bytes() == (DOCS / page).read_bytes()
+
+
+@pytest.mark.deep
+def test_the_site_is_complete_without_a_network(site: Path) -> None:
+    """
+    Pages load nothing from elsewhere; their pictures lie beside them.
+    """
+    foreign = re.compile(r'(?:src|<link[^>]+href)="https?://')
+
+    assert [] == [str(page) for page in site.rglob("*.html") if foreign.search(page.read_text(encoding="utf-8"))]
+    assert {"step.svg", "run.svg", "exchange.svg", "floors.svg"} <= {p.name for p in (site / "_images").iterdir()}
+
+
+def test_every_page_stands_in_one_toctree_and_in_llms_txt() -> None:
+    made = script("make_llms")
+    listed = [page for _, pages in made.sections() for page in pages]
+
+    assert made.listing() == (DOCS / "llms.txt").read_text(encoding="utf-8")
+    assert PAGES == sorted([*listed, "index"])
+
+
+def test_pages_that_are_linked_exist() -> None:
+    for page in [*(DOCS / f"{name}.md" for name in PAGES), DOCS / "llms.txt"]:
+        for target in LINK.findall(
+            re.sub(r"`[^`\n]*`|^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        ):
+            if not target.startswith(("#", "https://")):
+                assert (page.parent / target.partition("#")[0]).exists(), (page.name, target)
+
+
+def test_the_page_of_the_command_line_is_what_help_says() -> None:
+    assert script("make_command_line").page() == (DOCS / "reference" / "command-line.md").read_text(encoding="utf-8")
+
+
+def test_the_pictures_are_made_from_what_they_show() -> None:
+    made = script("make_diagrams").pictures()
+
+    assert made == {file.name: file.read_text(encoding="utf-8") for file in (DOCS / "diagrams").iterdir()}
+
+
+def test_every_option_of_a_run_is_explained() -> None:
+    for name in options.__all__:
+        kind = getattr(options, name)
+        if name.endswith("Options"):
+            inherited = set(options.RunOptions.__annotations__) if name == "StartOptions" else set()
+            told = set(re.findall(r"^    (\w+): ", inspect.getdoc(kind) or "", re.MULTILINE))
+
+            assert set(kind.__annotations__) - inherited == told, name
+
+
+def test_every_public_module_has_its_page() -> None:
+    blocks = [
+        re.findall(r"^```\{names\} ([\w.]+)$", (DOCS / f"{page}.md").read_text(encoding="utf-8"), re.MULTILINE)
+        for page in PAGES
+    ]
+
+    assert sorted(public_modules()) == sorted([name for found in blocks for name in found])
+
+
+MADE_BY_THE_ENGINE = {"HookContext", "RunHandle", "ToolContext"}
+
+
+def test_every_option_of_a_public_class_or_function_is_explained() -> None:
+    """
+    Whatever has a default: its docstring says what it is for. Events, and what only the engine makes, have no options.
+    """
+    missing, checked = [], 0
+    for module in sorted({*public_modules()} - {"stepengine.events", "stepengine.errors"}):
+        for name in importlib.import_module(module).__all__:
+            member = getattr(importlib.import_module(module), name)
+            made = inspect.isclass(member) and not issubclass(member, BaseException | Enum | dict)
+            if (
+                name in MADE_BY_THE_ENGINE
+                or not (made or inspect.isroutine(member))
+                or getattr(member, "_is_protocol", False)
+            ):
+                continue
+            told = set(re.findall(r"\w+", inspect.getdoc(member) or ""))
+            options = [p.name for p in inspect.signature(member).parameters.values() if p.default is not p.empty]
+            checked += len(options)
+            missing += [f"{module}.{name}: {option}" for option in options if option not in told]
+
+    assert checked > 500
+    assert [] == missing

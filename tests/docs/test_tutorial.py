@@ -1,0 +1,56 @@
+"""
+The tutorial is so: who follows its six pages in an empty folder sees what they show.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from .pages import ROOT, Project, assert_shown, blocks_of, execute, page
+
+PAGES = [f"tutorial/{name}.md" for name in re.findall(r"^(\d-.+)$", page("tutorial/index.md"), re.MULTILINE)]
+
+
+@pytest.mark.deep
+@pytest.mark.spec("requirements:P13")
+def test_who_follows_the_pages_sees_what_they_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "project").mkdir()
+    project, said = Project(tmp_path / "project"), ""
+    monkeypatch.chdir(project.folder)
+    for name in PAGES:
+        for module in [module for module in sys.modules if module.startswith("stepengine_agents_")]:
+            del sys.modules[module]  # each page is a new process of its reader
+        for block in blocks_of(page(name)):
+            match block.kind:
+                case _ if block.path is not None:
+                    project.paste(block.path, block.text)
+                case "diff":
+                    project.edit(block)
+                case "python":
+                    execute(block, name)
+                case "sh":
+                    state = {"STEPENGINE_STATE_DIR": str(tmp_path / "state")}
+                    said = "".join([project.run(line, **state) for line in block.text.splitlines()])
+                case "text":
+                    assert_shown(block.text, said)
+                case other:
+                    pytest.fail(f"nobody runs a block of {other}")
+
+    workflow = yaml.safe_load((project.folder / ".github/workflows/tests.yml").read_text())
+    run = [step["run"] for step in workflow["jobs"]["tests"]["steps"] if "run" in step]
+    assert "pip install 'stepengine[test]'" == run[0]
+    for line in run[2:]:
+        project.run(line)
+
+
+def test_it_is_six_short_pages() -> None:
+    assert 6 == len(PAGES)
+    for name in PAGES:
+        assert len(page(name).splitlines()) <= 80, name
+        assert all((ROOT / "docs" / "tutorial" / link).exists() for link in re.findall(r"\]\(([^)#]+)\)", page(name)))

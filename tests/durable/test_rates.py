@@ -1,0 +1,578 @@
+"""
+What all workers of a database may ask of a provider together, and how many runs their queues let begin.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import select
+import socket
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from stepengine import STEP, AgentDefinition, Perform, RateLimit, StepContext
+from stepengine.cli.app import app
+from stepengine.durable import DatabaseAway, DurableEngine, Operator, Upkeep
+from stepengine.durable.rates import SharedRates
+from stepengine.errors import DefinitionError, StepEngineError
+from stepengine.models import Models, Provider
+from stepengine.testing import ScriptedModel, text
+
+psycopg = pytest.importorskip("psycopg", reason="needs the extra 'durable'")
+
+
+class Named(Provider):
+    """
+    A provider of which only the account is looked at.
+    """
+
+    def __init__(self, account: str = "key") -> None:
+        self.name = "test"
+        self._account = account
+
+    def account(self) -> str:
+        return self._account
+
+    async def complete(self, request):
+        raise NotImplementedError
+
+
+def rows(db: str, sql: str, *given):
+    with psycopg.connect(db, autocommit=True) as connection:
+        found = connection.execute(sql, given)
+        return found.fetchall() if found.description else []
+
+
+@pytest.fixture
+async def worker(db: str, monkeypatch: pytest.MonkeyPatch):
+    """
+    Give what makes the limiter of another worker of the same database.
+    """
+    monkeypatch.setattr("stepengine.durable.rates.LONGEST_LOOK", 0.1)
+    opened = []
+
+    async def made(account: str = "key", **limit):
+        rates = SharedRates(RateLimit(**limit), db)
+        await rates.open(asyncio.Semaphore(1), migrate=True)
+        opened.append(rates)
+        return rates, rates.of("test", Named(account))
+
+    yield made
+    for rates in opened:
+        await rates.close()
+
+
+async def taken(limiter, said=None, *, tokens: int = 0):
+    """
+    Start a request that waits for its turn, and return it once it was told that it has to wait.
+    """
+    told = asyncio.Event()
+
+    def notice(obstacle) -> None:
+        if said is not None:
+            said.append(obstacle)
+        told.set()
+
+    task = asyncio.create_task(limiter.enter(tokens, notice))
+    await asyncio.wait((task, asyncio.ensure_future(told.wait())), return_when=asyncio.FIRST_COMPLETED)
+    return task
+
+
+@pytest.mark.spec("durable:U21", "requirements:N15")
+async def test_requests_under_way_are_counted_over_all_workers_and_those_of_the_dead_are_not(worker, db: str):
+    (_, one), (_, two), (_, other) = (
+        await worker(max_concurrency=2),
+        await worker(max_concurrency=2),
+        await worker("b", max_concurrency=2),
+    )
+    most = under_way = 0
+
+    async def asks(limiter) -> None:
+        nonlocal most, under_way
+        ticket = await limiter.enter(0, lambda _: None)
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0.01)
+        under_way -= 1
+        limiter.leave(ticket, None)
+
+    await asyncio.gather(*[asks(limiter) for _ in range(6) for limiter in (one, two)])
+    assert 2 == most
+
+    tickets, said = [await one.enter(0, lambda _: None) for _ in range(2)], []
+    waits = await taken(two, said)
+    # Another key has places of its own.
+    other.leave(await other.enter(0, said_nothing), None)
+    assert not waits.done()
+    assert ["concurrency"] == [obstacle.limit for obstacle in said]
+    await one._rates.close()
+    two.leave(await waits, None)
+    assert 2 == len(tickets)
+
+
+def said_nothing(obstacle) -> None:
+    raise AssertionError(obstacle)
+
+
+@pytest.mark.spec("durable:U21", "requirements:N15")
+async def test_requests_and_tokens_of_a_minute_are_counted_by_the_clock_of_the_database(worker, db: str):
+    (_, one), (_, two) = await worker(requests_per_minute=3), await worker(requests_per_minute=3)
+    said = []
+    for limiter in (one, two, one):
+        limiter.leave(await limiter.enter(7, said_nothing), 7)
+    waits = [await taken(two, said), await taken(one, said)]
+    assert ["requests", "queue"] == sorted((obstacle.limit for obstacle in said), reverse=True)
+    assert all(0 < obstacle.seconds <= 61 for obstacle in said if obstacle.limit == "requests")
+    assert not any(task.done() for task in waits)
+    # A minute later.
+    rows(db, "update stepengine.rate_seconds set second = second - 61")
+    await asyncio.wait_for(asyncio.gather(*waits), 20)
+
+    (_, one), (_, two) = await worker("b", tokens_per_minute=100), await worker("b", tokens_per_minute=100)
+    large, said = await one.enter(500, said_nothing), []
+    waits = await taken(two, said, tokens=20)
+    assert ["tokens"] == [obstacle.limit for obstacle in said]
+    # What it really used is told, and there is room for the other one.
+    one.leave(large, 80)
+    await asyncio.wait_for(waits, 20)
+    assert [(100,)] == rows(db, "select sum(tokens) from stepengine.rate_seconds where account = 'test:b'")
+
+
+@pytest.mark.spec("durable:U21")
+async def test_who_has_waited_longest_comes_first_whichever_worker_has_the_place(worker):
+    (_, one), (_, two) = await worker(max_concurrency=1), await worker(max_concurrency=1)
+    held, order = await one.enter(0, said_nothing), []
+    first = await taken(two)
+    second = await taken(one)
+    for name, task in (("first", first), ("second", second)):
+        task.add_done_callback(lambda _, name=name: order.append(name))
+    # The worker that gives the place back asks for it at once, and does not get it.
+    one.leave(held, None)
+    two.leave(await asyncio.wait_for(first, 20), None)
+    one.leave(await asyncio.wait_for(second, 20), None)
+
+    assert ["first", "second"] == order
+
+
+@pytest.mark.spec("durable:U21")
+async def test_a_request_that_waits_gives_its_place_among_the_effects_to_others(worker):
+    rates, one = await worker(max_concurrency=1)
+    effects = rates._effects
+    held = await one.enter(0, said_nothing)
+
+    async def effect():
+        async with effects:
+            return await one.enter(0, lambda _: told.set())
+
+    told = asyncio.Event()
+    waits = asyncio.create_task(effect())
+    await told.wait()
+    async with effects:  # there is one place, and it is free
+        one.leave(held, None)
+        # It has its turn, and waits for a place.
+        await asyncio.sleep(0)
+        assert not waits.done()
+    one.leave(await asyncio.wait_for(waits, 20), None)
+
+    held = await one.enter(0, said_nothing)
+    told = asyncio.Event()
+    waits = asyncio.create_task(effect())
+    await told.wait()
+    waits.cancel()
+    await asyncio.wait((waits,))
+    # Nothing is left of one that was cancelled: neither its place in the queue nor one too many among the effects.
+    one.leave(held, None)
+    one.leave(await asyncio.wait_for(asyncio.create_task(one.enter(0, lambda _: None)), 20), None)
+    async with effects:
+        assert effects.locked()
+
+
+@pytest.mark.spec("durable:U21")
+async def test_a_request_that_need_not_wait_asks_the_database_once(worker, monkeypatch):
+    asked = []
+    ask = SharedRates.ask
+
+    async def counted(self, *given):
+        asked.append(given)
+        return await ask(self, *given)
+
+    monkeypatch.setattr(SharedRates, "ask", counted)
+    rates, one = await worker(requests_per_minute=1000)
+    for _ in range(20):
+        one.leave(await one.enter(5, said_nothing), 4)
+    assert 20 == len(asked)
+    # Those that come together are asked for together.
+    tickets = await asyncio.gather(*[one.enter(5, said_nothing) for _ in range(20)])
+    assert 20 == len(tickets)
+    assert 22 >= len(asked)
+
+    # A connection that was lost is made anew.
+    (pid,) = await (await rates._own.execute("select pg_backend_pid()")).fetchone()
+    rows(rates._url, "select pg_terminate_backend(%s)", pid)
+    one.leave(await asyncio.wait_for(one.enter(5, said_nothing), 20), 4)
+
+
+@pytest.mark.spec("durable:U21")
+async def test_a_database_that_refuses_to_answer_fails_the_request_and_hangs_nobody(worker, db: str):
+    _, one = await worker(max_concurrency=1)
+    rows(db, "drop table stepengine.rate_workers")
+    with pytest.raises(StepEngineError, match=r"test:key.*cannot be looked at"):
+        await asyncio.wait_for(one.enter(0, said_nothing), 20)
+
+
+@pytest.mark.spec("durable:U21")
+async def test_without_tables_a_worker_that_may_not_make_them_says_who_does(db: str):
+    rates = SharedRates(RateLimit(max_concurrency=1), db)
+    with pytest.raises(StepEngineError, match="stepengine migrate"):
+        await rates.open(asyncio.Semaphore(1), migrate=False)
+
+
+# --- workers ----------------------------------------------------------------------------------------------------------
+
+
+class Provided:
+    """
+    A provider on loopback that holds every request until it is told to answer, and counts those under way.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.under_way: dict[threading.Event, socket.socket] = {}
+        self.most = 0
+        self.keys: set[str] = set()
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["content-length"]))
+                answered = outer.came(self.headers["authorization"], self.connection)
+                try:
+                    while not answered.wait(0.02):
+                        if is_gone(self.connection):
+                            self.close_connection = True
+                            return
+                finally:
+                    outer.went(answered)
+                self.send_response(200)
+                self.send_header("content-type", "application/json")
+                self.send_header("content-length", str(len(REPLY)))
+                self.end_headers()
+                self.wfile.write(REPLY)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.05})
+        self.thread.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server.server_port}/v1"
+
+    def came(self, key: str, connection: socket.socket) -> threading.Event:
+        with self.lock:
+            self.keys.add(key)
+            self.under_way[answered := threading.Event()] = connection
+            # Those of a process that was killed are no longer under way, whether or not that was noticed.
+            self.most = max(self.most, sum(not is_gone(each) for each in self.under_way.values()))
+            return answered
+
+    def went(self, answered: threading.Event) -> None:
+        with self.lock:
+            del self.under_way[answered]
+
+    def answer(self) -> None:
+        with self.lock:
+            for answered in list(self.under_way)[:1]:
+                answered.set()
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
+
+
+REPLY = json.dumps(
+    {
+        "id": "r", "object": "chat.completion", "created": 1, "model": "m",
+        "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "said"}}],
+        "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
+    }
+).encode()  # fmt: skip
+
+
+def is_gone(connection: socket.socket) -> bool:
+    readable, _, _ = select.select([connection], [], [], 0)
+    try:
+        return bool(readable) and connection.recv(1, socket.MSG_PEEK) == b""
+    except OSError:
+        return True
+
+
+@pytest.fixture
+def provider():
+    made = Provided()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def start(db: str, provider: Provided):
+    running: list[subprocess.Popen[bytes]] = []
+
+    def started(executor: str) -> subprocess.Popen[bytes]:
+        running.append(subprocess.Popen([sys.executable, str(RATED), db, executor, provider.url, KEY]))
+        return running[-1]
+
+    yield started
+    for process in running:
+        process.kill()
+        process.wait()
+
+
+RATED = Path(__file__).with_name("rated.py")
+KEY = "sk-very-secret-key-0123456789"
+
+
+@pytest.mark.deep
+@pytest.mark.spec("durable:U21", "requirements:N15")
+async def test_a_limit_holds_over_two_worker_processes_and_a_killed_one_frees_its_places(
+    db: str, provider: Provided, start, until
+):
+    workers = {name: start(name) for name in ("rated-1", "rated-2")}
+    async with await Operator.connect(db) as operator:
+        runs = [await operator.submit("asks", "hello", release="1") for _ in range(24)]
+
+        async def waiting() -> list:
+            try:
+                return await operator.rows(
+                    "select w.worker, w.running from stepengine.rate_workers w where w.waits is not null"
+                )
+            except DatabaseAway:  # the tables are not made yet
+                return []
+
+        await until(waiting, lambda found: 2 == len(found), seconds=120)
+        for _ in range(4):
+            await until(lambda: counted(provider), lambda count: 2 == count, seconds=60)
+            provider.answer()
+        await until(lambda: counted(provider), lambda count: 2 == count, seconds=60)
+
+        # Whoever is killed has nothing under way any more, whatever it had.
+        workers["rated-1"].kill()
+        workers["rated-1"].wait()
+        await Upkeep(operator).takeover("rated-1")
+        left = set(runs)
+
+        async def answered() -> set:
+            provider.answer()
+            found = await operator.rows("select workflow_uuid from dbos.workflow_status where status = 'SUCCESS'")
+            return left - {run for (run,) in found}
+
+        await until(answered, lambda open_: not open_, seconds=120)
+        results = [await operator.result(run) for run in runs]
+        accounts = await operator.rows("select distinct account from stepengine.rate_workers")
+
+    assert {"said"} == {result["output"] if isinstance(result, dict) else result.output for result in results}
+    assert 2 == provider.most
+    assert {f"Bearer {KEY}"} == provider.keys
+    ((account,),) = accounts
+    assert account.startswith("local:")
+    assert 30 == len(account)
+    assert KEY not in dumped(db)
+
+
+async def counted(provider: Provided) -> int:
+    return len(provider.under_way)
+
+
+def dumped(db: str) -> str:
+    """
+    Return all that stands in a database, as text.
+    """
+    names = rows(
+        db,
+        "select quote_ident(schemaname) || '.' || quote_ident(tablename) from pg_tables where schemaname in ('dbos', 'stepengine')",
+    )
+    return "\n".join(str(rows(db, f"select t::text from {name} t")) for (name,) in names)
+
+
+def asks(ctx: StepContext):
+    said = yield STEP
+    return said.text
+
+
+ASKS = AgentDefinition("asks", model="test/m", handle_steps=asks)
+
+
+@pytest.mark.spec("durable:U21")
+async def test_without_a_limit_nothing_is_written(db: str):
+    async with engine(db) as plain:
+        assert "hi" == (await plain.run(ASKS, "")).output
+        assert plain._rates is None
+    assert [(None,)] == rows(db, "select to_regnamespace('stepengine')::text")
+
+    async with engine(db, rate_limits={"test": RateLimit(requests_per_minute=5)}) as limited:
+        assert "hi" == (await limited.run(ASKS, "")).output
+    assert [("test:", 1)] == rows(db, "select account, requests from stepengine.rate_seconds")
+
+
+def engine(db: str, **options) -> DurableEngine:
+    models = Models({"test": ScriptedModel([text("hi")] * 50)})
+    given = {"executor": "rates-1", "polling": 0.05, "release": "1", "pricing": None, **options}
+    return DurableEngine([ASKS, HOLDS], models=models, db=db, **given)
+
+
+def holds(ctx: StepContext):
+    yield from Perform.idempotent(held, ctx.prompt)
+
+
+async def held(name: str) -> str:
+    BEGUN.append(name)
+    await GATE[0].wait()
+    return name
+
+
+HOLDS = AgentDefinition("holds", handle_steps=holds)
+BEGUN: list[str] = []
+GATE: list[asyncio.Event] = []
+
+
+@pytest.mark.spec("durable:UF25", "durable:U21")
+async def test_starts_of_runs_are_limited_for_all_workers_and_calls_of_models_are_not(db: str, until):
+    async with engine(db, starts_per_minute=3) as worker:
+        runs = [await worker.submit(ASKS, "") for _ in range(5)]
+        states = "select count(*) from dbos.workflow_status where status = %s"
+        first = await until(lambda: worker.operator.rows(states, "SUCCESS"), lambda found: found >= [(3,)])
+        (queue,) = [queue for queue in await Upkeep(worker.operator).queues() if queue.name == "se.default.d0"]
+        assert [(3,)] == first
+        assert [(2,)] == await worker.operator.rows(states, "ENQUEUED")
+        assert (3, 60.0) == (queue.limit, queue.period)
+        # A minute later.
+        rows(
+            db,
+            "update dbos.workflow_status set started_at_epoch_ms = started_at_epoch_ms - 60000 where status = 'SUCCESS'",
+        )
+        for run in runs:
+            await worker.result(run)
+
+
+@pytest.mark.spec("durable:U21")
+async def test_all_workers_together_hold_no_more_roots_than_they_are_given(db: str, until):
+    BEGUN.clear()
+    GATE[:] = [asyncio.Event()]
+    async with engine(db, global_concurrency=2) as worker:
+        runs = [await worker.submit(HOLDS, str(number)) for number in range(4)]
+        await until(begun, lambda count: 2 == count)
+        view = await Upkeep(worker.operator).queues()
+        states = dict(await worker.operator.rows("select status, count(*) from dbos.workflow_status group by status"))
+        assert {"PENDING": 2, "ENQUEUED": 2} == states
+        assert {"se.default.d0": (2, 2)} == {
+            queue.name: (queue.global_concurrency, queue.worker_concurrency)
+            for queue in view
+            if queue.global_concurrency
+        }
+        GATE[0].set()
+        for run in runs:
+            await worker.result(run)
+    assert 4 == len(BEGUN)
+
+
+async def begun() -> int:
+    return len(BEGUN)
+
+
+@pytest.mark.parametrize("option", ["concurrency", "global_concurrency", "starts_per_minute", "effects", "depth"])
+def test_a_bound_that_lets_nothing_through_is_refused(option: str):
+    with pytest.raises(DefinitionError, match=f"{option}=0"):
+        engine("postgresql://nobody@127.0.0.1:1/none", **{option: 0})
+
+
+# --- the command line -------------------------------------------------------------------------------------------------
+
+
+AGENT_FILE = """
+from stepengine import AgentDefinition, RateLimit
+agents = [AgentDefinition("a")]
+options = {"rate_limits": RATES}
+"""
+
+
+@pytest.mark.parametrize(
+    ("known", "typed", "expected"),
+    [
+        (
+            '{"openai": RateLimit(max_concurrency=4), "local": RateLimit(max_concurrency=1)}',
+            [
+                "--requests-per-minute",
+                "openai=50",
+                "--tokens-per-minute",
+                "openai=9000",
+                "--max-concurrency",
+                "local=2",
+            ],
+            {
+                "openai": RateLimit(requests_per_minute=50, tokens_per_minute=9000, max_concurrency=4),
+                "local": RateLimit(max_concurrency=2),
+            },
+        ),
+        ("None", ["--max-concurrency", "openai=8"], {"openai": RateLimit(max_concurrency=8)}),
+        ("RateLimit(max_concurrency=8)", [], RateLimit(max_concurrency=8)),
+        ("RateLimit(max_concurrency=8)", ["--max-concurrency", "openai=8"], "one limit for every provider"),
+        ("None", ["--max-concurrency", "openai"], "anthropic=50 would be fine"),
+        ("None", ["--max-concurrency", "openai=0"], "anthropic=50 would be fine"),
+        ("None", ["--requests-per-minute", "=5"], "anthropic=50 would be fine"),
+    ],
+)
+def test_limits_that_are_typed_take_the_place_of_those_of_the_module(
+    known: str, typed: list[str], expected: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    given: dict[str, object] = {}
+
+    def noted(*_: object, **options: object) -> None:
+        given.update(options)
+        raise DatabaseAway("noted")
+
+    monkeypatch.setattr("stepengine.durable.DurableEngine", noted)
+    (tmp_path / "agents_here.py").write_text(AGENT_FILE.replace("RATES", known))
+    words = [
+        "worker",
+        str(tmp_path / "agents_here.py"),
+        "--db",
+        "postgresql://host/x",
+        "--global-concurrency",
+        "7",
+        "--starts-per-minute",
+        "9",
+    ]
+    result = CliRunner().invoke(app, [*words, *typed])
+
+    if isinstance(expected, str):
+        assert (2, True) == (result.exit_code, expected in " ".join(result.stderr.split()))
+    else:
+        assert 6 == result.exit_code, result.output
+        assert {"rate_limits": expected, "global_concurrency": 7, "starts_per_minute": 9} == {
+            name: given[name] for name in ("rate_limits", "global_concurrency", "starts_per_minute")
+        }
+
+
+async def test_what_is_asked_is_shown_without_the_key(worker, db: str):
+    shown = await asyncio.to_thread(CliRunner().invoke, app, ["status", "--rates", "--db", db])
+    assert "ACCOUNT  UNDER-WAY  WAITING  REQUESTS/MIN  TOKENS/MIN\n" == shown.stdout
+
+    _, one = await worker("fingerprint", max_concurrency=1)
+    await one.enter(70, said_nothing)
+    waits = await taken(one, tokens=5)
+    shown = await asyncio.to_thread(CliRunner().invoke, app, ["status", "--rates", "--db", db])
+    assert ["test:fingerprint", "1", "1", "1", "70"] == shown.stdout.splitlines()[1].split()
+    waits.cancel()
+    await asyncio.wait((waits,))

@@ -1,0 +1,292 @@
+"""
+Runs that another process, or another execution in the same one, goes on with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from stepengine import (
+    STEP,
+    AgentCall,
+    AgentDefinition,
+    Ask,
+    Engine,
+    Parallel,
+    Perform,
+    StepContext,
+    ToolCall,
+    Usage,
+    call,
+    tool,
+)
+from stepengine.durable import DurableEngine, Operator, Upkeep
+from stepengine.errors import AnswerRejected, DefinitionError, JournalError, ToolError
+from stepengine.events import Warned
+from stepengine.models import ModelReply, Provider
+
+psycopg = pytest.importorskip("psycopg", reason="needs the extra 'durable'")
+
+
+class Slow(Provider):
+    """
+    A provider whose first call never ends.
+    """
+
+    name = "test"
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.first = asyncio.Event()
+
+    async def complete(self, request):
+        self.asked += 1
+        if self.asked == 1:
+            self.first.set()
+            await asyncio.sleep(3600)
+        return ModelReply("said", usage=Usage(input_tokens=4, output_tokens=6, requests=1))
+
+
+def measured() -> int:
+    return 1
+
+
+def says(ctx: StepContext):
+    if ctx.prompt == "later":
+        yield from Perform.idempotent(measured)
+    first = yield STEP
+    second = yield STEP
+    return [first.text, second.text]
+
+
+SAYS = AgentDefinition("says", model="test/m", handle_steps=says)
+
+
+def engine(agents, db: str, models=None, **options) -> DurableEngine:
+    given = {"executor": "worker-1", "polling": 0.05, "pricing": None, "release": "1", **options}
+    return DurableEngine(agents, models=models or Slow(), db=db, **given)
+
+
+@pytest.mark.spec("durable:U43", "reliability:I4")
+@pytest.mark.parametrize("prompt", ["later", "at once"])
+async def test_what_a_call_used_that_a_crash_cut_off_is_unknown_and_not_zero(db: str, prompt: str):
+    provider = Slow()
+    async with engine([SAYS], db, provider) as worker:
+        run = await worker.submit(SAYS, prompt)
+        await asyncio.wait_for(provider.first.wait(), 30)
+    async with engine([SAYS], db, provider) as worker:
+        after = await worker.result(run)
+        before = await worker.run(SAYS, prompt)
+
+    assert ["said", "said"] == after.output == before.output
+    assert (20, True) == (after.usage.total_tokens, after.usage.at_least)
+    assert (20, False) == (before.usage.total_tokens, before.usage.at_least)
+
+
+@pytest.mark.deep
+@pytest.mark.spec("durable:U43", "reliability:I4")
+@pytest.mark.parametrize("way", ["takeover", "retry"])
+async def test_nor_is_it_where_an_operator_gave_the_run_to_another_worker(db: str, way: str, until):
+    provider = Slow()
+    async with engine([SAYS], db, provider) as worker:
+        run = await worker.submit(SAYS, "at once")
+        await asyncio.wait_for(provider.first.wait(), 30)
+    async with await Operator.connect(db) as operator:
+        if way == "retry":
+            await operator.cancel(run)
+            await operator.retry(run)
+        else:
+            await Upkeep(operator).takeover("worker-1")
+    async with engine([SAYS], db, provider, executor="worker-2") as worker:
+        after = await worker.result(run)
+
+    assert (20, True) == (after.usage.total_tokens, after.usage.at_least)
+
+
+@tool
+async def breaks(how: str) -> str:
+    """
+    Fail.
+
+    Args:
+        how: With what.
+    """
+    raise ValueError(how)
+
+
+def fails_and_asks(ctx: StepContext):
+    said = []
+    try:
+        yield from call(breaks, "badly")
+    except ToolError as error:
+        said.append([type(error).__name__, str(error)])
+    answer = yield from Ask("Go on?", key="go")
+    yield from Perform.idempotent(measured)
+    return [*said, answer]
+
+
+FAILS = AgentDefinition("fails", tools=[breaks], handle_steps=fails_and_asks)
+
+
+@pytest.mark.spec("durable:UF10", "durable:UF15", "durable:UF35", "durable:U13")
+async def test_an_answer_that_is_sent_while_nobody_works_is_taken_by_the_next_who_meets_the_same_errors(db: str):
+    async with engine([FAILS], db) as worker:
+        expected = await worker.result(await worker.submit(FAILS, "", answers={"go": "yes"}))
+        run = (await worker.run(FAILS, "")).journal
+    async with await Operator.connect(db) as operator:
+        with pytest.raises(JournalError, match="no run 'nobody'"):
+            await operator.answer("nobody", {"go": "yes"})
+        await operator.answer(run, {"go": "yes"})
+        ((sent,),) = await operator.rows("select count(*) from dbos.notifications where destination_uuid = %s", run)
+    async with engine([FAILS], db) as worker:
+        result = await worker.result(run, waits=True)
+        with pytest.raises(AnswerRejected):
+            await worker.answer(run, {"go": "no"})
+        journal = await worker.export(run)
+    repeated = await Engine([FAILS]).replay(journal)
+
+    assert 1 == sent
+    assert expected.output == result.output
+    assert "ToolError" == result.output[0][0]
+    # A question has three numbers in the database and one in the journal: what comes after it is found by its name.
+    assert result.output == repeated.output
+
+
+@pytest.mark.spec("durable:UF42", "durable:UF23")
+async def test_a_run_that_only_waits_is_no_poison_however_often_its_workers_die(db: str):
+    async with engine([FAILS], db) as worker:
+        run = (await worker.run(FAILS, "")).journal
+    async with await Operator.connect(db) as operator:
+        times = []
+        for number in range(8):
+            # As if a worker had taken it, and died.
+            await operator.rows(
+                "update dbos.workflow_status set status = 'PENDING', executor_id = %s, recovery_attempts = 200 where workflow_uuid = %s returning 1",
+                f"dead-{number}", run,
+            )  # fmt: skip
+            times += [(each.outcome, each.times) for each in await Upkeep(operator).takeover(f"dead-{number}")]
+        view = await operator.run(run)
+    async with engine([FAILS], db) as worker:
+        result = await worker.resume(run, answers={"go": "yes"})
+
+    assert [("resumed", 1)] * 8 == times
+    assert 1 == view.attributes["takeover"]["times"]
+    # The database package counts, too, and would give the run up; being taken over begins its count anew.
+    assert 0 == view.attempts
+    assert "yes" == result.output[-1]
+
+
+@pytest.mark.spec("durable:UK9")
+async def test_a_run_that_is_long_to_go_on_with_is_told_of_once(db: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("stepengine.durable.steps.LONG", 5)
+    told: list[str] = []
+    seen = {"observers": [lambda event: told.append(event.message) if isinstance(event, Warned) else None]}
+    async with engine([LONG], db, **seen) as worker:
+        short = await worker.run(LONG, "4", answers={"go": "yes"})
+        assert [] == told
+        run = (await worker.run(LONG, "9")).journal
+    async with engine([LONG], db, **seen) as worker:
+        result = await worker.resume(run, answers={"go": "yes"})
+
+    assert (4, 9) == (short.output, result.output)
+    assert 1 == len(told)
+    assert run in told[0]
+    assert "children" in told[0]
+
+
+def goes_on(ctx: StepContext):
+    for _ in range(int(ctx.prompt) - 1):
+        yield from Perform.idempotent(measured)
+    yield from Ask("Go on?", key="go")
+    return int(ctx.prompt)
+
+
+LONG = AgentDefinition("long", handle_steps=goes_on)
+
+
+@pytest.mark.spec("durable:U19", "durable:U20")
+async def test_numbers_are_drawn_in_the_order_of_the_handler_whatever_ends_first(db: str):
+    async with engine([GATHERS], db) as worker:
+        result = await worker.run(GATHERS, "")
+        steps = await worker.operator.steps(result.journal)
+        ended = list(ORDER)
+
+    kinds = [step.name.partition(":")[0] for step in steps]
+    assert ["perform", "intent", "tool", "spawn", "child", "perform", "perform", "end"] == kinds
+    assert [0, 1, 2, 3, 4] == [step.form["seq"] for step in steps if step.form and "at" in step.form]
+    assert ["last", "first"] == [name for name in ended if name in ("first", "last")]
+
+
+ORDER: list[str] = []
+LAST: list[asyncio.Event] = []
+
+
+async def takes(name: str) -> str:
+    # Whoever comes first ends last.
+    if name == "first":
+        await LAST[0].wait()
+    ORDER.append(name)
+    if name == "last":
+        LAST[0].set()
+    return name
+
+
+@tool
+async def fires(name: str) -> str:
+    """
+    Do something that must not be done twice.
+
+    Args:
+        name: What.
+    """
+    return await takes(name)
+
+
+def gathers(ctx: StepContext):
+    ORDER.clear()
+    LAST[:] = [asyncio.Event()]
+    both = yield from Parallel(
+        Perform.idempotent(takes, "first"), ToolCall("fires", {"name": "tool"}), AgentCall("leaf", ""),
+        Perform.idempotent(takes, "last"),
+    )  # fmt: skip
+    yield from Perform.idempotent(measured)
+    return len(both)
+
+
+def leaf(ctx: StepContext):
+    return "leaf"
+    yield
+
+
+LEAF = AgentDefinition("leaf", handle_steps=leaf)
+GATHERS = AgentDefinition("gathers", tools=[fires], spawnable_agents=[LEAF], handle_steps=gathers)
+
+
+@pytest.mark.spec("durable:U22", "durable:UF38")
+async def test_children_are_looked_for_five_times_a_second_and_threads_are_bounded(db: str, monkeypatch):
+    from dbos import _core
+
+    waits = []
+    get_result = _core.WorkflowHandleAsyncPolling.get_result
+
+    async def noted(self, *, polling_interval_sec=1.0, **more):
+        waits.append(polling_interval_sec)
+        return await get_result(self, polling_interval_sec=polling_interval_sec, **more)
+
+    monkeypatch.setattr(_core.WorkflowHandleAsyncPolling, "get_result", noted)
+    async with engine([GATHERS], db) as worker:
+        await worker.run(GATHERS, "")
+        threads = asyncio.get_running_loop()._default_executor.executor
+
+    assert waits
+    assert max(waits) <= 0.2
+    assert 64 == threads._max_workers
+
+
+@pytest.mark.spec("durable:UF26")
+@pytest.mark.parametrize("url", ["sqlite:///runs.db", "runs.db", "mysql://host/x"])
+def test_only_postgresql_is_taken(url: str):
+    with pytest.raises(DefinitionError, match="starts with postgresql://"):
+        engine([LEAF], url)

@@ -1,0 +1,458 @@
+"""
+Sessions whose turns are durable runs: submitted from anywhere, executed by whichever worker is free, one after the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from stepengine import (
+    STEP,
+    AgentCall,
+    AgentDefinition,
+    Answer,
+    Ask,
+    Engine,
+    HookContext,
+    Hooks,
+    StepContext,
+    ToolCall,
+    call,
+    tool,
+)
+from stepengine.data.state import RunInfo, RunStatus
+from stepengine.durable import DurableEngine, Operator, Upkeep
+from stepengine.errors import AnswerRejected, InputError, JournalError, ReplayDivergence, SessionError
+from stepengine.journal import FileJournal
+from stepengine.permissions import Policy, Rule
+from stepengine.sessions import MemorySessions
+from stepengine.testing import ScriptedModel, text, tool_call
+
+pytestmark = pytest.mark.deep  # each starts workers on a database of its own
+
+WORDS = ["I am Ann.", "What is my name?", "And again?"]
+
+
+def echo(request):
+    """
+    Say all that the user has said.
+    """
+    return text(" | ".join(m.text for m in request.messages if m.role == "user"))
+
+
+def chatty() -> ScriptedModel:
+    return ScriptedModel([echo] * 100)
+
+
+CHAT = AgentDefinition("chat", model="test/model")
+
+
+def book(ctx: StepContext):
+    size = yield from Ask("For how many?", options=("two", "four"))
+    day = yield from Ask("On which day?")
+    return f"{size} on {day}"
+
+
+BOOK = AgentDefinition("book", handle_steps=book)
+
+
+def engine(agents, db: str, **options) -> DurableEngine:
+    return DurableEngine(agents, db=db, **{"executor": "worker-1", "polling": 0.05, "models": chatty(), **options})
+
+
+@pytest.mark.spec("durable:UT1", "requirements:L3")
+async def test_a_session_goes_on_as_it_does_in_one_process(db: str):
+    store = MemorySessions()
+    async with Engine([CHAT], models=chatty(), sessions=store) as alone, engine([CHAT], db) as worker:
+        expected = [await alone.run(CHAT, w, session_id="ann", metadata={w[0]: 1}) for w in WORDS]
+        actual = [await worker.run(CHAT, w, session_id="ann", metadata={w[0]: 1}) for w in WORDS]
+        kept = await worker.operator.sessions.load("ann")
+
+    assert [r.output for r in expected] == [r.output for r in actual]
+    assert [r.state.message_history for r in expected] == [r.state.message_history for r in actual]
+    assert all(r.session_saved and r.session_id == "ann" for r in actual)
+    known = store.load("ann")
+    assert (known.messages, known.turns, known.usage) == (kept.messages, kept.turns, kept.usage)
+    assert known.info.metadata == kept.info.metadata
+
+
+async def test_turns_that_are_submitted_at_once_follow_each_other_in_their_order(db: str):
+    async with engine([CHAT], db) as worker, await Operator.connect(db) as operator:
+        runs = [await operator.submit("chat", str(n), info=RunInfo("bob")) for n in range(5)]
+        results = [await worker.result(run) for run in runs]
+
+    assert [" | ".join(map(str, range(n + 1))) for n in range(5)] == [r.output for r in results]
+
+
+async def test_a_message_is_the_answer_to_what_the_session_waits_for(db: str):
+    async with engine([BOOK], db) as worker:
+        first = await worker.run(BOOK, "a table", session_id="c")
+        with pytest.raises(AnswerRejected):
+            await worker.run(BOOK, "nine", session_id="c")
+        second = await worker.run(BOOK, "four", session_id="c")
+        third = await worker.run(BOOK, "Friday", session_id="c")
+        turns = await worker.operator.sessions.turns("c")
+
+    assert "For how many?" == first.pending_questions[0].text
+    assert "On which day?" == second.pending_questions[0].text
+    assert "four on Friday" == third.output
+    assert [None, None, first.journal, first.journal] == [turn.answered for turn in turns]
+
+
+@tool
+async def wipe(disk: str) -> str:
+    """
+    Wipe a disk.
+
+    Args:
+        disk: Which one.
+    """
+    return f"wiped {disk}"
+
+
+def cleaning(request):
+    """
+    Wipe what the user says last, and say so.
+    """
+    last = request.messages[-1]
+    return text(last.text) if last.role == "tool" else tool_call("wipe", {"disk": last.text})
+
+
+CLEANER = AgentDefinition("cleaner", model="test/model", tools=[wipe])
+ASKS_FIRST = Policy(rules=[Rule.ask_for_tool("wipe")])
+
+
+def cleaner(db: str, executor: str) -> DurableEngine:
+    return engine([CLEANER], db, executor=executor, models=ScriptedModel([cleaning] * 100), permissions=ASKS_FIRST)
+
+
+@pytest.mark.spec("requirements:M11", "durable:U37", "durable:UF10")
+async def test_what_a_person_allowed_for_good_holds_for_later_turns_on_other_workers(db: str, tmp_path):
+    async with cleaner(db, "worker-1") as worker, await Operator.connect(db) as operator:
+        asked = await worker.run(CLEANER, "a", session_id="s")
+        await operator.answer(asked.journal, {asked.pending_questions[0].id: Answer(remember="always", by="ann")})
+        first = await worker.result(asked.journal)
+    async with cleaner(db, "worker-2") as worker:
+        second = await worker.run(CLEANER, "b", session_id="s")
+        elsewhere = await worker.run(CLEANER, "c", session_id="t")
+        rules = await worker.operator.sessions.rules("s")
+        view = await worker.operator.run(second.journal)
+        journal = await worker.export(second.journal, tmp_path / "second.jsonl")
+    replayed = await Engine([CLEANER], models=ScriptedModel([]), permissions=ASKS_FIRST).replay(
+        FileJournal(tmp_path / "second.jsonl")
+    )
+
+    assert ("wiped a", "wiped b") == (first.text, second.text)
+    assert "worker-2" == view.executor
+    assert 1 == len(rules)
+    # Another session is asked.
+    assert "wipe" == elsewhere.pending_questions[0].tool_name
+    # The answer that nobody was asked for stands in the record.
+    assert "remembered" in b"".join(journal.content().splitlines()).decode()
+    assert (second.text, second.state.message_history) == (replayed.text, replayed.state.message_history)
+
+
+def wiping(ctx: StepContext):
+    done = yield ToolCall("wipe", {"disk": ctx.prompt})
+    return done.tool_result.text
+
+
+def around(ctx: StepContext):
+    before = yield from AgentCall("wiper", f"{ctx.prompt}1")
+    after = yield from AgentCall("wiper", f"{ctx.prompt}2")
+    return [before, after]
+
+
+WIPER = AgentDefinition("wiper", tools=[wipe], handle_steps=wiping)
+AROUND = AgentDefinition("around", spawnable_agents=[WIPER], handle_steps=around)
+
+
+@pytest.mark.spec("requirements:M11", "durable:U37")
+async def test_what_is_allowed_for_good_in_a_child_holds_for_its_tree_and_for_later_turns(db: str):
+    options = {"permissions": Policy(rules=[Rule.ask_for_tool("wipe")])}
+    async with engine([AROUND], db, **options) as worker:
+        asked = await worker.run(AROUND, "x", session_id="s")
+        first = await worker.resume(asked.journal, answers={asked.pending_questions[0].id: Answer(remember="session")})
+    async with engine([AROUND], db, executor="worker-2", **options) as worker:
+        second = await worker.run(AROUND, "y", session_id="s")
+
+    assert ["wiped x1", "wiped x2"] == first.output
+    assert ["wiped y1", "wiped y2"] == second.output
+
+
+@pytest.mark.spec("durable:UT21", "durable:U42")
+async def test_the_journal_of_a_turn_replays_and_forks_like_any_other(db: str, tmp_path):
+    async with engine([CHAT], db) as worker:
+        results = [await worker.run(CHAT, words, session_id="ann") for words in WORDS]
+        for number, result in enumerate(results):
+            await worker.export(result.journal, tmp_path / f"{number}.jsonl")
+        fork = await worker.fork(results[1].journal, at=0)
+        forked = await worker.result(fork)
+        turns = await worker.operator.sessions.turns("ann")
+        shown = [event async for event in worker.events(results[2].journal)]
+    alone = Engine([CHAT], models=ScriptedModel([]))
+    replayed = [await alone.replay(FileJournal(tmp_path / f"{n}.jsonl")) for n in range(3)]
+
+    assert [r.output for r in results] == [r.output for r in replayed]
+    assert [r.state.message_history for r in results] == [r.state.message_history for r in replayed]
+    # A fork is no turn: the session does not go on from it.
+    assert results[1].output == forked.output
+    assert 3 == len(turns)
+    assert results[2].output == shown[-1].result.output
+
+
+async def test_a_message_that_was_in_line_before_the_question_is_its_answer_all_the_same(db: str, until):
+    async with await Operator.connect(db) as operator:
+        runs = [await operator.submit("book", words, info=RunInfo("c")) for words in ("a table", "two", "Monday")]
+        async with engine([BOOK], db) as worker:
+            results = [await worker.result(run) for run in reversed(runs)]
+            shown = [event async for event in worker.events(runs[2])]
+            with pytest.raises(JournalError, match="it was the answer to"):
+                await worker.export(runs[2])
+            with pytest.raises(JournalError, match="cannot be tried again"):
+                await operator.retry(runs[1])
+            stored = await operator.result(runs[1])
+
+    assert ["two on Monday"] * 3 == [result.output for result in results]
+    assert "two on Monday" == stored["output"] == shown[-1].result.output
+
+
+async def test_what_is_said_to_another_agent_waits_until_the_question_is_answered(db: str):
+    async with engine([BOOK, CHAT], db) as worker:
+        asked = await worker.run(BOOK, "a table", session_id="c")
+        other = await worker.submit(CHAT, "hello", session_id="c")
+        (_, waiting) = await worker.operator.sessions.turns("c")
+        kept = await worker.operator.sessions.load("c")
+        await worker.answer(asked.journal, {"For how many?": "two"})
+        await worker.run(BOOK, "now", session_id="d")  # meanwhile others have their turns
+        await worker.resume(asked.journal, answers={"On which day?": "Monday"})
+        result = await worker.result(other)
+
+    assert waiting.is_in_line
+    assert asked.journal == kept.journal
+    assert "a table | hello" == result.output
+
+
+@pytest.mark.spec("requirements:K5")
+async def test_the_same_submission_twice_is_one_turn(db: str):
+    async with await Operator.connect(db) as one, await Operator.connect(db) as two:
+        ids = [f"m{n}" for n in range(8)]
+        await asyncio.gather(
+            *[each.submit("chat", run, id=run, info=RunInfo("s")) for run in ids for each in (one, two, one)]
+        )
+        turns = await one.sessions.turns("s")
+        known = await one.sessions.all()
+
+    assert set(ids) == {turn.run for turn in turns}
+    assert list(range(1, 9)) == [turn.number for turn in turns]
+    assert [("s", 8)] == [(view.id, view.turns) for view in known]
+    # The first one is where workers take it, all others are in line.
+    assert [False, *[True] * 7] == [turn.is_in_line for turn in turns]
+
+
+async def test_a_turn_that_is_cancelled_is_gone_on_without(db: str):
+    async with await Operator.connect(db) as operator:
+        runs = [await operator.submit("chat", str(n), info=RunInfo("s")) for n in range(3)]
+        assert [runs[1]] == await operator.cancel(runs[1])
+        async with engine([CHAT], db) as worker:
+            last = await worker.result(runs[2])
+            with pytest.raises(JournalError, match="has begun"):
+                await operator.retry(runs[1])
+
+    assert "0 | 2" == last.output
+
+
+class Edited:
+    """A tool whose name is in the handler, and the handler edited since."""
+
+    def __init__(self, disk: str) -> None:
+        def steps(ctx: StepContext):
+            yield ToolCall("wipe", {"disk": disk})
+            size = yield from Ask("How large?")
+            return [m.text for m in ctx.agent_state.message_history if m.role == "user"] + [size]
+
+        self.agent = AgentDefinition("asks", tools=[wipe], handle_steps=steps)
+
+
+@pytest.mark.spec("durable:UF12", "durable:UF31")
+async def test_a_session_waits_for_a_turn_that_stopped_until_it_is_tried_again_or_given_up(db: str, until):
+    old, new = Edited("a").agent, Edited("b").agent
+    async with engine([old], db, release="1") as worker:
+        runs = {s: (await worker.run(old, "first", session_id=s)).journal for s in "st"}
+    async with engine([new], db, release="1", executor="worker-1") as worker:
+        for run in runs.values():
+            with pytest.raises(ReplayDivergence):
+                await worker.result(run, waits=True)
+        later = {s: await worker.submit(new, f"later {s}", session_id=s, answers={"How large?": "L"}) for s in "st"}
+        await worker.cancel(runs["t"])
+        gone_on = await worker.result(later["t"])
+        in_line = (await worker.operator.sessions.turns("s"))[1].is_in_line
+        with pytest.raises(JournalError, match="has begun"):
+            await worker.operator.retry(runs["t"])
+    async with engine([old], db, release="1") as worker:
+        await worker.operator.retry(runs["s"])
+        first = await worker.resume(runs["s"], answers={"How large?": "S"})
+
+    assert in_line
+    assert ["later t", "L"] == gone_on.output
+    assert ["first", "S"] == first.output
+
+
+@pytest.mark.spec("durable:U36", "durable:UT13")
+async def test_turns_move_to_another_release_and_keep_their_order(db: str):
+    async with engine([BOOK, CHAT], db, release="1") as worker:
+        asked = await worker.run(BOOK, "a table", session_id="s")
+        second = await worker.submit(CHAT, "more", session_id="s")
+    async with engine([BOOK, CHAT], db, release="2") as worker:
+        assert [None, None] == [await worker.fits(run) for run in (asked.journal, second)]
+        await worker.move(second)
+        await worker.move(asked.journal)
+        await worker.resume(asked.journal, answers={"For how many?": "two"})
+        await worker.resume(asked.journal, answers={"On which day?": "Monday"})
+        result = await worker.result(second)
+        views = [await worker.operator.run(run) for run in (asked.journal, second)]
+
+    assert "a table | more" == result.output
+    assert ["2", "2"] == [view.release for view in views]
+
+
+async def test_a_turn_that_a_hook_refuses_leaves_the_session_as_it_was(db: str):
+    def refuse(ctx: HookContext):
+        if ctx.messages[-1].text == "bad":
+            raise ValueError("no")
+
+    options = {"hooks": Hooks(pre_run=[refuse])}
+    async with engine([CHAT], db, **options) as worker:
+        results = [await worker.run(CHAT, words, session_id="s", metadata={words: 1}) for words in ("a", "bad", "b")]
+        kept = await worker.operator.sessions.load("s")
+
+    assert [RunStatus.COMPLETED, RunStatus.FAILED, RunStatus.COMPLETED] == [r.status for r in results]
+    assert [True, False, True] == [r.session_saved for r in results]
+    assert "a | b" == results[2].output
+    assert (2, {"a": 1, "b": 1}) == (kept.turns, dict(kept.info.metadata))
+
+
+async def test_a_given_state_takes_the_place_of_what_the_session_holds(db: str):
+    async with engine([CHAT], db) as worker:
+        other = await worker.run(CHAT, "elsewhere")
+        await worker.run(CHAT, "here", session_id="s")
+        result = await worker.run(CHAT, "now", session_id="s", previous=other.state)
+        last = await worker.run(CHAT, "then", session_id="s")
+
+    assert "elsewhere | now" == result.output
+    assert "elsewhere | now | then" == last.output
+
+
+@pytest.mark.spec("durable:U41")
+async def test_cleaning_up_leaves_what_a_session_goes_on_from(db: str):
+    async with engine([CHAT], db) as worker:
+        operator = worker.operator
+        runs = [(await worker.run(CHAT, str(n), session_id="s")).journal for n in range(3)]
+        await worker.run(CHAT, "alone", session_id="t")
+        early = await Upkeep(operator).collect(3600, dry_run=True)
+        await operator.submit("nobody", "", info=RunInfo("s"))
+        deleted = await Upkeep(operator).collect(0)
+        kept = await operator.sessions.load("s")
+        gone = await operator.sessions.load("t")
+
+    assert [] == early
+    assert set(runs[:2]) < set(deleted)
+    assert runs[2] not in deleted
+    assert ["0", "1", "2"] == [m.text for m in kept.messages if m.role == "user"]
+    assert (0, 0) == (gone.turns, len(gone.messages))
+
+
+@pytest.mark.spec("reliability:SS05")
+async def test_ids_of_sessions_are_opaque(db: str):
+    ids = ["a", "A", "a%", "a_", "a'b", 'a"b', "a/../b", "{}", "x" * 1000, "\u00e4", "a\u0308", "\U0001f600"]
+    async with await Operator.connect(db) as operator:
+        for number, name in enumerate(ids):
+            await operator.submit("chat", str(number), info=RunInfo(name))
+        turns = [await operator.sessions.turns(name) for name in ids]
+        for wrong, error in (("", SessionError), ("x" * 1001, SessionError), ("a\0b", InputError)):
+            with pytest.raises(error):
+                await operator.submit("chat", "", info=RunInfo(wrong))
+
+    assert [1] * len(ids) == [len(of) for of in turns]
+
+
+# --- messages to a run that goes on -------------------------------------------------------------------------------------
+
+
+@tool(idempotent=True)
+async def gate(name: str) -> str:
+    """
+    Wait until the test lets it go.
+
+    Args:
+        name: Which one.
+    """
+    await GATES.setdefault(name, asyncio.Event()).wait()
+    return name
+
+
+GATES: dict[str, asyncio.Event] = {}
+
+
+def gated(ctx: StepContext):
+    yield from call(gate, "one")
+    first = yield STEP
+    yield from call(gate, "two")
+    second = yield STEP
+    return [first.text, second.text]
+
+
+GATED = AgentDefinition("gated", model="test/model", tools=[gate], handle_steps=gated)
+
+
+@pytest.mark.spec("reliability:SS07", "requirements:N3")
+async def test_a_message_reaches_a_run_that_goes_on_once_and_stands_in_its_journal(db: str, tmp_path, until):
+    GATES.clear()
+    async with await Operator.connect(db) as operator:
+        async with engine([GATED], db) as worker:
+            handle = worker.start(GATED, "go")
+            run = await handle.id()
+
+            async def waits():
+                return "one" in GATES
+
+            await until(waits)
+            await operator.say(run, "left", id="same")
+            await operator.say(run, "left", id="same")
+            await heard_by(worker, 1, until)
+            GATES["one"].set()
+
+            async def goes_on():
+                return "two" in GATES
+
+            await until(goes_on)
+        # Another worker goes on: what was heard is not heard again, and what is said meanwhile is not lost.
+        await operator.say(run, "right")
+        await Upkeep(operator).takeover("worker-1")
+        GATES.clear()
+        async with engine([GATED], db, executor="worker-2") as worker:
+            await heard_by(worker, 1, until)
+            GATES["two"].set()
+            result = await worker.result(run)
+            journal = await worker.export(run, tmp_path / "said.jsonl")
+            with pytest.raises(JournalError, match="SUCCESS"):
+                await operator.say(run, "too late")
+    replayed = await Engine([GATED], models=ScriptedModel([])).replay(journal)
+
+    assert ["go | left", "go | left | right"] == result.output
+    assert result.output == replayed.output
+    assert result.state.message_history == replayed.state.message_history
+
+
+async def heard_by(worker: DurableEngine, count: int, until) -> None:
+    """
+    Wait until that many messages are in the inboxes of a worker's runs.
+    """
+
+    async def there():
+        trees = [run.tree for run in worker._process.runs if run.tree is not None]
+        return sum(len(tree.inbox) for tree in trees)
+
+    await until(there, lambda found: found == count)

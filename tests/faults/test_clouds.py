@@ -1,0 +1,1025 @@
+"""Models in the clouds, before a server that checks what the clouds check: signatures, tokens and keys."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any
+
+import attrs
+import httpx2
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+from google.oauth2.service_account import Credentials
+
+from stepengine import (
+    AgentDefinition,
+    Engine,
+    ImagePart,
+    ModelSettings,
+    RetryPolicy,
+    TextPart,
+    Thinking,
+    UserMessage,
+    tool,
+)
+from stepengine.data.messages import AssistantMessage, DocumentPart, ToolCallPart, ToolMessage
+from stepengine.data.models import ModelRequest, ReplyDone
+from stepengine.data.transcript import Transcript
+from stepengine.data.usage import Usage
+from stepengine.errors import ContextOverflow, MissingKey, ModelError, TruncatedReply
+from stepengine.models import (
+    AnthropicProvider,
+    BedrockProvider,
+    FileSearch,
+    FoundryProvider,
+    GoogleProvider,
+    Models,
+    OpenAIChatProvider,
+    OpenAIProvider,
+    Provider,
+    UrlContext,
+    VertexProvider,
+    WebSearch,
+)
+from stepengine.testing import Clock
+from tests.faults import cloud_server as cloud
+from tests.faults.cloud_server import (
+    ACCESS_KEY,
+    AZURE_KEY,
+    BEDROCK_KEY,
+    PROJECT,
+    REGION,
+    SCOPE,
+    SECRET_KEY,
+    SESSION_TOKEN,
+    CloudServer,
+    aws_error,
+    aws_stream,
+    chunk_of,
+    cloud_server,
+)
+from tests.faults.scripts import TOOLS, anthropic_stream
+from tests.faults.server import Answer, json_answer
+
+pytestmark = pytest.mark.anyio
+
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(40))
+PDF = b"%PDF-1.7 a report"
+KEYS = {"access_key": ACCESS_KEY, "secret_key": SECRET_KEY}
+ENTRA = "a-token-of-entra-id-0123456789"
+SONNET = "claude-sonnet-4-5"
+MARK = {"type": "ephemeral"}
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[CloudServer]:
+    async with cloud_server() as state:
+        state.entra.add(ENTRA)
+        yield state
+
+
+@pytest.fixture(scope="module")
+def private_key() -> rsa.RSAPrivateKey:
+    return rsa.generate_private_key(public_exponent=65537, key_size=2048)
+
+
+def pem(key: rsa.RSAPrivateKey) -> str:
+    text = serialization.Encoding.PEM
+    return key.private_bytes(text, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()).decode()
+
+
+@pytest.fixture
+def account(server, private_key) -> dict[str, str]:
+    """The service account's file, as Google gives it."""
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    server.public_key = private_key.public_key().public_bytes(serialization.Encoding.PEM, form).decode()
+    return {
+        "type": "service_account",
+        "project_id": PROJECT,
+        "private_key_id": "1",
+        "private_key": pem(private_key),
+        "client_email": "tester@test-project.iam.gserviceaccount.com",
+        "token_uri": f"{server.url}/token",
+    }
+
+
+# --- the ways in --------------------------------------------------------------------------------------------------------
+
+
+def signed(server: CloudServer, account: Any, **options: Any) -> BedrockProvider:
+    return BedrockProvider(base_url=server.url, region=REGION, **{**KEYS, **options})
+
+
+def vertex(server: CloudServer, account: dict[str, str], **options: Any) -> VertexProvider:
+    credentials = Credentials.from_service_account_info(account, scopes=[SCOPE])
+    return VertexProvider(PROJECT, "us-east5", credentials, base_url=server.url, **options)
+
+
+def with_bedrock_key(server: CloudServer, account: Any) -> BedrockProvider:
+    return BedrockProvider(BEDROCK_KEY, server.url, region=REGION)
+
+
+def foundry(server: CloudServer, account: Any, **options: Any) -> FoundryProvider:
+    return FoundryProvider(base_url=f"{server.url}/anthropic", **options)
+
+
+def chat(server: CloudServer, account: Any, **options: Any) -> OpenAIChatProvider:
+    return OpenAIChatProvider("azure", base_url=server.url, **options)
+
+
+def responses(server: CloudServer, account: Any, **options: Any) -> OpenAIProvider:
+    return OpenAIProvider(name="azure_responses", base_url=server.url, **options)
+
+
+async def entra() -> str:
+    return ENTRA
+
+
+def in_the_path(body: dict[str, Any]) -> dict[str, Any]:
+    """What becomes of a body where the path names the model, and one mark for all is not known."""
+    body = {name: value for name, value in body.items() if name not in {"model", "cache_control"}}
+    body["messages"][-1]["content"][-1]["cache_control"] = MARK
+    return {**body, "anthropic_version": "2026-10-21"}
+
+
+def invoked(body: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in in_the_path(body).items() if name != "stream"}
+
+
+def as_it_is(body: dict[str, Any]) -> dict[str, Any]:
+    return body
+
+
+def encrypted(body: dict[str, Any]) -> dict[str, Any]:
+    return {**body, "include": ["reasoning.encrypted_content"]}
+
+
+@attrs.frozen
+class Way:
+    """A way into a cloud: who goes it, what model it is asked for, the same model's own wire, and what becomes of its body."""
+
+    make: Callable[..., Provider]
+    model: str
+    direct: Callable[[], Provider]
+    changed: Callable[[dict[str, Any]], dict[str, Any]] = as_it_is
+
+
+CHAT = partial(OpenAIChatProvider, "openai_chat", "k" * 20)
+WAYS = {
+    "bedrock": Way(
+        signed, f"bedrock/us.anthropic.{SONNET}-20250929-v1:0", partial(AnthropicProvider, "k" * 20), invoked
+    ),
+    "bedrock-session": Way(
+        partial(signed, session_token=SESSION_TOKEN),
+        f"bedrock/arn:aws:bedrock:us-east-1:123456789012:inference-profile/us.anthropic.{SONNET}",
+        partial(AnthropicProvider, "k" * 20),
+        invoked,
+    ),
+    "bedrock-key": Way(with_bedrock_key, f"bedrock/anthropic.{SONNET}", partial(AnthropicProvider, "k" * 20), invoked),
+    "mantle": Way(
+        partial(signed, endpoint="mantle"), f"bedrock/anthropic.{SONNET}", partial(AnthropicProvider, "k" * 20)
+    ),
+    "bedrock-openai": Way(signed, "bedrock/openai.gpt-5.4", partial(OpenAIProvider, "k" * 20)),
+    "vertex-claude": Way(vertex, f"vertex/{SONNET}@20250929", partial(AnthropicProvider, "k" * 20), in_the_path),
+    "vertex-gemini": Way(vertex, "vertex/gemini-2.5-pro", partial(GoogleProvider, "k" * 20)),
+    "foundry": Way(partial(foundry, api_key=AZURE_KEY), f"foundry/{SONNET}", partial(AnthropicProvider, "k" * 20)),
+    "foundry-entra": Way(
+        partial(foundry, token_provider=entra), f"foundry/{SONNET}", partial(AnthropicProvider, "k" * 20)
+    ),
+    "azure": Way(partial(chat, api_key=AZURE_KEY), "azure/gpt-4o", CHAT),
+    "azure-entra": Way(partial(chat, token_provider=entra), "azure/gpt-4o", CHAT),
+    "azure-responses": Way(
+        partial(responses, api_key=AZURE_KEY), "azure_responses/gpt-5", partial(OpenAIProvider, "k" * 20), encrypted
+    ),
+    "azure-responses-entra": Way(
+        partial(responses, token_provider=lambda: ENTRA),
+        "azure_responses/gpt-5",
+        partial(OpenAIProvider, "k" * 20),
+        encrypted,
+    ),
+}
+CLAUDES = ["bedrock", "mantle", "vertex-claude", "foundry"]
+every_way = pytest.mark.parametrize("name", WAYS)
+
+
+def asked(model: str, *messages: Any, **settings: Any) -> ModelRequest:
+    given = Transcript(messages or [UserMessage("What is 2 + 3?")])
+    return ModelRequest(model, "Be brief.", given, TOOLS, settings=ModelSettings(**{"max_tokens": 3_000, **settings}))
+
+
+@pytest.mark.spec(
+    *("providers:PV90", "providers:PV91", "providers:PV92", "providers:PV93", "providers:PV95"),
+    *("providers:PV96", "providers:PV97", "providers:PV109"),
+)
+@every_way
+async def test_a_request_that_the_cloud_lets_in_is_answered_in_one_piece_and_as_a_stream(name, server, account):
+    way = WAYS[name]
+    provider = way.make(server, account)
+    whole = await provider.complete(asked(way.model))
+    pieces = [delta async for delta in provider.stream(asked(way.model))]
+    await provider.close()
+
+    assert isinstance(pieces[-1], ReplyDone)
+    streamed = pieces[-1].reply
+    for reply in (whole, streamed):
+        assert "It is five." == reply.text
+        assert [("add", {"a": 2, "b": 3})] == [(call.tool_name, dict(call.input)) for call in reply.tool_calls]
+        assert 12 == reply.usage.output_tokens
+    assert len(pieces) > 3
+
+
+@pytest.mark.spec("providers:PV90", "providers:PV91", "providers:PV93", "providers:PV95", "providers:PV109")
+@every_way
+async def test_the_body_is_that_of_the_direct_wire_but_for_what_the_cloud_changes(name, server, account):
+    """Media, tools, calls with their results and thinking, in a second turn over a first reply of the same provider."""
+    way = WAYS[name]
+    provider, bare = way.make(server, account), way.model.partition("/")[2]
+    first = asked(way.model)
+    reply = await provider.complete(first)
+    media = [ImagePart(data=PNG, mime_type="image/png")]
+    if "azure" not in way.model.partition("/")[0].split("_")[:1] or "responses" in name:
+        media.append(DocumentPart(data=PDF, mime_type="application/pdf", name="report.pdf"))
+
+    def second(model: str, whose: str) -> ModelRequest:
+        (text, call) = reply.content
+        call = attrs.evolve(call, tool_call_id="t1", provider_data={**(call.provider_data or {}), "provider": whose})
+        history = [
+            UserMessage([TextPart("What is this, and 2 + 3?"), *media]),
+            AssistantMessage([TextPart(text.text), call]),
+            ToolMessage("t1", "add", "5"),
+        ]
+        return asked(model, *history, thinking=Thinking(effort="low"))
+
+    (call,) = reply.tool_calls
+    own = call.provider_data["provider"]
+    await provider.complete(second(way.model, own))
+    async for _ in provider.stream(second(way.model, own)):
+        pass
+    direct = way.direct()
+    request = second(f"{direct.name}/{bare}", direct.name)
+    expected = [way.changed(json.loads(direct._encode(request, stream=stream).content)) for stream in (False, True)]
+    await provider.close()
+
+    assert expected == [one.json for one in server.asked_for[-2:]]
+
+
+@pytest.mark.deep
+@every_way
+async def test_a_whole_run_goes_through_the_cloud(name, server, account):
+    """A tool is called and its result goes back, by the prefix of the standard registry."""
+    way = WAYS[name]
+
+    @tool(in_thread=False)
+    def add(a: int, b: int) -> int:
+        """
+        Add two numbers.
+
+        Args:
+            a: One.
+            b: Another.
+        """
+        server.said = ("It is five.", [], "end_turn")
+        return a + b
+
+    agent = AgentDefinition("adder", tools=[add], model=way.model)
+    models = Models({way.model.partition("/")[0]: way.make(server, account)})
+    async with Engine(agents=[agent], models=models) as engine:
+        result = await engine.run("adder", "What is 2 + 3?")
+
+    assert "It is five." == result.unwrap() or "It is five." == result.text
+    assert 2 == len(server.asked_for)
+
+
+# --- who is not let in --------------------------------------------------------------------------------------------------
+
+
+class Changing(httpx2.AsyncHTTPTransport):
+    """A way on which somebody changes the body of a request."""
+
+    async def handle_async_request(self, request: Any) -> Any:
+        content = request.content.replace(b"What is 2", b"What is 3")
+        changed = httpx2.Request(request.method, request.url, headers=request.headers, content=content)
+        return await super().handle_async_request(changed)
+
+
+BAD = {
+    "another secret": ({"secret_key": "x" * 40}, "InvalidSignatureException"),
+    "another key": ({"access_key": "AKIAANOTHERANOTHER00"}, "UnrecognizedClientException"),
+    "another region": ({"region": "eu-west-1"}, "InvalidSignatureException"),
+    "an old session": ({"session_token": "an-expired-token-0123456789"}, "ExpiredTokenException"),
+    "a changed body": ({"transport": Changing}, "InvalidSignatureException"),
+    "a late request": ({}, "Signature expired"),
+}
+
+
+@pytest.mark.spec("providers:PV98", "ecosystem:EC60")
+@pytest.mark.parametrize(
+    "endpoint", ["runtime", *[pytest.param(one, marks=pytest.mark.deep) for one in ("mantle", "openai")]]
+)
+@pytest.mark.parametrize("what", BAD)
+async def test_a_request_with_a_wrong_signature_is_refused_and_says_where_the_credentials_came_from(
+    what, endpoint, server, monkeypatch
+):
+    change, word = BAD[what]
+    options = {name: value() if value is Changing else value for name, value in change.items()}
+    if what == "a late request":
+        server.now = lambda: datetime.now(UTC) + timedelta(minutes=16)
+    own = {} if endpoint != "mantle" else {"endpoint": "mantle"}
+    provider = BedrockProvider(base_url=server.url, **{"region": REGION, **KEYS, **own, **options})
+    model = "bedrock/openai.gpt-5.4" if endpoint == "openai" else f"bedrock/anthropic.{SONNET}"
+    with pytest.raises(ModelError, match=word) as caught:
+        await provider.complete(asked(model))
+    await provider.close()
+
+    assert (403, False) == (caught.value.status, caught.value.retryable)
+    assert "with the access key that was given" in str(caught.value)
+    assert SECRET_KEY not in str(caught.value)
+    assert [] == server.asked_for
+
+
+@pytest.mark.spec("providers:PV93", "providers:PV95")
+@pytest.mark.parametrize("model", ["vertex/gemini-2.5-pro", f"vertex/{SONNET}"])
+async def test_one_token_serves_both_wires_until_it_expires_and_is_renewed(model, server, account):
+    credentials = Credentials.from_service_account_info(account, scopes=[SCOPE])
+    provider = VertexProvider(None, "us-east5", credentials, base_url=server.url)
+    await provider.complete(asked(model))
+    await provider.complete(asked("vertex/gemini-2.5-flash"))
+    assert 1 == server.given
+
+    server.tokens.clear()
+    with pytest.raises(ModelError, match="invalid authentication credentials") as caught:
+        await provider.complete(asked(model))
+    assert (401, False) == (caught.value.status, caught.value.retryable)
+    assert "the credentials that were given" in str(caught.value)
+
+    credentials.expiry = datetime.now(UTC).replace(tzinfo=None) - timedelta(seconds=1)
+    await provider.complete(asked(model))
+    await provider.close()
+
+    assert 2 == server.given
+
+
+@pytest.mark.spec("providers:PV93", "providers:PV95")
+@pytest.mark.parametrize("model", ["vertex/gemini-2.5-pro", f"vertex/{SONNET}"])
+async def test_who_signs_with_another_key_gets_no_token(model, server, account):
+    account["private_key"] = pem(rsa.generate_private_key(public_exponent=65537, key_size=2048))
+    provider = vertex(server, account)
+    with pytest.raises(MissingKey, match="Invalid JWT") as caught:
+        await provider.complete(asked(model))
+    await provider.close()
+
+    assert ("credentials", False) == (caught.value.kind, caught.value.retryable)
+    assert [] == server.asked_for
+
+
+@pytest.mark.spec("providers:PV96", "providers:PV97")
+@pytest.mark.parametrize("name", ["azure-entra", "azure-responses-entra", "foundry-entra"])
+async def test_a_token_that_is_no_longer_in_force_is_refused_and_a_source_that_fails_is_named(name, server, account):
+    way = WAYS[name]
+    tokens = ["an-old-token-of-entra-0123456789", ENTRA]
+    provider = way.make(server, account, token_provider=lambda: tokens.pop(0))
+    with pytest.raises(ModelError, match="wrong key or token") as caught:
+        await provider.complete(asked(way.model))
+    assert 401 == caught.value.status
+    assert "token of Entra ID" in str(caught.value)
+    assert "It is five." == (await provider.complete(asked(way.model))).text
+
+    with pytest.raises(MissingKey, match="pop from empty list") as empty:
+        await provider.complete(asked(way.model))
+    await provider.close()
+
+    assert "credentials" == empty.value.kind
+
+
+@pytest.mark.spec("providers:PV96")
+@pytest.mark.parametrize("by_token", [False, True])
+@pytest.mark.parametrize("make", [chat, responses], ids=["chat", "responses"])
+async def test_the_dated_api_of_azure_takes_keys_and_tokens_too(make, by_token, server, account, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_VERSION", "2025-04-01-preview")
+    provider = make(server, account, **({"token_provider": entra} if by_token else {"api_key": AZURE_KEY}))
+    reply = await provider.complete(asked(f"{provider.name}/my-deployment"))
+    await provider.close()
+
+    assert "It is five." == reply.text
+    (one,) = server.asked_for
+    place = "deployments/my-deployment/chat/completions" if make is chat else "responses"
+    assert f"/openai/{place}?api-version=2025-04-01-preview" == one.path
+    assert (
+        (f"Bearer {ENTRA}", None)
+        if by_token
+        else (None, AZURE_KEY)
+        == (
+            one.headers.get("authorization"),
+            one.headers.get("api-key"),
+        )
+    )
+
+
+# --- failures -------------------------------------------------------------------------------------------------------------
+
+
+def google_error(status: int, kind: str, why: str, **headers: str) -> Answer:
+    return json_answer(
+        json.dumps({"error": {"code": status, "status": kind, "message": why}}).encode(), status, **headers
+    )
+
+
+def azure_error(status: int, kind: str, why: str, **headers: str) -> Answer:
+    return json_answer(json.dumps({"error": {"code": kind, "message": why}}).encode(), status, **headers)
+
+
+FAILURES = {
+    "throttled": [
+        ("bedrock", aws_error(429, "ThrottlingException", "Too many requests, please wait.", retry_after="3")),
+        ("bedrock-openai", aws_error(429, "ThrottlingException", "Too many requests.", retry_after="3")),
+        ("vertex-claude", google_error(429, "RESOURCE_EXHAUSTED", "Quota exceeded.", retry_after="3")),
+        ("vertex-gemini", google_error(429, "RESOURCE_EXHAUSTED", "Quota exceeded.", retry_after="3")),
+        ("azure", azure_error(429, "429", "Requests have exceeded call rate limit.", retry_after="3")),
+    ],
+    "denied": [
+        ("bedrock", aws_error(403, "AccessDeniedException", "You don't have access to the model with that ID.")),
+        ("vertex-claude", google_error(403, "PERMISSION_DENIED", "Permission denied.")),
+        ("vertex-gemini", google_error(403, "PERMISSION_DENIED", "Permission denied.")),
+        ("azure-responses", azure_error(403, "PermissionDenied", "The principal lacks the data action.")),
+    ],
+    "no model": [
+        ("bedrock", aws_error(400, "ValidationException", "The provided model identifier is invalid.")),
+        ("vertex-claude", google_error(404, "NOT_FOUND", "Publisher Model was not found.")),
+        ("vertex-gemini", google_error(404, "NOT_FOUND", "Publisher Model was not found.")),
+        ("azure", azure_error(404, "DeploymentNotFound", "The API deployment does not exist.")),
+    ],
+    "too long": [
+        ("bedrock", aws_error(400, "ValidationException", "Input is too long for requested model.")),
+        ("vertex-claude", google_error(400, "INVALID_ARGUMENT", "prompt is too long: 3 tokens > 2 maximum")),
+        ("azure", azure_error(400, "context_length_exceeded", "This model's maximum context length is 2 tokens.")),
+    ],
+}
+
+
+@pytest.mark.spec("providers:PV82", "providers:PV85", "ecosystem:EC63")
+@pytest.mark.parametrize(
+    ("what", "row"),
+    [pytest.param(what, row, id=f"{what}-{row[0]}") for what, rows in FAILURES.items() for row in rows],
+)
+@pytest.mark.parametrize("streamed", [False, pytest.param(True, marks=pytest.mark.deep)], ids=["whole", "stream"])
+async def test_what_a_cloud_refuses_is_one_of_our_errors(what, row, streamed, server, account):
+    name, answer = row
+    way = WAYS[name]
+    server.refusals.append(answer)
+    provider = way.make(server, account)
+    with pytest.raises(ModelError) as caught:
+        if streamed:
+            _ = [delta async for delta in provider.stream(asked(way.model))]
+        else:
+            await provider.complete(asked(way.model))
+    await provider.close()
+
+    error = caught.value
+    assert error.status == answer.status
+    assert (what == "throttled") == error.retryable
+    assert (3.0 if what == "throttled" else None) == error.retry_after
+    assert (what == "too long") == isinstance(error, ContextOverflow)
+
+
+async def test_a_throttled_run_is_tried_again_after_the_wait_that_the_cloud_asked_for(server, account):
+    server.said = ("It is five.", [], "end_turn")
+    server.refusals.append(aws_error(429, "ThrottlingException", "Too many requests.", retry_after="2"))
+    waits: list[float] = []
+
+    class Waits(Clock):
+        async def sleep(self, seconds: float) -> None:
+            waits.append(seconds)
+            await super().sleep(seconds)
+
+    agent = AgentDefinition("adder", model=WAYS["bedrock"].model)
+    models = Models({"bedrock": signed(server, account)})
+    async with Engine(agents=[agent], models=models, retry=RetryPolicy(attempts=2), clock=Waits()) as engine:
+        result = await engine.run("adder", "What is 2 + 3?")
+
+    assert "It is five." == result.text
+    assert 1 == len(waits)
+    assert 2.0 <= waits[0] < 4.0
+
+
+# --- Bedrock's streams ----------------------------------------------------------------------------------------------------
+
+
+EVENTS = anthropic_stream("It is five.", [], "end_turn")
+
+
+def spoiled(answer: Answer, change: Callable[[bytes], bytes]) -> Answer:
+    """The stream with its third message changed."""
+    items = list(answer.items)
+    return attrs.evolve(answer, items=(*items[:2], change(items[2]), *items[3:]))
+
+
+def exception(kind: str) -> bytes:
+    return cloud.message(b'{"message": "It was too much."}', exception_type=kind, message_type="exception")
+
+
+async def streamed(server: CloudServer, answer: Answer) -> Any:
+    server.refusals.append(answer)
+    provider = signed(server, None)
+    try:
+        return [delta async for delta in provider.stream(asked(WAYS["bedrock"].model))][-1].reply
+    finally:
+        await provider.close()
+
+
+@pytest.mark.spec("providers:PV91")
+@pytest.mark.parametrize("size", [1, 7, 100_000])
+async def test_bedrock_s_stream_is_read_however_it_is_cut(size, server):
+    body = b"".join([item for item in aws_stream(*EVENTS).items if isinstance(item, bytes)])
+    unknown = cloud.message(b"{}", event_type="somethingNew", message_type="event")
+    body = unknown + body
+    cut = [body[start : start + size] for start in range(0, len(body), size)]
+    reply = await streamed(server, Answer((*cut, "fin"), content_type=cloud.AWS_STREAM))
+
+    assert "It is five." == reply.text
+    assert 12 == reply.usage.output_tokens
+
+
+@pytest.mark.spec("providers:PV74", "providers:PV91")
+@pytest.mark.parametrize(
+    ("kind", "status", "retryable"),
+    [
+        ("throttlingException", 429, True),
+        ("modelStreamErrorException", 500, True),
+        ("modelTimeoutException", 408, True),
+        ("internalServerException", 500, True),
+        ("serviceUnavailableException", 503, True),
+        ("validationException", 400, False),
+    ],
+)
+async def test_an_exception_inside_bedrock_s_stream_is_that_error(kind, status, retryable, server):
+    begun = [chunk_of(event) for event in EVENTS[:1]]
+    answer = Answer((*begun, exception(kind), "fin"), content_type=cloud.AWS_STREAM)
+    with pytest.raises(ModelError, match=r"It was too much\.") as caught:
+        await streamed(server, answer)
+
+    assert (status, retryable) == (caught.value.status, caught.value.retryable)
+
+
+@pytest.mark.spec("providers:PV91", "reliability:MP20")
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        (lambda data: data[:-1] + bytes([data[-1] ^ 1]), "protocol"),
+        (lambda data: data[:30] + bytes([data[30] ^ 1]) + data[31:], "protocol"),
+        (lambda data: b"\x7f" + data[1:], "protocol"),
+        (lambda data: data[:2] + bytes([data[2] ^ 0x10]) + data[3:], "protocol"),
+        (lambda data: b"data: {}\n\n" * 4, "protocol"),
+    ],
+    ids=["end", "middle", "no length", "another length", "text"],
+)
+async def test_a_message_of_bedrock_s_stream_that_was_changed_is_not_believed(change, kind, server):
+    with pytest.raises(ModelError, match="event stream") as caught:
+        await streamed(server, spoiled(aws_stream(*EVENTS), change))
+
+    assert (kind, True) == (caught.value.kind, caught.value.retryable)
+
+
+@pytest.mark.spec("providers:PV91", "reliability:MP20")
+async def test_a_bedrock_stream_that_ends_before_its_last_message_does_not_count(server):
+    whole = aws_stream(*EVENTS)
+    last = whole.items[-2]
+    with pytest.raises(TruncatedReply):
+        await streamed(server, attrs.evolve(whole, items=(*whole.items[:-2], last[: len(last) // 2], "fin")))
+
+
+# --- what the environment says --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nothing(monkeypatch, tmp_path):
+    """A machine on which no cloud was ever heard of."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    return monkeypatch
+
+
+@pytest.mark.spec("providers:PV90", "providers:PV93", "providers:PV96", "requirements:G23")
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (f"bedrock/anthropic.{SONNET}", "AWS_REGION"),
+        ("bedrock/openai.gpt-5.4", "AWS_BEARER_TOKEN_BEDROCK"),
+        (f"bedrock_mantle/anthropic.{SONNET}", "AWS_PROFILE"),
+        ("vertex/gemini-2.5-pro", "GOOGLE_CLOUD_PROJECT"),
+        (f"vertex/{SONNET}", "GOOGLE_APPLICATION_CREDENTIALS"),
+        (f"foundry/{SONNET}", "ANTHROPIC_FOUNDRY_API_KEY"),
+        ("azure/gpt-4o", "AZURE_OPENAI_API_KEY"),
+        ("azure_responses/gpt-5", "AZURE_OPENAI_API_KEY"),
+    ],
+)
+def test_without_any_sign_of_a_cloud_a_run_is_refused_before_it_starts(model, words, nothing):
+    with pytest.raises(MissingKey, match=words):
+        Models.standard().check(model)
+
+
+@pytest.mark.spec("providers:PV90", "requirements:G23")
+def test_what_is_missing_is_named_with_what_would_be_fine(nothing, monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+    with pytest.raises(ModelError, match=r"has no region: set AWS_REGION, such as AWS_REGION=us-east-1") as region:
+        Models.standard().check(f"bedrock/anthropic.{SONNET}")
+    with pytest.raises(ModelError, match="access_key= and secret_key= belong together"):
+        BedrockProvider(access_key=ACCESS_KEY)
+    with pytest.raises(ModelError, match=r"has no project: set GOOGLE_CLOUD_PROJECT") as project:
+        VertexProvider(credentials="a-token-0123456789").check("vertex/gemini-2.5-pro")
+    monkeypatch.setenv("ANTHROPIC_FOUNDRY_API_KEY", AZURE_KEY)
+    with pytest.raises(ModelError, match=r"pass base_url= or set ANTHROPIC_FOUNDRY_BASE_URL") as address:
+        Models.standard().check(f"foundry/{SONNET}")
+
+    assert ["missing_region", "missing_project", "missing_base_url"] == [
+        one.value.kind for one in (region, project, address)
+    ]
+
+
+@pytest.mark.spec("providers:PV90", "providers:PV96")
+@pytest.mark.parametrize(
+    ("model", "extra", "variables"),
+    [
+        (f"bedrock/anthropic.{SONNET}", "bedrock", {"AWS_REGION": REGION}),
+        ("azure/gpt-4o", "azure", {"AZURE_CLIENT_ID": "x", "AZURE_OPENAI_ENDPOINT": "https://r.openai.azure.com"}),
+        (f"foundry/{SONNET}", "azure", {"AZURE_TENANT_ID": "x", "ANTHROPIC_FOUNDRY_RESOURCE": "r"}),
+    ],
+)
+def test_a_missing_extra_is_named_when_the_environment_speaks_of_its_cloud(
+    model, extra, variables, nothing, monkeypatch
+):
+    monkeypatch.setattr("stepengine.models._access.find_spec", lambda name: None)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ModelError, match=rf"pip install 'stepengine\[{extra}\]'") as caught:
+        Models.standard().check(model)
+
+    assert "missing_sdk" == caught.value.kind
+
+
+@pytest.mark.spec("providers:PV90", "providers:PV91", "reliability:SC12")
+async def test_aws_credentials_of_the_environment_sign_and_go_to_trusted_hosts_only(server, nothing, monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+    monkeypatch.setenv("AWS_SESSION_TOKEN", SESSION_TOKEN)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
+    monkeypatch.setenv("ANTHROPIC_BEDROCK_BASE_URL", server.url)
+    model = WAYS["bedrock"].model
+    with pytest.raises(MissingKey, match=r"trust the host with STEPENGINE_KEY_HOSTS=127\.0\.0\.1"):
+        Models.standard().check(model)
+    monkeypatch.setenv("STEPENGINE_KEY_HOSTS", "127.0.0.1")
+    models = Models.standard()
+    reply = await models.provider_for(model).complete(asked(model))
+    await models.close()
+
+    assert "It is five." == reply.text
+    assert SESSION_TOKEN == server.asked_for[0].headers["x-amz-security-token"]
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x" * 40)
+    later = Models.standard()
+    with pytest.raises(ModelError, match="InvalidSignatureException"):
+        await later.provider_for(model).complete(asked(model))
+    await later.close()
+
+
+@pytest.mark.spec("providers:PV90", "providers:PV92")
+@pytest.mark.parametrize("name", ["bedrock", "bedrock-openai"])
+async def test_a_profile_gives_region_and_credentials(name, server, nothing, monkeypatch, tmp_path):
+    folder = tmp_path / ".aws"
+    folder.mkdir()
+    (folder / "config").write_text(f"[profile mine]\nregion = {REGION}\n")
+    (folder / "credentials").write_text(
+        f"[mine]\naws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = {SECRET_KEY}\n"
+    )
+    way = WAYS[name]
+    provider = BedrockProvider(base_url=server.url, profile="mine")
+    reply = await provider.complete(asked(way.model))
+    await provider.close()
+    lost = BedrockProvider(base_url=server.url, profile="another", region=REGION)
+    with pytest.raises(MissingKey, match="another") as caught:
+        await lost.complete(asked(way.model))
+    await lost.close()
+
+    assert "It is five." == reply.text
+    assert "credentials" == caught.value.kind
+
+
+@pytest.mark.spec("providers:PV93", "providers:PV95")
+async def test_the_file_of_a_service_account_is_found_and_says_the_project(
+    server, account, nothing, monkeypatch, tmp_path
+):
+    file = tmp_path / "account.json"
+    file.write_text(json.dumps(account))
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
+    monkeypatch.setenv("GOOGLE_VERTEX_BASE_URL", server.url)
+    monkeypatch.setenv("ANTHROPIC_VERTEX_BASE_URL", f"{server.url}/v1")
+    monkeypatch.setenv("STEPENGINE_KEY_HOSTS", "127.0.0.1")
+    models = Models.standard()
+    for model in ("vertex/gemini-2.5-pro", f"vertex/{SONNET}"):
+        models.check(model)
+        assert "It is five." == (await models.provider_for(model).complete(asked(model))).text
+    await models.close()
+
+    assert [True, True] == [f"/projects/{PROJECT}/locations/global/" in one.path for one in server.asked_for]
+    assert 1 == server.given
+
+
+@pytest.mark.spec("providers:PV93", "providers:PV95")
+def test_project_and_place_are_those_that_were_given_before_those_of_the_environment(monkeypatch):
+    for name in ("GOOGLE_CLOUD_PROJECT", "GOOGLE_CLOUD_LOCATION", "CLOUD_ML_REGION"):
+        monkeypatch.setenv(name, name.lower().replace("_", "-"))
+    found = {}
+    for given in (("mine", "eu"), (None, None)):
+        provider = VertexProvider(*given, credentials="a-token-0123456789")
+        wires = provider._of("vertex/claude-x"), provider._of("vertex/gemini-x")
+        found[given] = [wires[0]._path_of("claude-x", stream=False), *[wire.settings().base_url for wire in wires]]
+
+    assert [
+        "/projects/mine/locations/eu/publishers/anthropic/models/claude-x:rawPredict",
+        "https://aiplatform.eu.rep.googleapis.com/v1",
+        "https://aiplatform.eu.rep.googleapis.com",
+    ] == found["mine", "eu"]
+    assert [
+        "/projects/google-cloud-project/locations/cloud-ml-region/publishers/anthropic/models/claude-x:rawPredict",
+        "https://cloud-ml-region-aiplatform.googleapis.com/v1",
+        "https://google-cloud-location-aiplatform.googleapis.com",
+    ] == found[None, None]
+
+
+@pytest.mark.spec("providers:PV93")
+async def test_credentials_that_are_not_there_are_missed_with_the_first_request(nothing, monkeypatch, tmp_path):
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "nowhere.json"))
+    models = Models.standard()
+    with pytest.raises(MissingKey, match=r"nowhere\.json was not found.*Look at GOOGLE_APPLICATION_CREDENTIALS"):
+        await models.provider_for("vertex/gemini-2.5-pro").complete(asked("vertex/gemini-2.5-pro"))
+    await models.close()
+
+
+@pytest.mark.spec("providers:PV96")
+@pytest.mark.parametrize("model", ["azure/gpt-4o", "azure_responses/gpt-5"])
+async def test_a_token_in_the_environment_wins_over_a_key(model, server, monkeypatch):
+    monkeypatch.setenv("AZURE_OPENAI_ENDPOINT", server.url)
+    monkeypatch.setenv("AZURE_OPENAI_API_KEY", AZURE_KEY)
+    monkeypatch.setenv("AZURE_OPENAI_AD_TOKEN", ENTRA)
+    models = Models.standard()
+    models.check(model)
+    await models.provider_for(model).complete(asked(model))
+    await models.close()
+
+    assert f"Bearer {ENTRA}" == server.asked_for[0].headers["authorization"]
+
+
+@pytest.mark.spec("providers:PV96")
+async def test_entra_id_is_asked_by_azure_identity_where_the_environment_speaks_of_it(server, nothing, monkeypatch):
+    """The source is Microsoft's own; only the credentials behind it are ours, since theirs speak to TLS hosts alone."""
+    import azure.identity
+    from azure.core.credentials import AccessToken
+
+    scopes: list[str] = []
+
+    class Principal:
+        def get_token(self, *wanted: str, **_: Any) -> AccessToken:
+            scopes.extend(wanted)
+            return AccessToken(ENTRA, 4_000_000_000)
+
+    monkeypatch.setattr(azure.identity, "DefaultAzureCredential", Principal)
+    monkeypatch.setenv("AZURE_CLIENT_ID", "a-principal")
+    monkeypatch.setenv("AZURE_OPENAI_ENDPOINT", server.url)
+    models = Models.standard()
+    for model in ("azure/gpt-4o", "azure_responses/gpt-5"):
+        models.check(model)
+        await models.provider_for(model).complete(asked(model))
+    await models.close()
+
+    assert {"https://ai.azure.com/.default"} == set(scopes)
+
+
+# --- what a cloud cannot do -----------------------------------------------------------------------------------------------
+
+
+def encoded(provider: Provider, request: ModelRequest) -> dict[str, Any]:
+    """The body that goes out, taken before it is signed."""
+    wire = provider._of(request.model) if hasattr(provider, "_of") else provider
+    return json.loads(wire._encode(request, stream=False).content)
+
+
+@pytest.mark.spec("providers:PV90", "providers:PV91", "providers:PV93", "providers:PV97", "providers:PV65")
+@pytest.mark.parametrize("name", CLAUDES)
+async def test_the_faster_mode_of_claude_is_left_out_in_a_cloud_and_that_is_said(name, server, account):
+    way = WAYS[name]
+    provider = way.make(server, account)
+    model = way.model.replace("sonnet-4-5", "opus-4-8")
+    reply = await provider.complete(asked(model, service_tier="fast"))
+    with pytest.raises(ModelError, match="has no word for service_tier="):
+        await provider.complete(asked(model, service_tier="fast", unsupported="error"))
+    await provider.close()
+
+    assert ("service_tier",) == tuple(reply.provider_data["dropped"])
+    assert "speed" not in server.asked_for[0].json
+    assert "fast-mode" not in server.asked_for[0].headers.get("anthropic-beta", "")
+
+
+@pytest.mark.spec("providers:PV91")
+async def test_bedrock_s_runtime_endpoint_opens_no_pages_and_the_other_does(server):
+    for tool_ in (WebSearch(), UrlContext()):
+        with pytest.raises(ModelError, match=r"nothing there opens pages") as caught:
+            encoded(signed(server, None), asked(WAYS["bedrock"].model, server_tools=[tool_]))
+        assert "settings" == caught.value.kind
+        mantle = signed(server, None, endpoint="mantle")
+        assert 2 == len(encoded(mantle, asked(WAYS["mantle"].model, server_tools=[tool_]))["tools"])
+
+
+@pytest.mark.spec("providers:PV41", "providers:PV60", "providers:PV95")
+async def test_what_only_google_s_own_servers_have_is_refused_or_left_out_on_vertex(server, account):
+    provider = vertex(server, account)
+    model = "vertex/gemini-3-pro-preview"
+    with pytest.raises(ModelError, match=r"on Vertex AI it stands beside neither"):
+        encoded(provider, asked(model, server_tools=[WebSearch()]))
+    alone = attrs.evolve(asked(model, server_tools=[WebSearch()]), tools=())
+    with pytest.raises(ModelError, match="FileSearch"):
+        encoded(provider, attrs.evolve(alone, settings=ModelSettings(server_tools=[FileSearch(stores=["a"])])))
+    body = encoded(provider, alone)
+
+    assert [{"googleSearch": {}}] == body["tools"]
+    assert "toolConfig" not in body
+    assert "store" not in encoded(provider, asked(model, store=True))
+    assert ("store",) == provider._of(model)._dropped(asked(model, store=True))
+
+
+@pytest.mark.spec("providers:PV91", "providers:PV93", "providers:PV95", "providers:PV96", "providers:PV55")
+@pytest.mark.parametrize(
+    "name", ["bedrock", "mantle", "bedrock-openai", "vertex-claude", "vertex-gemini", "foundry", "azure"]
+)
+async def test_a_cloud_holds_no_files_and_says_so_before_anything_is_sent(name, server, account):
+    way = WAYS[name]
+    provider = way.make(server, account)
+    held = DocumentPart(file_id="file_1", provider="anthropic", mime_type="application/pdf")
+    with pytest.raises(ModelError) as part:
+        await provider.complete(asked(way.model, UserMessage([TextPart("Read."), held])))
+    with pytest.raises(ModelError, match="holds no files") as upload:
+        await provider.upload(PDF, mime_type="application/pdf")
+    with pytest.raises(ModelError, match="holds no files"):
+        await provider.delete_file("file_1")
+    await provider.close()
+
+    assert ["unsupported_part"] * 2 == [part.value.kind, upload.value.kind]
+    assert [] == server.asked_for
+
+
+@pytest.mark.spec("providers:PV66", "providers:PV91", "providers:PV93")
+@pytest.mark.parametrize("name", ["bedrock", "vertex-claude"])
+async def test_the_cache_of_a_conversation_is_marked_at_its_last_block_and_can_be_switched_off(name, server, account):
+    way = WAYS[name]
+    provider = way.make(server, account)
+    result = ToolMessage("t1", "add", [TextPart("5"), ImagePart(data=PNG, mime_type="image/png")])
+    call = AssistantMessage([ToolCallPart("t1", "add", {"a": 2, "b": 3})])
+    request = asked(way.model, UserMessage("What?"), call, result)
+    marked = encoded(provider, attrs.evolve(request, settings=ModelSettings(cache="1h")))
+    off = encoded(provider, attrs.evolve(request, settings=ModelSettings(cache="off")))
+    paused = encoded(provider, attrs.evolve(request, tail=[AssistantMessage("I go on")]))
+
+    last = marked["messages"][-1]["content"][-1]
+    assert ("tool_result", {"type": "ephemeral", "ttl": "1h"}) == (last["type"], last["cache_control"])
+    assert 3 == json.dumps(marked).count("cache_control")
+    assert 0 == json.dumps(off).count("cache_control")
+    assert "cache_control" not in json.dumps(paused["messages"])
+
+
+@pytest.mark.spec("providers:PV91", "ecosystem:EC98")
+async def test_betas_stand_in_the_body_where_bedrock_wants_them(server):
+    provider = signed(server, None, headers={"anthropic-beta": "mine-2026-01-01"})
+    model = "bedrock/us.anthropic.claude-fable-5-1-v1:0"
+    body = encoded(
+        provider, asked(model, thinking=Thinking(effort="low"), extra={"headers": {"anthropic-beta": "other"}})
+    )
+
+    assert ["mine-2026-01-01", "thinking-binding-controls-2026-08-01", "other"] == body["anthropic_beta"]
+    assert "block_binding" in body["thinking"]
+    assert "anthropic_beta" not in encoded(signed(server, None), asked(WAYS["bedrock"].model))
+
+
+@pytest.mark.spec("providers:PV91", "providers:PV93", "providers:PV95")
+@pytest.mark.parametrize(
+    ("name", "count"), [("bedrock", None), ("vertex-claude", 7), ("vertex-gemini", 7), ("mantle", 7)]
+)
+async def test_tokens_are_counted_where_the_cloud_counts_them(name, count, server, account):
+    way = WAYS[name]
+    provider = way.make(server, account)
+    assert count == await provider.count_tokens(asked(way.model))
+    assert await provider.describe(way.model) is None
+    await provider.close()
+
+
+# --- the SDKs' own way ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("providers:PV91", "providers:PV93", "providers:PV109")
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("bedrock", f"us.anthropic.{SONNET}-v1:0"),
+        ("bedrock", "arn:aws:bedrock:us-east-1:1:inference-profile/us.anthropic.claude-sonnet-5"),
+        ("vertex-claude", "claude-opus-4-1@20250805"),
+    ],
+)
+async def test_path_and_body_are_those_that_the_sdk_makes_of_the_same_request(name, model, stream, server, account):
+    """What the SDK's client does with a body of its own form, its deep copies aside; only the mark of the cache is ours."""
+    provider = WAYS[name].make(server, account)
+    request = asked(f"{name.partition('-')[0]}/{model}", cache="off")
+    wire = provider._of(request.model)
+    if name == "vertex-claude":
+        await wire._google.find(request.model)
+    ours = wire._encode(request, stream=stream)
+    direct = AnthropicProvider("k" * 20)._encode(attrs.evolve(request, model=f"anthropic/{model}"), stream=stream)
+    caught: list[httpx2.Request] = []
+
+    def catch(sent: httpx2.Request) -> httpx2.Response:
+        caught.append(sent)
+        return httpx2.Response(200, json={})
+
+    async with httpx2.AsyncClient(transport=httpx2.MockTransport(catch)) as http_client:
+        credentials, url = wire._access()
+        client = wire._client(credentials, url, http_client)
+        await client.post("/v1/messages", body=json.loads(direct.content), cast_to=object)
+        await client.post(ours.path, content=ours.content, cast_to=object)
+    await provider.close()
+
+    theirs, own = caught
+    assert theirs.url.raw_path == own.url.raw_path
+    assert json.loads(theirs.content) == json.loads(own.content)
+
+
+@pytest.mark.spec("providers:PV91")
+def test_the_server_s_framing_is_what_aws_s_own_package_reads():
+    from botocore.eventstream import EventStreamBuffer
+
+    buffer = EventStreamBuffer()
+    buffer.add_data(chunk_of(EVENTS[0]) + exception("throttlingException"))
+    events = [event.to_response_dict() for event in buffer]
+
+    assert [200, 400] == [event["status_code"] for event in events]
+    assert "throttlingException" == events[1]["headers"][":exception-type"]
+
+
+# --- prices and the rest --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("providers:PV77", "providers:PV98")
+async def test_a_reply_from_a_cloud_costs_what_the_cloud_s_own_list_says(server, account):
+    from stepengine.models.pricing import cost_of
+
+    at, costs = datetime(2026, 11, 1, tzinfo=UTC), {}
+    for name in ("bedrock", "vertex-claude", "vertex-gemini", "foundry", "azure", "azure-responses"):
+        way = WAYS[name]
+        provider = way.make(server, account)
+        reply = await provider.complete(asked(way.model))
+        costs[name] = cost_of.of_reply(way.model, reply, at)
+        await provider.close()
+        if name == "vertex-claude":
+            long = {"cache_creation_input_tokens": 1_000, "cache_creation": {"ephemeral_1h_input_tokens": 1_000}}
+            usage = {**reply.provider_data["usage"], **long}
+            longer = attrs.evolve(reply, provider_data={**reply.provider_data, "usage": usage})
+            direct = attrs.evolve(longer, provider_data={**longer.provider_data, "provider": "anthropic"})
+            special = [cost_of.of_reply(way.model, longer, at), cost_of.of_reply(f"anthropic/{SONNET}", direct, at)]
+    reply = attrs.evolve(reply, model="bedrock/claude-sonnet-5")
+    here, everywhere = (
+        cost_of.of_reply(f"bedrock/{place}.anthropic.claude-sonnet-5", reply, at) for place in ("us", "global")
+    )
+
+    assert None not in costs.values()
+    assert here > everywhere
+    assert costs["vertex-claude"] < special[0] == special[1]
+    assert cost_of("azure/my-deployment", Usage(input_tokens=5), at) is None
+
+
+@pytest.mark.deep
+@pytest.mark.spec("providers:PV109", "requirements:G13")
+def test_nothing_of_a_cloud_is_imported_before_somebody_asks_for_it():
+    program = (
+        "import sys, stepengine; from stepengine.models import Models; models = Models.standard(); "
+        "[models.provider_for(f'{name}/any').settings() for name in models.providers if name not in "
+        "('bedrock', 'bedrock_mantle')]; models.parse('bedrock/us.anthropic.claude-sonnet-4-5'); "
+        "print(sorted({'anthropic', 'azure', 'boto3', 'botocore', 'google.auth', 'google.genai', 'httpx2', 'openai'} "
+        "& set(sys.modules)))"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert "[]" == ran.stdout.strip()
+
+
+async def test_what_a_cloud_was_given_stands_in_nothing_that_is_written(server, account):
+    from stepengine.redaction import GIVEN
+
+    provider = vertex(server, account)
+    await provider.complete(asked("vertex/gemini-2.5-pro"))
+    await provider.close()
+    token = next(iter(server.tokens))
+    BedrockProvider(secret_key="a-new/secret/key/9876543210", access_key="x", session_token="a-new-session-9876543210")
+
+    assert {token, "a-new/secret/key/9876543210", "a-new-session-9876543210"} <= set(GIVEN.names)

@@ -1,0 +1,362 @@
+"""Tools that a model searches for: found and called on every wire, by the provider's search or by ours, whoever takes over."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import attrs
+import pytest
+
+from stepengine import (
+    AgentDefinition,
+    AssistantMessage,
+    Engine,
+    ModelSettings,
+    RetryPolicy,
+    RunStatus,
+    StepWith,
+    Transcript,
+    UserMessage,
+    tool,
+)
+from stepengine.data.estimate import tool_tokens
+from stepengine.data.messages import OpaquePart, ToolReferencePart, ToolResult
+from stepengine.journal import MemoryJournal
+from stepengine.models import (
+    AnthropicProvider,
+    GoogleProvider,
+    ModelRequest,
+    Models,
+    OpenAIChatProvider,
+    OpenAIProvider,
+)
+from stepengine.models._http import warn_once
+from stepengine.testing import ScriptedModel
+from stepengine.tools import Tool
+from stepengine.tools.spawning import BUILT_IN
+from tests.faults.search_server import Searching, streamed
+from tests.faults.server import fault_server, json_answer, sse
+
+pytestmark = pytest.mark.anyio
+
+PROVIDERS = {
+    "anthropic": lambda url: AnthropicProvider("k", url),
+    "openai": lambda url: OpenAIProvider("k", f"{url}/v1"),
+    "openai_chat": lambda url: OpenAIChatProvider(api_key="k", base_url=f"{url}/v1"),
+    "google": lambda url: GoogleProvider("k", url),
+}
+NATIVE = ("anthropic/claude-sonnet-4-5", "openai/gpt-5.4")
+OURS = ("anthropic/claude-opus-4-1", "openai/gpt-5", "openai_chat/gpt-5.4", "google/gemini-3-pro")
+RATE = ("get_exchange_rate", '{"pair": "USD/EUR"}')
+
+
+@tool(in_thread=False)
+def look(at: str) -> str:
+    """Look at something."""
+    return f"nothing at {at}"
+
+
+@tool(defer_loading=True, in_thread=False)
+def get_exchange_rate(pair: str) -> str:
+    """Look up the exchange rate of two currencies."""
+    return f"{pair}: 0.92"
+
+
+async def work(input: dict[str, Any]) -> str:
+    return "worked"
+
+
+def shelf(count: int, **options: Any) -> list[Tool[..., Any]]:
+    """Tools of the size that those of servers have."""
+    schema = {
+        "type": "object",
+        "properties": {
+            "path": {"type": "string", "description": "The path of the file, relative to the root of the workspace."},
+            "depth": {"type": "integer", "description": "How many levels below it are read, from 1 to 10."},
+        },
+        "required": ["path"],
+    }
+    about = "Manage the records of department {}: list, create, update and archive them by their path in the workspace."
+    return [Tool(f"manage_records_{n}", about.format(n), schema, work, **options) for n in range(count)]
+
+
+HIDDEN = shelf(40, defer_loading=True)
+
+
+async def ran(server: Searching, model: str, *, tools: Any = None, twice: Any = None, **fields: Any) -> Any:
+    """Run an agent on *model*; *twice* is a second server and model that go on with the conversation."""
+    tools = [look, get_exchange_rate, *HIDDEN] if tools is None else tools
+    previous, results = None, []
+    for rule, name in ((server, model), *([twice] if twice else [])):
+        async with fault_server(rule) as at:
+            prefix = name.partition("/")[0]
+            models = Models({prefix: PROVIDERS[prefix](at.url)})
+            agent = AgentDefinition("clerk", model=name, tools=tools, **fields)
+            async with Engine([agent], models=models, retry=RetryPolicy(attempts=2, base=0), pricing=None) as engine:
+                result = await engine.run("clerk", "What is the rate?", previous=previous)
+        results.append(result)
+        previous = result.state
+    return results if twice else results[0]
+
+
+def called(result: Any) -> list[tuple[str, str]]:
+    return [(call.tool_name, call.result.text) for call in result.tool_calls]
+
+
+def names(body: dict[str, Any]) -> list[str]:
+    """The tools that stand in a request, in order."""
+    tools = body.get("tools", [])
+    tools = tools[0]["functionDeclarations"] if tools and "functionDeclarations" in tools[0] else tools
+    return [tool.get("function", tool).get("name", tool.get("type")) for tool in tools]
+
+
+# --- the provider searches -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("providers:PV63", "providers:PV64")
+@pytest.mark.parametrize("model", NATIVE)
+async def test_where_the_provider_can_the_model_searches_itself_and_calls_what_it_found(model):
+    server = Searching([RATE, RATE])
+    result = await ran(server, model)
+    assert [] == server.refused
+    assert [("get_exchange_rate", "USD/EUR: 0.92")] * 2 == called(result)
+    assert "Done." == result.unwrap()
+    assert "find_tools" not in names(server.bodies[0])
+    assert 41 == sum(tool.get("defer_loading", False) for tool in server.bodies[0]["tools"])
+
+
+@pytest.mark.spec("providers:PV63", "providers:PV66")
+@pytest.mark.parametrize("model", NATIVE)
+async def test_the_tools_of_a_run_are_the_same_bytes_in_every_request_while_the_provider_searches(model):
+    server = Searching([RATE, ("manage_records_3", '{"path": "a"}'), RATE])
+    await ran(server, model)
+    assert [] == server.refused
+    assert 1 == len({json.dumps(body["tools"]) for body in server.bodies})
+    assert 4 == len(server.bodies)
+
+
+@pytest.mark.spec("providers:PV63")
+async def test_the_cache_mark_stands_at_the_last_tool_that_is_not_hidden():
+    server = Searching([RATE])
+    await ran(server, NATIVE[0])
+    marked = [tool["name"] for tool in server.bodies[0]["tools"] if "cache_control" in tool]
+    assert ["tool_search_tool_bm25"] == marked
+
+
+@pytest.mark.spec("providers:PV64", "providers:PV58")
+async def test_a_search_in_a_stream_of_responses_goes_back_as_it_came():
+    server = Searching([RATE])
+    bodies: list[Any] = []
+
+    def answer(body: bytes) -> Any:
+        bodies.append(json.loads(body))
+        return sse(*streamed(json.loads(server(body).items[0])), "fin")
+
+    async with fault_server(answer) as at:
+        agent = AgentDefinition("clerk", model="openai/gpt-5.4", tools=[look, get_exchange_rate])
+        async with Engine([agent], models=Models({"openai": PROVIDERS["openai"](at.url)}), pricing=None) as engine:
+            result = await engine.run("clerk", "What is the rate?")
+    assert ([], "Done.") == (server.refused, result.unwrap())
+    search, found, call = bodies[1]["input"][1:4]
+    assert ("tool_search_call", {"paths": ["get_exchange_rate"]}) == (search["type"], search["arguments"])
+    assert ("tool_search_output", ["get_exchange_rate"]) == (found["type"], [t["name"] for t in found["tools"]])
+    assert "get_exchange_rate" == call["namespace"]
+
+
+@pytest.mark.spec("providers:PV56")
+@pytest.mark.parametrize("model", NATIVE)
+async def test_what_a_search_asked_and_gave_can_be_looked_at(model):
+    result = await ran(Searching([RATE]), model)
+    parts = [part for part in result.state.message_history[1].content if isinstance(part, OpaquePart)]
+    assert [("tool_search", "get_exchange_rate")] * 2 == [(part.tool, part.text) for part in parts]
+
+
+# --- a tool of ours searches -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("providers:PV63", "providers:PV64")
+@pytest.mark.parametrize("model", OURS)
+async def test_where_the_provider_cannot_a_tool_of_ours_searches_and_what_it_found_is_sent_from_then_on(model):
+    server = Searching([RATE, RATE])
+    result = await ran(server, model)
+    assert [] == server.refused
+    found, *calls = called(result)
+    assert ("find_tools", "The tool get_exchange_rate can be called from now on.\n") == found
+    assert [("get_exchange_rate", "USD/EUR: 0.92")] * 2 == calls
+    assert [["look", "find_tools"], *[["look", "find_tools", "get_exchange_rate"]] * 3] == [
+        names(body) for body in server.bodies
+    ]
+
+
+@pytest.mark.parametrize("model", OURS)
+async def test_later_finds_stand_behind_earlier_ones_so_that_what_is_cached_stays_in_front(model):
+    server = Searching([("manage_records_7", '{"path": "a"}'), RATE, ("manage_records_3", '{"path": "a"}')])
+    await ran(server, model)
+    assert [] == server.refused
+    assert ["look", "find_tools", "manage_records_7", RATE[0], "manage_records_3"] == names(server.bodies[-1])
+    for earlier, later in pairwise(server.bodies):
+        assert names(earlier) == names(later)[: len(names(earlier))]
+
+
+@pytest.mark.spec("providers:PV88")
+@pytest.mark.parametrize("model", NATIVE)
+async def test_a_cloud_that_refuses_its_search_is_asked_with_ours_and_not_with_its_own_again(model, caplog):
+    warn_once.cache_clear()
+    server = Searching(
+        [RATE], cannot="BM25 tool search is not supported on Bedrock. Use tool_search_tool_regex instead."
+    )
+    result = await ran(server, model)
+    assert 1 == len(server.refused)
+    assert "find_tools is offered in its place" in caplog.text
+    assert ["find_tools", "get_exchange_rate"] == [name for name, _ in called(result)]
+
+
+@pytest.mark.spec("providers:PV56")
+async def test_tokens_are_counted_without_a_search_which_the_counter_refuses():
+    bodies: list[Any] = []
+
+    def answer(body: bytes) -> Any:
+        bodies.append(json.loads(body))
+        return json_answer(b'{"input_tokens": 7}')
+
+    tools = (look.spec, get_exchange_rate.spec, BUILT_IN["find_tools"].spec)
+    request = ModelRequest(NATIVE[0], "", Transcript([UserMessage("hi")]), tools)
+    async with fault_server(answer) as at:
+        provider = PROVIDERS["anthropic"](at.url)
+        assert 7 == await provider.count_tokens(request)
+        await provider.close()
+    assert ["look", "find_tools"] == names(bodies[0])
+
+
+@pytest.mark.spec("providers:PV56")
+@pytest.mark.parametrize(
+    ("model", "block"),
+    [
+        (NATIVE[0], {"type": "server_tool_use", "id": "srvtoolu_1", "name": "tool_search_tool_regex", "input": {}}),
+        (NATIVE[1], {"type": "tool_search_call", "id": "tsc_1", "execution": "server", "arguments": {"paths": ["a"]}}),
+    ],
+)
+def test_a_search_that_the_author_wrote_in_the_wire_s_own_words_goes_back_as_it_came(model, block):
+    provider = PROVIDERS[model.partition("/")[0]]("http://127.0.0.1:9")
+    said = AssistantMessage([OpaquePart(provider.name, block)])
+    own = ModelSettings(extra={"tools": [{"type": "tool_search"}]})
+    request = ModelRequest(model, "", Transcript([UserMessage("hi")]), settings=own, tail=(said,))
+    assert json.dumps(block) in json.dumps(json.loads(provider._encode(request, stream=False).content))
+    bare = attrs.evolve(request, settings=ModelSettings())
+    assert block["id"] not in provider._encode(bare, stream=False).content.decode()
+
+
+@pytest.mark.parametrize("model", OURS)
+async def test_a_hidden_tool_that_is_called_unseen_runs_and_is_shown_from_then_on(model):
+    server = Searching([RATE], remembers=True)
+    result = await ran(server, model)
+    assert [("get_exchange_rate", "USD/EUR: 0.92")] == called(result)
+    assert ["look", "find_tools", "get_exchange_rate"] == names(server.bodies[1])
+
+
+# --- who takes over --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("providers:PV57", "providers:PV63", "providers:PV64")
+@pytest.mark.parametrize("second", [*NATIVE, *OURS])
+@pytest.mark.parametrize("first", [*NATIVE, "google/gemini-3-pro"])
+async def test_whoever_takes_a_conversation_over_knows_what_was_found_in_it(first, second):
+    before, after = Searching([RATE]), Searching([RATE])
+    one, two = await ran(before, first, twice=(after, second))
+    assert ([], []) == (before.refused, after.refused)
+    assert ("Done.", "Done.") == (one.unwrap(), two.unwrap())
+    assert [("get_exchange_rate", "USD/EUR: 0.92")] == called(two), "no second search"
+
+
+@pytest.mark.spec("providers:PV57")
+@pytest.mark.parametrize("model", NATIVE)
+async def test_a_conversation_goes_on_when_a_found_tool_is_there_no_more(model):
+    server = Searching([RATE])
+    async with fault_server(server) as at:
+        prefix = model.partition("/")[0]
+        whole = AgentDefinition("clerk", model=model, tools=[look, get_exchange_rate, *HIDDEN])
+        fewer = AgentDefinition("fewer", model=model, tools=[look, *HIDDEN])
+        bare = AgentDefinition("bare", model=model)
+        models = Models({prefix: PROVIDERS[prefix](at.url)})
+        async with Engine([whole, fewer, bare], models=models, pricing=None) as engine:
+            one = await engine.run("clerk", "What is the rate?")
+            two = await engine.run("fewer", "And now?", previous=one.state)
+            three = await engine.run("bare", "And now?", previous=two.state)
+    assert [] == server.refused
+    assert ["Done."] * 3 == [result.unwrap() for result in (one, two, three)]
+
+
+@pytest.mark.spec("providers:PV63", "providers:PV64")
+@pytest.mark.parametrize("model", [*NATIVE, *OURS])
+async def test_a_tool_of_the_authors_makes_others_known_by_its_result(model):
+    @tool(in_thread=False)
+    def open_counter() -> ToolResult:
+        """Open the counter for money."""
+        return ToolResult.parts(["The counter is open.", ToolReferencePart("get_exchange_rate")])
+
+    server = Searching([("open_counter", "{}"), RATE])
+    result = await ran(server, model, tools=[open_counter, get_exchange_rate, *HIDDEN])
+    assert [] == server.refused
+    assert ["open_counter", "get_exchange_rate"] == [name for name, _ in called(result)]
+
+
+# --- what an author says for one step -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", [*NATIVE, *OURS])
+async def test_tools_that_a_handler_names_for_a_step_are_shown_to_the_model(model):
+    def handle(ctx: Any) -> Any:
+        yield StepWith(tools=["get_exchange_rate"])
+
+    server = Searching([RATE])
+    result = await ran(server, model, handle_steps=handle)
+    assert [] == server.refused
+    assert ["get_exchange_rate"] == names(server.bodies[0]) == [name for name, _ in called(result)]
+    assert "defer_loading" not in json.dumps(server.bodies[0])
+
+
+@pytest.mark.parametrize("model", [*NATIVE, *OURS])
+async def test_a_hidden_tool_that_is_demanded_by_name_is_shown(model):
+    def handle(ctx: Any) -> Any:
+        yield StepWith(tool_choice="get_exchange_rate")
+
+    server = Searching([RATE])
+    await ran(server, model, handle_steps=handle)
+    assert [] == server.refused
+    shown = [tool for tool in server.bodies[0]["tools"] if "defer_loading" not in tool]
+    assert "get_exchange_rate" in json.dumps(shown)
+
+
+# --- what it is for --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", [*NATIVE, *OURS])
+async def test_of_a_hundred_tools_a_run_sends_a_model_a_tenth(model):
+    sizes = []
+    for options in ({}, {"defer_loading": True}):
+        server = Searching([("manage_records_42", '{"path": "a"}')])
+        await ran(server, model, tools=[look, *shelf(100, **options)])
+        assert [] == server.refused
+        tools = server.bodies[-1]["tools"]
+        shown = [tool for tool in tools if not tool.get("defer_loading")]
+        sizes.append(len(json.dumps(shown)))
+    assert sizes[1] * 8 < sizes[0]
+
+
+def test_what_is_estimated_of_a_prompt_leaves_out_what_the_model_is_not_shown():
+    assert tool_tokens([one.spec for one in HIDDEN]) * 10 < tool_tokens([one.spec for one in shelf(40)])
+
+
+async def test_a_run_with_a_search_is_repeated_from_its_journal():
+    server, journal = Searching([RATE]), MemoryJournal()
+    async with fault_server(server) as at:
+        agent = AgentDefinition("clerk", model="google/gemini-3-pro", tools=[look, get_exchange_rate, *HIDDEN])
+        models = Models({"google": PROVIDERS["google"](at.url)})
+        async with Engine([agent], models=models, pricing=None) as engine:
+            result = await engine.run("clerk", "What is the rate?", journal=journal)
+    async with Engine([agent], models=ScriptedModel([])) as engine:
+        again = await engine.replay(journal)
+    assert RunStatus.COMPLETED is again.status
+    assert called(result) == called(again)
