@@ -1,8 +1,9 @@
 """
 A loopback server that speaks the four protocols: ``python -m benchmarks.loopback`` prints its port and serves until stdin ends.
 
-``GET /reset/N`` makes the next N replies tool calls ``add(a=i, b=1)`` and the one after them the text ``done``. Requests are
-not looked at, so that the server costs next to nothing beside the client that is measured.
+``GET /reset/N/`` makes the next N replies tool calls ``add(a=i, b=1)`` and what comes after them the text ``done``; with
+``/reset/N/TOOL`` it is a call of that tool with ``answer="done"``, in Chat Completions. ``GET /count`` says how many replies there were
+since. Requests are not looked at, so that the server costs next to nothing beside the client that is measured.
 """
 
 from __future__ import annotations
@@ -29,13 +30,15 @@ def anthropic(number: int, *, done: bool) -> dict[str, Any]:
     }
 
 
-def chat(number: int, *, done: bool) -> dict[str, Any]:
+def chat(number: int, *, done: bool, final: str = "") -> dict[str, Any]:
     """Return a reply of Chat Completions."""
-    arguments = json.dumps({"a": number, "b": 1})
-    call = {"id": f"call_{number}", "type": "function", "function": {"name": "add", "arguments": arguments}}
-    message: dict[str, Any] = {"role": "assistant", "content": "done" if done else None}
-    message |= {} if done else {"tool_calls": [call]}
-    choice = {"index": 0, "message": message, "finish_reason": "stop" if done else "tool_calls", "logprobs": None}
+    arguments = json.dumps({"answer": "done"} if done else {"a": number, "b": 1})
+    function = {"name": final if done else "add", "arguments": arguments}
+    call = {"id": f"call_{number}", "type": "function", "function": function}
+    said = done and not final
+    message: dict[str, Any] = {"role": "assistant", "content": "done" if said else None}
+    message |= {} if said else {"tool_calls": [call]}
+    choice = {"index": 0, "message": message, "finish_reason": "stop" if said else "tool_calls", "logprobs": None}
     usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
     return {"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], "usage": usage}
 
@@ -66,7 +69,12 @@ def google(number: int, *, done: bool) -> dict[str, Any]:
     }
 
 
-PROTOCOLS = {"/messages": anthropic, "/chat/completions": chat, "/responses": responses, ":generateContent": google}
+PROTOCOLS: dict[str, Any] = {
+    "/messages": anthropic,
+    "/chat/completions": chat,
+    "/responses": responses,
+    ":generateContent": google,
+}
 
 
 class Server:
@@ -75,6 +83,7 @@ class Server:
     def __init__(self) -> None:
         self.number = 0
         self.calls = 0
+        self.final = ""
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection."""
@@ -95,11 +104,15 @@ class Server:
     def answer(self, path: str) -> bytes:
         """Return the body for one request."""
         if path.startswith("/reset/"):
-            self.number, self.calls = 0, int(path.rpartition("/")[2])
-            return b"{}"
+            count, _, self.final = path.removeprefix("/reset/").partition("/")
+            self.number, self.calls = 0, int(count)
+            return b"0"
+        if path == "/count":
+            return str(self.number).encode()
         protocol = next(make for ending, make in PROTOCOLS.items() if path.endswith(ending))
         number, self.number = self.number, self.number + 1
-        return json.dumps(protocol(number, done=number >= self.calls)).encode()
+        final = {"final": self.final} if self.final else {}
+        return json.dumps(protocol(number, done=number >= self.calls, **final)).encode()
 
 
 async def serve() -> None:

@@ -1,10 +1,9 @@
 """
-Measures recording and replaying (W4) in a fresh process: ``python -m benchmarks.replay_worker KIND N``.
+Measures journals (W4) in a fresh process: ``python -m benchmarks.replay_worker KIND N``.
 
 KIND ``journal``: CPU microseconds per step of one run of N steps without a journal, with each kind of journal, and repeated
 from its journal; with the file's syncs and the CPU of reading it. KIND ``resume``: CPU seconds of resuming a journal of N
-records whose last effects are missing. KIND ``cassette``: CPU seconds of N requests of a growing conversation, played by
-vcrpy with its body matcher and by our transport, from one file.
+records whose last effects are missing.
 """
 
 from __future__ import annotations
@@ -20,41 +19,15 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import httpx2
-
 from benchmarks.engines.stepengine import engine_for
 from stepengine import Engine, RunResult
 from stepengine.journal import FileJournal, Journal, MemoryJournal, SqliteJournal
-from stepengine.testing import Cassette, ReplayTransport
-from stepengine.testing.cassette_files import Interaction, RecordedRequest, RecordedResponse, dump_cassette
 
 REPEATS = 3
 LONG = 5_000
 """Steps from which a run onto a disk is measured once."""
 
 RECORDS_PER_STEP = 4
-WORDS = (
-    "the",
-    "reader",
-    "of",
-    "a",
-    "file",
-    "looks",
-    "at",
-    "every",
-    "line",
-    "and",
-    "tells",
-    "what",
-    "it",
-    "found",
-    "there",
-)
-MESSAGE = " ".join([WORDS[n * n % len(WORDS)] for n in range(230)])
-"""The text of each message, about 1 kB as in the measurements of the specification."""
-
-URL = "https://api.benchmark.test/v1/messages"
-JSON = (("content-type", "application/json"),)
 SYNCS = ("fsync", "fdatasync")
 
 
@@ -168,65 +141,13 @@ def resume(records: int) -> dict[str, Any]:
         spent, result = cpu(lambda: asyncio.run(one(MemoryJournal(lines))))
         checked(result, steps)
         best = min(best, spent)
-    return {"seconds": best, "us_per_record": best / len(lines) * 1e6}
-
-
-def conversation(steps: int) -> list[dict[str, Any]]:
-    """Return the bodies of a run's requests: each holds the one before and two more messages."""
-    texts = [{"role": "assistant" if n % 2 else "user", "content": f"{n} {MESSAGE}"} for n in range(2 * steps)]
-    return [{"model": "m", "messages": texts[: 2 * n + 1]} for n in range(steps)]
-
-
-def _written(talks: list[Interaction], path: Path) -> Path:
-    path.write_bytes(dump_cassette(talks))
-    return path
-
-
-def cassette(steps: int) -> dict[str, Any]:
-    """Measure one file played by vcrpy and by us; every answer is looked at."""
-    import vcr
-
-    bodies = conversation(steps)
-    talks = [
-        Interaction(
-            RecordedRequest("POST", URL, JSON, json.dumps(body).encode()),
-            RecordedResponse(200, "OK", JSON, json.dumps({"step": n}).encode()),
-        )
-        for n, body in enumerate(bodies)
-    ]
-
-    def play(transport: Any = None) -> None:
-        with httpx2.Client(transport=transport) as client:
-            for n, body in enumerate(bodies):
-                got = client.post(URL, json=body).json()["step"]
-                if got != n:
-                    msg = f"step {n} was answered as step {got}"
-                    raise SystemExit(msg)
-
-    with tempfile.TemporaryDirectory() as name:
-        path = _written(talks, Path(name) / "c.yaml")
-        small = Cassette.load(_written(talks[:1], path.with_name("small.yaml")))
-        with httpx2.Client(transport=ReplayTransport(small)) as client:
-            client.post(URL, json=bodies[0])
-        loading, held = cpu(lambda: Cassette.load(path))
-        playing, _ = cpu(lambda: play(ReplayTransport(held)))
-        settings = {"record_mode": "none", "match_on": ["method", "scheme", "host", "port", "path", "query", "body"]}
-
-        tape = vcr.use_cassette(path, **settings)
-        their_loading, _ = cpu(tape.__enter__)
-        try:
-            their_playing, _ = cpu(play)
-        finally:
-            tape.__exit__(None, None, None)
-        ours, theirs = {"loading": loading, "playing": playing}, {"loading": their_loading, "playing": their_playing}
-        return {"megabytes": path.stat().st_size / 1e6, "stepengine": ours, "vcrpy": theirs}
+    return {"resuming": best, "resuming, us per record": best / len(lines) * 1e6}
 
 
 def main() -> None:
     """Measure what the command line asks for."""
     kind, count = sys.argv[1], int(sys.argv[2])
-    measured = {"journal": journal, "resume": resume, "cassette": cassette}[kind](count)
-    print(json.dumps(measured))
+    print(json.dumps({"journal": journal, "resume": resume}[kind](count)))
 
 
 if __name__ == "__main__":

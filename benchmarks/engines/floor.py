@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
+from benchmarks.engines import Told, Work
 
-def agent(steps: int) -> Generator[tuple[str, int, int], int, int]:
-    """Ask for one tool call per step and add up the results."""
-    total = 0
+
+def agent(steps: int) -> Generator[tuple[str, int, int], int, list[tuple[str, int]]]:
+    """Ask for one tool call per step and keep the results."""
     messages: list[tuple[str, int]] = []
     for number in range(steps):
         result = yield ("add", number, 1)
         messages.append(("add", result))
-        total += result
-    return total
+    return messages
 
 
-async def run(steps: int) -> int:
+async def run(steps: int) -> Told:
     """Drive the generator; see the package's docstring."""
     machine = agent(steps)
     sent: int | None = None
@@ -24,5 +24,6 @@ async def run(steps: int) -> int:
         try:
             _, a, b = machine.send(sent)  # type: ignore[arg-type]
         except StopIteration as stop:
-            return int(stop.value)
+            messages = stop.value
+            return lambda: Work(len(messages) + 1, [value for _, value in messages], "done")
         sent = a + b

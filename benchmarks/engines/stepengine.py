@@ -1,18 +1,41 @@
 """
 stepengine: a model that answers in process, a validated tool, immutable state, events; no journal.
 
+Over HTTP each of its own providers.
+
 One engine serves all runs, as it would in an application; definitions and engines hold no run state.
 """
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import time
+from collections.abc import Awaitable, Callable
 from functools import cache
+from typing import Any
 
-from stepengine import STEP, AgentCall, AgentDefinition, Engine, Limits, Parallel, RunResult, StepContext, Steps, tool
+from benchmarks.engines import UNCOUNTED, Run, Told, Work, arguments
+from stepengine import (
+    STEP,
+    AgentCall,
+    AgentDefinition,
+    AgentState,
+    Engine,
+    Limits,
+    Parallel,
+    RunResult,
+    StepContext,
+    Steps,
+    tool,
+)
+from stepengine.data.messages import AssistantMessage, Message, ToolCallPart, ToolMessage, UserMessage
+from stepengine.data.transcript import Transcript
 from stepengine.models import ModelReply, ModelRequest, Provider
 from stepengine.testing import text, tool_call
+
+MOST = 3_000
+"""More steps than any run over HTTP has."""
 
 
 @tool(in_thread=False)
@@ -38,7 +61,7 @@ class Counting(Provider):
     async def complete(self, request: ModelRequest) -> ModelReply:
         """Return the next reply."""
         number = len(request.messages) // 2
-        return tool_call("add", {"a": number, "b": 1}) if number < self.steps else text("done")
+        return tool_call("add", arguments(number)) if number < self.steps else text("done")
 
 
 def until_done(_: StepContext) -> Steps:
@@ -86,7 +109,95 @@ async def children(count: int) -> float:
     return best
 
 
-async def run(steps: int, agent: str = "adder") -> int:
+async def alone(count: int) -> float:
+    """Return the CPU seconds of runs as those of the children, which run at once and have no parent; the best of three."""
+    engine = Engine([AgentDefinition("child", model="counting/model")], models=Counting(0), pricing=None)
+    best = float("inf")
+    for _ in range(3):
+        gc.collect()
+        start = time.process_time()
+        results = await asyncio.gather(*(engine.run("child", "go") for _ in range(count)))
+        best = min(best, time.process_time() - start)
+        assert all(result.text == "done" for result in results)
+    return best
+
+
+def work_of(result: RunResult, calls: int) -> Work:
+    """Return the work of a run."""
+    return Work(calls, [int(call.result.text) for call in result.tool_calls], result.text)
+
+
+def told(result: RunResult) -> Told:
+    """Return what tells the work of a run in process: the model's calls are the messages that it has written."""
+    return lambda: work_of(result, sum(m.role == "assistant" for m in result.state.message_history))
+
+
+async def run(steps: int, agent: str = "adder") -> Told:
     """Run the agent without a handler; see the package's docstring."""
-    result = await result_of(steps, agent)
-    return sum(int(call.result.text) for call in result.tool_calls)
+    return told(await result_of(steps, agent))
+
+
+def provider_of(protocol: str, url: str) -> Provider:
+    """Return our adapter."""
+    from stepengine.models import AnthropicProvider, GoogleProvider, OpenAIChatProvider, OpenAIProvider
+
+    if protocol == "anthropic":
+        return AnthropicProvider("k", url)
+    if protocol == "google":
+        return GoogleProvider("k", url)
+    kind = OpenAIProvider if protocol == "openai" else OpenAIChatProvider
+    return kind(api_key="k", base_url=f"{url}/v1")
+
+
+def http_engine(protocol: str, url: str) -> Engine:
+    """Return an engine over HTTP with an agent and the tool."""
+    agent = AgentDefinition(
+        "adder", model=f"{protocol}/m", tools=[add], limits=Limits(max_steps=MOST, max_actions=MOST)
+    )
+    return Engine(agents=[agent], models={protocol: provider_of(protocol, url)}, pricing=None)
+
+
+def over_http(url: str, protocol: str) -> Run:
+    """Return runs over HTTP; see the package's docstring."""
+    engine = http_engine(protocol, url)
+
+    async def http_run(_: int) -> Told:
+        result = await engine.run("adder", "add")
+        result.unwrap()
+        return lambda: work_of(result, UNCOUNTED)
+
+    return http_run
+
+
+def history_of(count: int) -> Transcript:
+    """Return a transcript of *count* messages: a question, then calls and results."""
+    messages: list[Message] = [UserMessage("add")]
+    for number in range((count - 1) // 2):
+        call = ToolCallPart(f"c{number}", "add", arguments(number))
+        messages += [AssistantMessage([call]), ToolMessage(call.tool_call_id, "add", str(number + 1))]
+    return Transcript(messages)
+
+
+def behind(url: str, count: int, protocol: str) -> Callable[[], Awaitable[str]]:
+    """Return one call of the provider alone; what was said grows by a step each time."""
+    provider, grown = provider_of(protocol, url), [history_of(count)]
+
+    async def ask() -> str:
+        said: list[Any] = [AssistantMessage("answer"), UserMessage("go on")]
+        grown.append(grown[-1].extend(said))
+        return (await provider.complete(ModelRequest(f"{protocol}/m", messages=grown[-1]))).text
+
+    return ask
+
+
+def run_behind(url: str, count: int, protocol: str) -> Callable[[], Awaitable[str]]:
+    """Return a whole run that goes on behind a history, as the peers are measured."""
+    engine, state = (
+        http_engine(protocol, url),
+        AgentState(run_id="r", agent_id="adder", message_history=history_of(count)),
+    )
+
+    async def ask() -> str:
+        return (await engine.run("adder", "go on", previous=state)).text
+
+    return ask

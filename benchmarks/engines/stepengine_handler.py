@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks.engines import stepengine
+from benchmarks.engines import Told, stepengine
 
 
-async def run(steps: int) -> int:
+async def run(steps: int) -> Told:
     """Run the agent with a handler; see the package's docstring."""
     return await stepengine.run(steps, "stepper")

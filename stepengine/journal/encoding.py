@@ -285,10 +285,18 @@ class Encoder:
         previous: The checksum of the last line that is there already.
         blobs: Fingerprints of blobs that are there already.
         stable: Whether what differs between two recordings of the same thing is left out (replay J23).
+        inline: The longest text that stands where it is used, in characters; longer ones are blobs (replay J20).
     """
 
     def __init__(
-        self, redactor: Redactor, *, link: bool, previous: int = 0, blobs: Sequence[str] = (), stable: bool = False
+        self,
+        redactor: Redactor,
+        *,
+        link: bool,
+        previous: int = 0,
+        blobs: Sequence[str] = (),
+        stable: bool = False,
+        inline: int = MAX_INLINE,
     ) -> None:
         self.prints = Fingerprints(redactor)
         self._redactor = redactor
@@ -296,6 +304,7 @@ class Encoder:
         self._previous = previous
         self._blobs = set(blobs)
         self._stable = stable
+        self._inline = inline
         self._bases = _Bases(self.prints)
         self._last_frame = NO_FRAME
 
@@ -328,7 +337,7 @@ class Encoder:
             text = text.translate(SEPARATORS)
         # One character is found much faster than two, and mostly there is none but those of the blobs.
         is_special = "$" in text and text.count("$") != frame.dollars and text.count('"$') != len(frame.shared)
-        if is_special or len(text) > MAX_INLINE or self._redactor.suspicious(text):
+        if is_special or len(text) > self._inline or self._redactor.suspicious(text):
             return [self._line(m, record) for m in self._packed(record, f"{text}}}", frame)]
         if not frame.is_shared:
             # In a run the first request brings the blobs, and nothing else has any.
@@ -366,9 +375,9 @@ class Encoder:
         if self._redactor.suspicious(text):
             members = self._cleaned(members, record.kind)
             text = to_text(members)
-        if len(text) > MAX_INLINE or '"$' in text:
+        if len(text) > self._inline or '"$' in text:
             blobs: dict[str, Any] = {}
-            members = packed(members, blobs)
+            members = packed(members, blobs, self._inline)
             for fp, data in blobs.items():
                 yield from self._new_blob(fp, data)
         for name, fp, _ in frame.shared:
@@ -516,19 +525,19 @@ def request_members(request: ModelRequest, messages: Sequence[Any], *, whole: bo
 # --- blobs ----------------------------------------------------------------------------------------------------------
 
 
-def packed(value: Any, blobs: dict[str, Any]) -> Any:
+def packed(value: Any, blobs: dict[str, Any], inline: int = MAX_INLINE) -> Any:
     """
-    Return *value* with long texts replaced by ``{"$blob": fp}`` and put into *blobs*.
+    Return *value* with texts of more than *inline* characters replaced by ``{"$blob": fp}`` and put into *blobs*.
 
     An object of the user's with a single member that starts with ``$`` is wrapped in ``{"$obj": ...}`` (replay J8).
     """
     if isinstance(value, str):
-        return _blob(value, blobs) if len(value) > MAX_INLINE else value
+        return _blob(value, blobs) if len(value) > inline else value
     if isinstance(value, list | tuple):
-        return [packed(v, blobs) for v in value]
+        return [packed(v, blobs, inline) for v in value]
     if not isinstance(value, Mapping):
         return value
-    members = {k: packed(v, blobs) for k, v in value.items()}
+    members = {k: packed(v, blobs, inline) for k, v in value.items()}
     return {"$obj": members} if _is_special(members) else members
 
 

@@ -127,7 +127,7 @@ class FileJournal(Journal):
         """Replace the file by one with *records*, at once or not at all."""
         history = History(records, self.name)
         link = self.link if history.head is None else history.head.link
-        encoder = Encoder(self.redactor, link=link, stable=self.stable)
+        encoder = Encoder(self.redactor, link=link, stable=self.stable, inline=self.inline)
         content = b"".join([line for record in records for line in encoder.lines(record)])
         _check_no_link(self.path)
         made_folder(self.path.parent)

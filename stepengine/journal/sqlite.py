@@ -123,7 +123,7 @@ class SqliteJournal(Journal):
         """Replace the run by *records* in one transaction."""
         run, history = self._bound_run(), History(records, self.name)
         link = self.link if history.head is None else history.head.link
-        encoder = Encoder(self.redactor, link=link, stable=self.stable)
+        encoder = Encoder(self.redactor, link=link, stable=self.stable, inline=self.inline)
         lines = [line for record in records for line in encoder.lines(record)]
         with _connection(self.path, create=True) as database, _transaction(database):
             database.execute("DELETE FROM lines WHERE run = ?", (run,))

@@ -17,6 +17,7 @@ from stepengine import (
     AgentCall,
     AgentDefinition,
     Ask,
+    Engine,
     Hooks,
     Parallel,
     Perform,
@@ -24,14 +25,15 @@ from stepengine import (
     RunStatus,
     Tool,
     ToolCall,
+    tool,
 )
 from stepengine.data.messages import ToolResult
 from stepengine.data.tools import ToolAnnotations
-from stepengine.errors import JournalCorrupt, JournalLocked, ModelError
+from stepengine.errors import JournalCorrupt, JournalError, JournalLocked, ModelError
 from stepengine.journal import FileJournal, MemoryJournal, check
 from stepengine.journal.files import FileWriter
 from stepengine.journal.forks import branch
-from stepengine.testing import text, tool_call
+from stepengine.testing import ScriptedModel, text, tool_call
 from stepengine.tools.files.walk import TEMPORARY
 
 HEAD = ["kind", "format", "engine", "agent", "definition", "run", "seed", "created", "hooks", "link", "crc"]
@@ -208,6 +210,42 @@ def test_failed_attempts_are_members_of_the_result_with_what_they_used(rig):
 
 def place_of(entry):
     return place(entry) if "seq" in entry else None
+
+
+@pytest.mark.spec("replay:J20")
+def test_with_inline_an_output_stands_once_and_the_journal_is_read_without(tmp_path):
+    """
+    By default it stands in its result and in the request that shows it; recorded twice with the default, nothing differs.
+    """
+    output = "out " * 1_000
+
+    @tool(in_thread=False)
+    def look() -> str:
+        """Look."""
+        return output
+
+    agent = AgentDefinition("a", model="test/model", tools=[look])
+    journals = [
+        FileJournal(tmp_path / f"{name}.jsonl", stable=True, **options)
+        for name, options in {"one": {}, "two": {"inline": 32 * 1024}, "once": {"inline": 2_048}}.items()
+    ]
+    for journal in journals:
+        with Engine([agent], models=ScriptedModel([tool_call("look", {}), text("done")])) as engine:
+            engine.run_sync("a", "go", journal=journal).unwrap()
+    one, two, once = [journal.path.read_text() for journal in journals]
+    with Engine([agent]) as engine:
+        again = engine.replay_sync(FileJournal(tmp_path / "once.jsonl"))
+
+    assert one == two
+    assert (2, 1) == (one.count(output), once.count(output))
+    assert "done" == again.output
+    assert output == again.tool_calls[0].result.text
+
+
+@pytest.mark.parametrize("inline", [0, -1, True, "many", None])
+def test_an_inline_that_is_no_number_of_characters_is_refused(inline):
+    with pytest.raises(JournalError, match="from 1 on"):
+        MemoryJournal(inline=inline)
 
 
 @pytest.mark.spec("replay:J18", "replay:J20")

@@ -1,0 +1,339 @@
+"""
+Runs the works W1 to W6, each measurement in a process of its own, round by round, and notes what comes out.
+
+Whoever is slow takes part in fewer rounds, and in sizes only as far as one run stays under a cap; the sheet says what was left out.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers import AGENTS, ENVIRONMENTS, SDKS, Peers
+from benchmarks.sheet import Key, Sheet, load, machine, today
+
+ROOT = Path(__file__).resolve().parent.parent
+OURS = ("floor", "stepengine", "stepengine_handler")
+FAST = "bu_agent_sdk"
+"""The peer that budgets are about: it takes part in every round."""
+
+SLOW = tuple(name for name in AGENTS if name != FAST)
+NOT_LOADED = ("anthropic", "openai", "google.genai", "vcr", "typer", "rich", "mcp", "dbos", "httpx2", "genai_prices")
+SOME = 3
+"""Rounds that something takes part in that takes long, and that no peer does beside us."""
+
+LARGE = 100
+"""Requests of a cassette from which vcrpy plays it once: its cost grows with the cube."""
+
+IMPORTS = {
+    "pydantic_ai": "import pydantic_ai",
+    "bu_agent_sdk": "import bu_agent_sdk",
+    "openai_agents": "import agents",
+    "langgraph": "from langchain.agents import create_agent",
+    "smolagents": "import smolagents",
+    "google_adk": "from google.adk.agents import LlmAgent",
+    "anthropic": "import anthropic",
+    "openai": "import openai",
+    "google": "from google import genai",
+}
+NO_REPLAY = "has no record of a run that can be played again; HTTP traffic is what can be played, with vcrpy"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """
+    How much is measured.
+
+    Attributes:
+        rounds: How often everything is measured that a budget is about.
+        slow: How often the rest.
+        steps: Lengths of runs in W1.
+        long: The length of a very long run.
+        runs: Numbers of concurrent runs in W2.
+        http: Lengths of runs in W3, numbers of messages in W6.
+        journal: Lengths of recorded runs in W4.
+        cassette: Numbers of requests of a cassette in W4; the last one is played by vcrpy once only.
+        imports: How often something is imported in a round; the least counts.
+        cap: CPU seconds that one run may take.
+    """
+
+    rounds: int = 3
+    slow: int = 2
+    steps: tuple[int, ...] = (10, 100, 300, 1_000, 3_000, 10_000)
+    long: int = 50_000
+    runs: tuple[int, ...] = (10, 100, 1_000)
+    http: tuple[int, ...] = (10, 100, 300)
+    journal: tuple[int, ...] = (1_000, 10_000)
+    cassette: tuple[int, ...] = (25, 50, 100, 200)
+    imports: int = 3
+    cap: float = 8.0
+
+
+QUICK = Plan(
+    2, 1, (10, 100, 1_000), 10_000, (10, 100), (10, 100), (100, 1_000), (10, 20, 40), imports=2, cap=2.0
+)  # fmt: skip
+
+
+class Bench:
+    """
+    Runs workers and fills a sheet.
+
+    Args:
+        peers: Their interpreters.
+        plan: How much is measured.
+    """
+
+    def __init__(self, peers: Peers, plan: Plan) -> None:
+        self.peers = peers
+        self.plan = plan
+        self.sheet = Sheet()
+        self.failed: set[tuple[str, str]] = set()
+
+    def python(self, engine: str) -> str:
+        """Return the interpreter that can import an engine."""
+        return self.peers.python(engine) if engine in ENVIRONMENTS else sys.executable
+
+    def worker(self, work: str, engine: str, module: str, *arguments: Any, python: str = "") -> dict[str, Any] | None:
+        """Return what a worker measured, or ``None`` and a gap in the sheet when it is not installed or failed."""
+        if (work, engine) in self.failed:
+            return None
+        command = [python or self.python(engine), "-m", f"benchmarks.{module}", *map(str, arguments)]
+        try:
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+            told = "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        except FileNotFoundError:
+            told = "its environment was not made"
+        if told:
+            self.failed.add((work, engine))
+            self.sheet.miss(work, engine, told if "environment" in told else f"failed: {told[:200]}")
+            print(f"  {work} {engine}: {told}", file=sys.stderr)
+            return None
+        measured: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+        return measured
+
+    def note(self, of: tuple[str, str, str], unit: str, turn: int, found: Mapping[Any, float] | None) -> None:
+        """Put figures by size into the sheet; they are *of* a work, a what and an engine."""
+        for count, value in (found or {}).items():
+            self.sheet.add(Key(*of, int(count)), value, unit=unit, turn=turn)
+
+    def turns(self, work: str) -> Iterator[int]:
+        """Give the rounds."""
+        for turn in range(self.plan.rounds):
+            started = time.monotonic()
+            yield turn
+            print(
+                f"  {work}, round {turn + 1} of {self.plan.rounds}: {time.monotonic() - started:.0f} s", file=sys.stderr
+            )
+
+    def capped(self, work: str, what: str, engine: str, sizes: tuple[int, ...]) -> None:
+        """Say which sizes were left out."""
+        done = [key.count for key in self.sheet.samples if key[:3] == (work, what, engine)]
+        left = [size for size in sizes if done and size > max(done)]
+        if left:
+            shown = ", ".join([f"{size:,}" for size in left])
+            why = f"N={shown} left out: one run would take over {self.plan.cap:g} s of CPU"
+            self.sheet.miss(work, engine, why)
+
+
+def listed(sizes: tuple[int, ...]) -> str:
+    """Return sizes as a worker takes them."""
+    return ",".join([str(size) for size in sizes])
+
+
+def w1(bench: Bench) -> None:
+    """Measure steps and their growth with history."""
+    plan = bench.plan
+    for turn in bench.turns("W1"):
+        for engine in (*OURS, FAST, *(SLOW if turn < plan.slow else ())):
+            found = bench.worker("W1", engine, "worker", "steps", engine, listed(plan.steps), plan.cap)
+            bench.note(("W1", "step", engine), "us", turn, found)
+        for kind in ("plain", "step", "call"):
+            found = bench.worker("W1", "machine", "worker", kind, "machine", 1_000, plan.cap)
+            bench.note(("W1", f"machine, {kind}", "machine"), "us", turn, found)
+        if turn < SOME:
+            found = bench.worker("W1", "stepengine", "worker", "long", "stepengine", f"100,{plan.long}", 60)
+            bench.note(("W1", "step, collector off", "stepengine"), "us", turn, found)
+    for engine in AGENTS:
+        bench.capped("W1", "step", engine, plan.steps)
+
+
+def w2(bench: Bench) -> None:
+    """Measure fan-out."""
+    plan = bench.plan
+    for turn in bench.turns("W2"):
+        for engine in ("stepengine", "stepengine_handler", FAST, *(SLOW if turn < plan.slow else ())):
+            found = bench.worker("W2", engine, "worker", "runs", engine, listed(plan.runs), plan.cap)
+            bench.note(("W2", "run", engine), "ms", turn, found)
+        for kind, sizes in (("children", "100,4000"), ("alone", "100")):
+            found = bench.worker("W2", "stepengine", "worker", kind, "stepengine", sizes, plan.cap)
+            bench.note(("W2", kind, "stepengine"), "us", turn, found)
+    found = bench.worker("W2", "stepengine", "worker", "memory", "stepengine", 200, plan.cap)
+    bench.note(("W2", "memory", "stepengine"), "bytes", 0, found)
+    for engine in AGENTS:
+        bench.capped("W2", "run", engine, plan.runs)
+
+
+@contextmanager
+def loopback() -> Iterator[str]:
+    """Run the server in a process of its own and give its port."""
+    command = [sys.executable, "-m", "benchmarks.loopback"]
+    server = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert server.stdin is not None
+    assert server.stdout is not None
+    try:
+        yield server.stdout.readline().strip()
+    finally:
+        server.stdin.close()
+        server.wait(10)
+        server.stdout.close()
+
+
+def over_http(bench: Bench, work: str, kind: str, ours: tuple[str, ...]) -> None:
+    """Measure clients against the server: each protocol with the SDK's loop and ours, then the peers."""
+    plan = bench.plan
+    with loopback() as port:
+        for turn in bench.turns(work):
+            for protocol, sdk in SDKS.items():
+                sizes = plan.http if turn == 0 else plan.http[:2]
+                for client, counts in (("bare", sizes), *((name, plan.http) for name in ours)):
+                    if client == "stepengine_run" and protocol != "openai_chat":
+                        continue
+                    python = bench.peers.python(sdk) if client == "bare" else sys.executable
+                    engine = f"{client}, {protocol}"
+                    arguments = ("http_worker", kind, client, protocol, listed(counts), port, plan.cap)
+                    found = bench.worker(work, engine, *arguments, python=python)
+                    bench.note((work, kind, engine), "ms", turn, found)
+            for engine in AGENTS if turn < (plan.slow if work == "W3" else 1) else ():
+                protocol = "google" if engine == "google_adk" else "openai_chat"
+                arguments = ("http_worker", kind, engine, protocol, listed(plan.http), port, plan.cap)
+                bench.note((work, kind, engine), "ms", turn, bench.worker(work, engine, *arguments))
+    for engine in AGENTS:
+        bench.capped(work, kind, engine, plan.http)
+
+
+def w3(bench: Bench) -> None:
+    """Measure steps over a real socket."""
+    over_http(bench, "W3", "steps", ("stepengine",))
+
+
+def w4(bench: Bench) -> None:
+    """Measure recording and replaying."""
+    plan = bench.plan
+    for turn in bench.turns("W4"):
+        for size in plan.journal if turn < SOME else plan.journal[:1]:
+            for what, value in (bench.worker("W4", "stepengine", "replay_worker", "journal", size) or {}).items():
+                bench.note(("W4", what, "stepengine"), "" if what.startswith("syncs") else "us", turn, {size: value})
+        for size in (1_000, 10_000) if turn < SOME else ():
+            for what, value in (bench.worker("W4", "stepengine", "replay_worker", "resume", size) or {}).items():
+                bench.note(("W4", what, "stepengine"), "us" if "us" in what else "s", turn, {size: value})
+    cassettes(bench)
+    bench.sheet.miss("W4", "every peer", NO_REPLAY)
+
+
+def cassettes(bench: Bench) -> None:
+    """Measure one file for each size, played by vcrpy and by us."""
+    plan = bench.plan
+    with tempfile.TemporaryDirectory() as folder:
+        for size in plan.cassette:
+            path = Path(folder) / f"{size}.yaml"
+            written = bench.worker("W4", "stepengine", "cassette_worker", "write", path, size)
+            bench.note(("W4", "cassette", "stepengine"), "MB", 0, written and {size: written["megabytes"]})
+            for turn in range(3):
+                for player in ("stepengine", *(("vcrpy",) if turn < (1 if size >= LARGE else SOME) else ())):
+                    found = bench.worker("W4", player, "cassette_worker", player, path, size)
+                    for what, seconds in (found or {}).items():
+                        bench.note(("W4", f"cassette, {what}", player), "s", turn, {size: seconds})
+
+
+def import_cpu(python: str, statement: str, times: int) -> float | None:
+    """Return the CPU seconds of a process that runs *statement*, less those of an empty process; the least of each."""
+    least: dict[str, float] = {}
+    for code in ("pass", statement):
+        for _ in range(times + 1):
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            done = subprocess.run([python, "-c", code], cwd=ROOT, capture_output=True, check=False)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            if done.returncode:
+                return None
+            spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+            least[code] = min(least.get(code, spent), spent)
+    return least[statement] - least["pass"]
+
+
+def w5(bench: Bench) -> None:
+    """Measure imports."""
+    ours = {
+        "stepengine": "import stepengine",
+        "every front-door name": "from stepengine import *",
+        "pydantic": "import pydantic",
+    }
+    cases = [*[(name, sys.executable, statement) for name, statement in ours.items()]]
+    cases += [(name, bench.peers.python(name), statement) for name, statement in IMPORTS.items()]
+    for turn in bench.turns("W5"):
+        for name, python, statement in cases:
+            if name in ENVIRONMENTS and (turn >= SOME or not bench.peers.has(name)):
+                continue
+            seconds = import_cpu(python, statement, bench.plan.imports if turn else bench.plan.imports + 1)
+            if seconds is None:
+                bench.sheet.miss("W5", name, "not installed")
+            else:
+                bench.note(("W5", "import", name), "ms", turn, {1: seconds * 1e3})
+    code = f"import sys, stepengine; print(sum(m in sys.modules for m in {NOT_LOADED!r}))"
+    loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    bench.note(("W5", "heavy packages loaded", "stepengine"), "", 0, {1: int(loaded.stdout)})
+
+
+def w6(bench: Bench) -> None:
+    """Measure one call behind a long history."""
+    over_http(bench, "W6", "behind", ("stepengine", "stepengine_run"))
+
+
+WORKS = {"w1": w1, "w2": w2, "w3": w3, "w4": w4, "w5": w5, "w6": w6}
+
+PACKAGES = (
+    "stepengine", "bu-agent-sdk", "pydantic-ai-slim", "openai-agents", "langgraph", "langchain", "langchain-openai", "smolagents",
+    "google-adk", "anthropic", "openai", "google-genai", "vcrpy", "pydantic", "httpx2",
+)  # fmt: skip
+
+
+def versions(bench: Bench) -> dict[str, dict[str, str]]:
+    """Return what is installed where, by environment."""
+    code = (
+        "import importlib.metadata as m, json\nfound = {}\n"
+        f"for name in {PACKAGES!r}:\n try: found[name] = m.version(name)\n except m.PackageNotFoundError: pass\n"
+        "print(json.dumps(found))"
+    )
+    found = {}
+    places = {
+        "stepengine": sys.executable,
+        **{name: bench.peers.python(name) for name in ENVIRONMENTS if name != "temporal"},
+    }
+    for name, python in places.items():
+        if Path(python).exists():
+            done = subprocess.run([python, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+            found[name] = json.loads(done.stdout) if done.returncode == 0 else {}
+    return found
+
+
+def measure(bench: Bench, works: list[str], size: str, file: Path | None = None) -> Sheet:
+    """Run works and return what came out; what is there after each of them is kept in *file*."""
+    started = time.monotonic()
+    bench.sheet.about = {"date": today(), "size": size, "machine": machine(), "versions": versions(bench)}
+    for name in works:
+        WORKS[name](bench)
+        if file:
+            file.write_text(bench.sheet.to_json(), encoding="utf-8")
+    bench.sheet.about["machine"]["load at the end"] = load()
+    bench.sheet.about["minutes"] = round((time.monotonic() - started) / 60, 1)
+    if file:
+        file.write_text(bench.sheet.to_json(), encoding="utf-8")
+    return bench.sheet

@@ -1,0 +1,48 @@
+"""
+`docs/better.md` is so: our side runs, what it shows was printed, the other side's modules are there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks.better.__main__ import PAGE, SHOWN, TOPICS, blocks, filled
+from benchmarks.peers import ENVIRONMENTS
+
+TEXT = PAGE.read_text(encoding="utf-8")
+SAID = json.loads(SHOWN.read_text(encoding="utf-8"))
+SECONDS = re.compile(r"[\d.]+ s of CPU")
+
+
+@pytest.mark.spec("replay:J19", "replay:J20")
+@pytest.mark.parametrize("topic", list(TOPICS))
+def test_our_side_runs_and_prints_what_the_page_shows(
+    topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """
+    All but how long it took.
+    """
+    monkeypatch.chdir(tmp_path)
+    exec(compile(blocks(TEXT)[topic], str(PAGE), "exec"), {"__name__": "page"})
+    said = [f"stepengine: {line}" for line in capsys.readouterr().out.strip().splitlines()]
+    shown = [line for line in SAID[topic].splitlines() if line.startswith("stepengine: ")]
+
+    assert [SECONDS.sub("", line) for line in shown] == [SECONDS.sub("", line) for line in said]
+
+
+def test_the_page_shows_what_both_sides_printed() -> None:
+    assert filled(TEXT, SAID) == TEXT
+    assert all(len(said.splitlines()) > 1 for said in SAID.values())
+
+
+def test_every_topic_stands_on_the_page_under_its_name_and_has_a_peer() -> None:
+    named = re.findall(r"^`(\w+)`: ", TEXT, re.MULTILINE)
+
+    assert list(TOPICS) == named == list(SAID)
+    for topic, (environment, _) in TOPICS.items():
+        assert environment in ENVIRONMENTS
+        assert SHOWN.with_name(f"{topic}.py").is_file()
