@@ -341,3 +341,66 @@ def test_runs_move_to_another_release_out_into_journals_and_back(deployment: Dep
 
     deployment("cancel", "waiting")
     assert deployment("import", "waiting.jsonl", "--agents", "mine.py", code=2)  # its id is taken, by the run itself
+
+
+CAREFUL = '''
+from stepengine import STEP, AgentDefinition, Ask, call, tool
+from stepengine.permissions import Policy, Rule
+from stepengine.testing import ScriptedModel, text
+
+
+@tool
+def wipe(disk: str) -> str:
+    """
+    Wipe a disk.
+
+    Args:
+        disk: Which one.
+    """
+    return f"wiped {disk}"
+
+
+def wiping(ctx):
+    done = yield from call(wipe, ctx.prompt)
+    said = yield STEP
+    return f"{done}; {said.text}"
+
+
+def heard(request):
+    return text(" | ".join(m.text for m in request.messages if m.role == "user"))
+
+
+agent = AgentDefinition("wiper", model="test/model", tools=[wipe], handle_steps=wiping)
+models = ScriptedModel([heard] * 100)
+options = {"permissions": Policy(rules=[Rule.ask_for_tool("wipe")])}
+'''
+
+
+@pytest.mark.deep
+@pytest.mark.spec("durable:UC2", "durable:UC3", "durable:UC4", "durable:U37")
+def test_a_session_is_submitted_to_answered_for_good_and_read_on_the_command_line(deployment: Deployment) -> None:
+    (deployment.folder / "mine.py").write_text(CAREFUL)
+    deployment.worker("w1")
+    deployment("submit", "wiper", "--prompt", "a", "--session", "s", "--id", "r1")
+    question = deployment.question("r1")
+    shown = deployment("status", "--session", "s")
+    deployment("say", "r1", "carefully", "--id", "m1")
+    refused = deployment("answer", "r1", question, "no", "--always", code=2)
+    deployment("answer", "r1", question, "yes", "--always")
+    first = deployment("submit", "wiper", "--prompt", "a", "--session", "s", "--id", "r1", "--wait")
+    second = deployment("submit", "wiper", "--prompt", "b", "--session", "s", "--id", "r2", "--wait")
+    told = json.loads(deployment("status", "--session", "s", "--json"))
+    listed = json.loads(deployment("status", "--sessions", "--json"))
+    nothing = deployment("status", "--session", "t", code=2)
+    late = deployment("say", "r1", "too late", code=2)
+
+    assert f"stepengine answer r1 {question} VALUE" in shown
+    assert "--always: allow calls of wipe by wiper" in shown
+    assert "--always goes with yes" in refused
+    assert "wiped a; a" in first
+    assert "wiped b; a" in second
+    assert [("r1", 1, "SUCCESS"), ("r2", 2, "SUCCESS")] == [(t["run"], t["number"], t["state"]) for t in told["turns"]]
+    assert {"a", "b"} <= {part["text"] for m in told["messages"] for part in m.get("content", ()) if "text" in part}
+    assert [("s", 2)] == [(view["id"], view["turns"]) for view in listed]
+    assert "there is no session 't'" in nothing
+    assert "takes no messages: it is SUCCESS" in late
