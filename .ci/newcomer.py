@@ -21,7 +21,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 MINUTE = 60
-KEPT = ("PATH", "LANG", "TMPDIR", "PIP_INDEX_URL", "PIP_FIND_LINKS", "PIP_CERT", "PIP_CONFIG_FILE", "PIP_NO_INDEX")
+KEPT = re.compile(r"PATH|LANG|TMPDIR|PIP_\w+|SSL_CERT_\w+|(?i:https?_proxy|no_proxy)")
+"""What leads to packages; everything else of whoever runs this is taken away."""
 JOURNAL = "tests/journals/test_longest/test_the_longest_file_is_split.jsonl"
 
 
@@ -33,7 +34,10 @@ class Newcomer:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.screen = (ROOT / "README.md").read_text(encoding="utf-8")
-        kept = {name: os.environ[name] for name in KEPT if name in os.environ}
+        kept = {name: value for name, value in os.environ.items() if KEPT.fullmatch(name)}
+        pip = Path.home() / ".config" / "pip" / "pip.conf"
+        if pip.exists():
+            kept.setdefault("PIP_CONFIG_FILE", str(pip))
         path = f"{folder / '.venv' / 'bin'}{os.pathsep}{kept['PATH']}"
         (folder / "home").mkdir()
         self.variables = {
