@@ -86,6 +86,7 @@ async def test_turns_that_are_submitted_at_once_follow_each_other_in_their_order
     assert [" | ".join(map(str, range(n + 1))) for n in range(5)] == [r.output for r in results]
 
 
+@pytest.mark.spec("requirements:K5")
 async def test_a_message_is_the_answer_to_what_the_session_waits_for(db: str):
     async with engine([BOOK], db) as worker:
         first = await worker.run(BOOK, "a table", session_id="c")
@@ -235,7 +236,6 @@ async def test_what_is_said_to_another_agent_waits_until_the_question_is_answere
     assert "a table | hello" == result.output
 
 
-@pytest.mark.spec("requirements:K5")
 async def test_the_same_submission_twice_is_one_turn(db: str):
     async with await Operator.connect(db) as one, await Operator.connect(db) as two:
         ids = [f"m{n}" for n in range(8)]
