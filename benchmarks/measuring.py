@@ -74,7 +74,7 @@ class Plan:
     http: tuple[int, ...] = (10, 100, 300)
     journal: tuple[int, ...] = (1_000, 10_000)
     cassette: tuple[int, ...] = (25, 50, 100, 200)
-    imports: int = 3
+    imports: int = 2
     cap: float = 8.0
 
 
@@ -333,7 +333,9 @@ def measure(bench: Bench, works: list[str], size: str, file: Path | None = None)
         if file:
             file.write_text(bench.sheet.to_json(), encoding="utf-8")
     bench.sheet.about["machine"]["load at the end"] = load()
+    spent = resource.getrusage(resource.RUSAGE_CHILDREN)
     bench.sheet.about["minutes"] = round((time.monotonic() - started) / 60, 1)
+    bench.sheet.about["minutes of CPU"] = round((spent.ru_utime + spent.ru_stime) / 60, 1)
     if file:
         file.write_text(bench.sheet.to_json(), encoding="utf-8")
     return bench.sheet

@@ -31,7 +31,7 @@ This page is made by `python -m benchmarks page` from [`benchmarks/{file}`](../b
 READING = """
 ## How to read it
 
-- Absolute times drift with the machine; it was not idle. In each round everything is measured once, one after another, each in a process of
+- Absolute times drift with the machine and what else runs on it. In each round everything is measured once, one after another, each in a process of
   its own, and ratios are taken within rounds: the median of them stands first, the least and the most in brackets.
 - Times are CPU of the process that is measured: its own threads count, a server or a database beside it does not.
 - Who is slow took part in fewer rounds, and in sizes only as far as one run stays below a cap. [What was left out](#not-measured)
@@ -94,7 +94,7 @@ python -m benchmarks judge figures.json
 python -m benchmarks page figures.json
 ```
 
-The first makes the environments, from PyPI, with the versions above; the second takes {minutes} minutes here, `--quick` a part of that,
+The first makes the environments, from PyPI, with the versions above; the second took {minutes} minutes here, beside what else ran; `--quick` takes a part of that,
 `--only w1` one work. The third prints the budgets from the file and leaves with 1 if one is broken, the last writes this page.
 Another price is that of durability: `python -m benchmarks.durable` measures it, see [growing beyond one process](growing.md).
 """
@@ -128,11 +128,10 @@ def headlines(sheet: Sheet) -> str:
     counts = [n for n in sheet.counts("W1", "step") if sheet.median(Key("W1", "step", "stepengine", n)) is not None]
     mine = Key("W1", "step", "stepengine", 0)
     if len(counts) > 1:
-        low, high = [min, max]
         values = [sheet.median(mine._replace(count=n)) or 0.0 for n in counts]
         found.append(
-            f"**A step costs what it costs, however long the run is**: {tables.short(low(values))} to {tables.short(high(values))}"
-            f" microseconds from N={counts[0]:,} to N={counts[-1]:,}."
+            f"A step of stepengine costs {tables.short(min(values))} to {tables.short(max(values))} microseconds"
+            f" in runs of {counts[0]:,} to {counts[-1]:,} steps."
         )
     others = []
     for engine in AGENTS:
@@ -141,7 +140,7 @@ def headlines(sheet: Sheet) -> str:
             ratio = sheet.ratio(mine._replace(engine=engine, count=had[-1]), mine._replace(count=had[-1]))
             others.append(f"{label(engine)} {times(ratio)} times at N={had[-1]:,}")
     if others:
-        found.append("A peer's step costs more by: " + ", ".join(others) + ".")
+        found.append("A step of a peer costs, beside it: " + ", ".join(others) + ".")
     for protocol in ("openai_chat", "openai"):
         ratio = sheet.ratio(
             Key("W3", "steps", f"bare, {protocol}", 100), Key("W3", "steps", f"stepengine, {protocol}", 100)

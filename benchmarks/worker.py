@@ -34,8 +34,8 @@ SHORT_SECONDS = 0.7
 """Short runs are repeated so often, or for so many seconds."""
 
 STEPS_PER_RUN = 5
-UNKNOWN = 0.02
-"""Seconds below which a cost says little about the next size."""
+UNKNOWN = 0.5
+"""Seconds below which a cost says little about the next size: much of it may be there at any size."""
 
 
 def sizes_within(sizes: list[int], spent: Mapping[int, float], cap: float, *, power: int = 2) -> Iterator[int]:

@@ -52,7 +52,8 @@ class Scripted(Model):
 
     def stream_response(self, *_: Any, **__: Any) -> AsyncIterator[Any]:
         """Refuse: nothing here streams."""
-        raise NotImplementedError
+        msg = "nothing here streams"
+        raise TypeError(msg)
 
 
 def results_of(result: Any) -> list[int]:

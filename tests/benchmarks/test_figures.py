@@ -1,0 +1,185 @@
+"""
+What the benchmarks make of figures: verdicts, tables, pictures and the page. Nothing here measures.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from benchmarks import page, plots, tables
+from benchmarks.__main__ import read
+from benchmarks.judging import judge
+from benchmarks.sheet import Key, Sheet, Spread
+
+ROOT = Path(__file__).resolve().parents[2]
+BUDGETS = [f"Q{n}" for n in range(1, 13)]
+
+
+def sheet_of(*figures: tuple[str, str, str, int, list[float]]) -> Sheet:
+    sheet = Sheet({"date": "2026-01-01", "machine": {}, "versions": {}})
+    for work, what, engine, count, samples in figures:
+        for turn, value in enumerate(samples):
+            sheet.add(Key(work, what, engine, count), value, unit="us", turn=turn)
+    return sheet
+
+
+def word_of(sheet: Sheet, what: str) -> str:
+    (verdict,) = [verdict for verdict in judge(sheet) if what in verdict.what]
+    return verdict.word
+
+
+@pytest.mark.spec(*[f"performance:{budget}" for budget in BUDGETS])
+def test_every_budget_is_judged_and_what_was_not_measured_is_said() -> None:
+    verdicts = judge(Sheet())
+
+    assert set(BUDGETS) == {verdict.budget for verdict in verdicts}
+    assert {"not measured"} == {verdict.word for verdict in verdicts}
+
+
+@pytest.mark.spec("performance:Q1", "performance:Q2")
+def test_a_budget_holds_up_to_its_bound_and_is_broken_above_it() -> None:
+    ours = ("W1", "step", "stepengine")
+
+    assert "holds" == word_of(sheet_of((*ours, 100, [10.0]), (*ours, 10_000, [13.0])), "N=10,000 against N=100")
+    assert "BROKEN" == word_of(sheet_of((*ours, 100, [10.0]), (*ours, 10_000, [13.1])), "N=10,000 against N=100")
+    slow = sheet_of((*ours, 1_000, [31.0]), ("W1", "step", "bu_agent_sdk", 1_000, [100.0]))
+    assert "BROKEN" == word_of(slow, "N=1,000 against bu-agent-sdk")
+
+
+@pytest.mark.spec("performance:Q6", "performance:Q9")
+def test_a_journal_is_judged_by_what_it_costs_more_than_a_run_without() -> None:
+    bare = ("W4", "no journal", "stepengine", 1_000, [100.0])
+
+    assert "holds" == word_of(
+        sheet_of(bare, ("W4", "replay, memory", "stepengine", 1_000, [160.0])), "from memory, N=1,000"
+    )
+    assert "BROKEN" == word_of(sheet_of(bare, ("W4", "memory", "stepengine", 1_000, [131.0])), "not, memory, N=1,000")
+
+
+def test_a_ratio_is_taken_within_each_round_and_keeps_its_spread() -> None:
+    """
+    A machine that is twice as slow in one round is so for both.
+    """
+    sheet = sheet_of(("W1", "step", "ours", 1, [1.0, 2.0, 1.0]), ("W1", "step", "peer", 1, [2.0, 4.0, 4.0]))
+
+    assert Spread(0.5, 0.25, 0.5, 3) == sheet.ratio(Key("W1", "step", "ours", 1), Key("W1", "step", "peer", 1))
+
+
+def test_who_took_part_in_fewer_rounds_stands_in_with_the_median() -> None:
+    sheet = sheet_of(("W1", "step", "ours", 1, [1.0, 2.0]), ("W1", "step", "slow", 1, [10.0]))
+
+    assert (0.1, 0.2, 2) == sheet.ratio(Key("W1", "step", "ours", 1), Key("W1", "step", "slow", 1))[1:]
+
+
+def test_a_sheet_comes_back_from_its_json() -> None:
+    sheet = sheet_of(("W1", "step", "stepengine", 10, [1.0, 2.0]))
+    sheet.add(Key("W2", "run", "late", 5), 3.0, unit="ms", turn=1)
+    sheet.miss("W4", "peer", "it cannot")
+
+    assert sheet == Sheet.from_json(sheet.to_json())
+
+
+@pytest.mark.parametrize("text", ["[]", '{"format": 0}'])
+def test_a_file_of_another_format_is_refused_with_what_writes_one(text: str) -> None:
+    with pytest.raises(SystemExit, match="python -m benchmarks --json FILE"):
+        Sheet.from_json(text)
+
+
+def test_the_command_that_judges_leaves_with_one_when_a_budget_is_broken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seconds, code in ((0.5, 0), (2.0, 1)):
+        file = tmp_path / f"{code}.json"
+        file.write_text(sheet_of(("W4", "resuming", "stepengine", 10_000, [seconds])).to_json())
+
+        assert code == read("judge", str(file))
+        assert ("BROKEN" if code else "holds") in capsys.readouterr().out
+
+
+def test_a_picture_names_each_line_once_and_holds_all_points() -> None:
+    figures = [
+        ("W1", "step", who, n, [n * f]) for f, who in ((1.0, "stepengine"), (3.0, "langgraph")) for n in (10, 100)
+    ]
+    picture = plots.plots(sheet_of(*figures))["steps.svg"]
+    root = ET.fromstring(picture)
+    texts = ["".join(node.itertext()) for node in root.iter("{http://www.w3.org/2000/svg}text")]
+    points = [node.get("points", "").split() for node in root.iter("{http://www.w3.org/2000/svg}polyline")]
+
+    assert 1 == texts.count("stepengine") == texts.count("langgraph")
+    assert [2, 2] == [len(line) for line in points]
+    assert root.get("role") == "img"
+    assert "http://" not in picture.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_names_at_the_ends_of_lines_stand_apart_and_in_the_picture() -> None:
+    placed = plots.apart({"a": 380.0, "b": 381.0, "c": 382.0})
+    ys = sorted(placed.values())
+
+    assert all(plots.GAP <= after - before for before, after in pairwise(ys))
+    assert plots.HEIGHT - plots.BOTTOM >= ys[-1]
+
+
+def test_the_page_is_what_the_command_makes_of_the_measured_figures() -> None:
+    sheet = Sheet.load(page.MEASURED)
+
+    assert page.text(sheet, page.MEASURED.name) == page.PAGE.read_text(encoding="utf-8")
+    assert sheet.to_json() == page.MEASURED.read_text(encoding="utf-8")
+    drawn = plots.plots(sheet)
+    assert drawn == {path.name: path.read_text(encoding="utf-8") for path in page.PLOTS.glob("*.svg")}
+    assert {"steps.svg", "fan-out.svg", "replay.svg"} == set(drawn)
+
+
+@pytest.mark.spec(*[f"performance:{budget}" for budget in BUDGETS], *[f"performance:W{n}" for n in range(1, 7)])
+def test_the_measured_figures_judge_every_budget_and_hold_every_work() -> None:
+    """
+    Whether a budget holds is told by the page; that it was measured is held here.
+    """
+    sheet = Sheet.load(page.MEASURED)
+
+    assert {f"W{n}" for n in range(1, 7)} == {key.work for key in sheet.samples}
+    assert [] == [verdict.what for verdict in judge(sheet) if verdict.found is None]
+    for peer in ("bu_agent_sdk", "pydantic_ai", "openai_agents", "langgraph", "smolagents", "google_adk"):
+        works = {key.work for key in sheet.samples if key.engine == peer}
+        assert {"W1", "W2", "W3", "W5", "W6"} == works, peer
+
+
+def test_the_page_tells_machine_date_and_versions() -> None:
+    text = page.PAGE.read_text(encoding="utf-8")
+    about = Sheet.load(page.MEASURED).about
+
+    assert about["date"] in text
+    assert about["machine"]["processor"] in text
+    for versions in about["versions"].values():
+        for package, version in versions.items():
+            assert f"{package} {version}" in text
+
+
+def test_a_table_stands_in_a_terminal_and_on_a_page() -> None:
+    table = tables.Table("T", ["a", "b"], [["x", "1"]])
+
+    assert "T\n  a  b\n  -  -\n  x  1" == table.text()
+    assert "| a | b |\n| --- | --- |\n| x | 1 |" == table.markdown()
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0, "0"), (1234.5, "1,234"), (12.34, "12.3"), (1.234, "1.23"), (0.1234, "0.123"), (0.00012, "0.00012")],
+)
+def test_figures_are_shown_in_three_digits(value: float, shown: str) -> None:
+    assert shown == tables.short(value)
+
+
+@pytest.mark.deep
+def test_the_command_prints_the_table_from_the_file() -> None:
+    command = [sys.executable, "-m", "benchmarks", "judge", str(page.MEASURED)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+
+    assert done.stderr == ""
+    assert set(BUDGETS) == set(re.findall(r"^  (Q\d+) ", done.stdout, re.MULTILINE))
