@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import inspect
 import re
-import shutil
 import sys
 import tomllib
+from contextlib import suppress
 from enum import Enum
 from importlib import import_module
 from pathlib import Path
@@ -109,10 +109,27 @@ def without_noise(_app: Any, what: str, _name: str, value: Any, *_: Any) -> tupl
 
 
 def copy_pages(app: Any, failure: Exception | None) -> None:
-    """Put the pages as they were written beside what became of them, where ``llms.txt`` links them."""
+    """Put the pages as they were written, and docstrings as text, beside what became of them: ``llms.txt`` links them."""
     if failure is None and app.builder.name == "html":
         for page in sorted(app.env.found_docs):
-            shutil.copyfile(app.env.doc2path(page), Path(app.outdir, f"{page}.md"))
+            source = Path(app.env.doc2path(page)).read_text(encoding="utf-8")
+            Path(app.outdir, f"{page}.md").write_text(NAMES.sub(as_text, source), encoding="utf-8")
+
+
+def as_text(found: re.Match[str]) -> str:
+    """Return the reference of a module as Markdown for readers of text."""
+    module = import_module(found[1])
+    parts = [inspect.getdoc(module) or ""]
+    for name in module.__all__:
+        value, head = getattr(module, name), name
+        if inspect.isclass(value) or inspect.isroutine(value):
+            with suppress(ValueError):
+                head = f"{name}{inspect.signature(value)}"
+            said = inspect.getdoc(value) or ""
+        else:
+            said = " ".join(explained(name, value))
+        parts.append(f"## {name}\n\n    {head}\n\n{said}")
+    return "\n\n".join(parts)
 
 
 def setup(app: Any) -> None:
