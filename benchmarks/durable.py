@@ -24,7 +24,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.__main__ import verdict
+from benchmarks.judging import Verdict
+from benchmarks.sheet import Spread
 from stepengine import AgentDefinition, Ask, Engine, Limits, Perform, StepContext
 from stepengine.durable import DurableEngine, Operator, embedded
 from stepengine.journal import SqliteJournal
@@ -324,11 +325,13 @@ def report(figures: Figures, count: int, load: tuple[float, float], file: Path |
         "cores": cores, "python": platform.python_version(), "load_before": load[0], "load_after": load[1],
         "is_shared": max(load) > 0.75 * cores,
     }  # fmt: skip
+    growth = f"CPU of a step, {count} steps to {SHORT}"
     verdicts = [
-        verdict("UT20", "CPU of a step against a bare loop", found["CPU to a bare loop"], 1.3),
-        verdict(
-            "UT20", f"CPU of a step, {count} steps to {SHORT}", found[f"CPU of a step, {count} steps to {SHORT}"], 1.3
-        ),
+        Verdict("UT20", what, Spread.of([found[name]]), 1.3)
+        for what, name in (
+            ("CPU of a step against a bare loop", "CPU to a bare loop"),
+            (growth, growth),
+        )
     ]
     for name, values in figures.items():
         print(f"{name:<32}" + "  ".join([f"{key} {value:.2f}" for key, value in values.items()]))
@@ -336,10 +339,13 @@ def report(figures: Figures, count: int, load: tuple[float, float], file: Path |
         print(f"{name:<44}{value:.2f}")
     print(f"{cores} cores, load {load[0]:.1f} before and {load[1]:.1f} after", end="")
     print(": others used the machine, so absolute times are too large" if machine["is_shared"] else "")
-    for line in verdicts:
+    lines = [
+        f"{v.word:<7} {v.budget}  {v.what}: {v.found.median:.2f} (at most {v.most:g})" for v in verdicts if v.found
+    ]
+    for line in lines:
         print(line)
     if file is not None:
-        written = {"verdicts": verdicts, "machine": machine, "figures": figures, "ratios": found}
+        written = {"verdicts": lines, "machine": machine, "figures": figures, "ratios": found}
         file.write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
 
 
