@@ -15,6 +15,7 @@ import logging
 import os
 import secrets
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -39,6 +40,8 @@ FORGOTTEN = 30 * 24 * 3600
 MOST = 10_000
 MOST_BYTES = 16_000_000
 """Of the requests of one batch: the smallest limit is Gemini's, 20 MB."""
+UNREAD = 10
+"""How often what is said of a batch may break the protocol until those who wait for it are told."""
 NOT_LET_IN = frozenset({401, 403})
 
 
@@ -240,7 +243,7 @@ class Batched(Provider):
             _fail(waiting, error, stay=True)
 
     async def _serve(self, waiting: Mapping[str, _Waiting], came: asyncio.Event) -> None:
-        loop, asked = asyncio.get_running_loop(), dict[str, float]()
+        loop, asked, unread = asyncio.get_running_loop(), dict[str, float](), Counter[str]()
         while waiting:
             came.clear()
             for calls in self._due(waiting, loop.time()):
@@ -249,7 +252,7 @@ class Batched(Provider):
             for batch in {each.batch for each in waiting.values() if each.batch}:
                 # One that this process did not send is asked for at once.
                 if now >= asked.get(batch, 0.0):
-                    await self._fetch(batch, waiting)
+                    await self._fetch(batch, waiting, unread)
                     asked[batch] = loop.time() + self._poll
             open_ = [each for each in waiting.values() if not each.reply.done()]
             times = [each.since + self._wait for each in open_ if not each.batch]
@@ -301,21 +304,24 @@ class Batched(Provider):
             # It is out and paid for; only another process would not know it again.
             logger.warning("the batch %s is not written down: %s", batch, error)
 
-    async def _fetch(self, batch: str, waiting: Mapping[str, _Waiting]) -> None:
+    async def _fetch(self, batch: str, waiting: Mapping[str, _Waiting], unread: Counter[str]) -> None:
         calls = {name: each for name, each in waiting.items() if each.batch == batch}
         try:
             results = await self._inner.batch_results(batch)
         except ModelError as error:
-            if error.retryable:
+            unread[batch] += error.kind == "protocol"
+            if error.retryable and unread[batch] < UNREAD:
                 # The batch is there still; the next question may reach it.
                 logger.warning("%s could not be asked for the batch %s: %s", self.name, batch, error)
                 return
-            # Who is not let in learns nothing of the batch.
-            _fail(calls, error, stay=isinstance(error, MissingKey) or error.status in NOT_LET_IN)
+            # Who is not let in, or cannot read what is there, learns nothing of the batch.
+            not_known = isinstance(error, MissingKey) or error.status in NOT_LET_IN or unread[batch] > 0
+            _fail(calls, error, stay=not_known)
             return
         except Exception as error:  # noqa: BLE001 - whatever it is, those who wait are told
             _fail(calls, error, stay=True)
             return
+        unread[batch] = 0
         if results is None:
             return
         for name, each in calls.items():

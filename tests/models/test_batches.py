@@ -9,13 +9,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import attrs
+import httpx2
 import pytest
 
-from stepengine.data.messages import TextPart, UserMessage
-from stepengine.data.models import ModelReply, ModelRequest
+from stepengine.data.messages import AssistantMessage, TextPart, ThinkingPart, UserMessage
+from stepengine.data.models import ModelReply, ModelRequest, ModelSettings
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError, ModelError
-from stepengine.models import AnthropicProvider, Batched, Provider, batches
+from stepengine.models import AnthropicProvider, Batched, GoogleProvider, OpenAIProvider, Provider, batches
 
 pytestmark = pytest.mark.anyio
 SOON = 20.0
@@ -237,6 +239,17 @@ async def test_a_batch_stays_written_down_for_who_is_let_in_later(status: int, k
     assert kept == rows(tmp_path)
 
 
+async def test_results_that_nobody_can_read_are_not_asked_for_for_ever(tmp_path: Path) -> None:
+    told = Told()
+    told.error = ModelError("no lines", retryable=True, kind="protocol")
+    waiting = batched(told, tmp_path, poll=0.001)
+    error = await ended(waiting.complete(about()))
+    await waiting.close()
+
+    assert "no lines" == str(error)
+    assert 1 == rows(tmp_path)
+
+
 async def test_calls_that_are_given_up_while_the_batch_before_is_sent_are_not_sent(tmp_path: Path) -> None:
     told = Told()
     told.accepts.clear()
@@ -299,3 +312,115 @@ async def test_calls_are_counted_against_the_account_of_the_provider_within(tmp_
     inner = AnthropicProvider("k")
 
     assert inner.account() == Batched(inner, tmp_path / "batches.db").account()
+
+
+# --- what the adapters make of answers ---------------------------------------------------------------------------------
+
+MODELS = {"anthropic": "claude-sonnet-4-5", "openai": "gpt-5-mini", "google": "gemini-2.5-flash"}
+wires = pytest.mark.parametrize("wire", MODELS)
+
+
+def adapter(wire: str, *answers: Any) -> Any:
+    """Return an adapter whose questions get these answers, one after another."""
+    left = [*answers]
+    transport = httpx2.MockTransport(lambda _: httpx2.Response(200, **left.pop(0)))
+    kind = {"anthropic": AnthropicProvider, "openai": OpenAIProvider, "google": GoogleProvider}[wire]
+    return kind("k", transport=transport)
+
+
+def asked_of(wire: str, **settings: Any) -> ModelRequest:
+    model = f"{wire}/{MODELS[wire]}"
+    return ModelRequest(model, "", Transcript([UserMessage("go")]), settings=ModelSettings(**settings))
+
+
+@wires
+@pytest.mark.parametrize("named", [None, "", "x" * 201, 7])
+async def test_a_batch_without_an_id_is_a_final_failure(wire: str, named: Any) -> None:
+    taken = {"json": {"id": named, "name": named}}
+    provider = adapter(wire, *([{"json": {"id": "file-1", "object": "file"}}] if wire == "openai" else []), taken)
+
+    with pytest.raises(ModelError, match=f"{wire} took a batch, but gave it no") as caught:
+        await provider.submit_batch({"call-1": asked_of(wire)})
+    await provider.close()
+    assert (False, "protocol") == (caught.value.retryable, caught.value.kind)
+
+
+@wires
+async def test_a_result_without_a_name_is_nobody_s(wire: str) -> None:
+    lines = b'{"custom_id":"","result":{"type":"succeeded","message":{}},"response":{"status_code":200,"body":{}}}'
+    file = {"content": lines, "headers": {"content-type": "application/x-jsonl"}}
+    unnamed = {"inlinedResponses": {"inlinedResponses": [{"response": {}}]}}
+    answers = {
+        "anthropic": [{"json": {"processing_status": "ended"}}, file],
+        "openai": [{"json": {"status": "completed", "output_file_id": "f"}}, file],
+        "google": [{"json": {"metadata": {"state": "BATCH_STATE_SUCCEEDED", "output": unnamed}}}],
+    }
+    provider = adapter(wire, *answers[wire])
+    results = await provider.batch_results("b")
+    await provider.close()
+
+    assert {} == results
+
+
+@pytest.mark.parametrize("errors", [7, {"data": 7}, {"data": {"message": "x"}}, None])
+async def test_a_refused_batch_that_gives_its_reasons_in_another_form_is_refused_all_the_same(errors: Any) -> None:
+    provider = adapter("openai", {"json": {"status": "failed", "errors": errors}})
+
+    with pytest.raises(ModelError, match="refused the batch b: no reason given"):
+        await provider.batch_results("b")
+    await provider.close()
+
+
+async def test_a_name_of_a_batch_is_one_piece_of_a_path() -> None:
+    seen: list[str] = []
+
+    def answer(request: Any) -> Any:
+        seen.append(request.url.raw_path.decode())
+        return httpx2.Response(200, json={})
+
+    provider = GoogleProvider("k", transport=httpx2.MockTransport(answer))
+    await provider.batch_results("batches/a?b#c")
+    await provider.close()
+
+    assert seen[0].endswith("/batches/a%3Fb%23c")
+
+
+async def test_a_signature_that_a_batch_refuses_is_left_out_when_the_call_is_asked_again() -> None:
+    provider = adapter("anthropic")
+    signed = {"provider": "anthropic", "model": "claude-sonnet-4-5", "signature": "s"}
+    thought = AssistantMessage([ThinkingPart("hm", provider_data=signed), TextPart("a")])
+    history = Transcript([UserMessage("go"), thought, UserMessage("on")])
+    request = ModelRequest("anthropic/claude-sonnet-4-5", "", history)
+    refused = {"error": {"type": "invalid_request_error", "message": "Invalid `signature` in `thinking` block"}}
+    failed = []
+    for _ in range(2):
+        with pytest.raises(ModelError) as caught:
+            provider.batch_reply(refused, request)
+        failed.append((caught.value.kind, caught.value.retryable))
+    first, again = [
+        provider._in_batch(each).content for each in (attrs.evolve(request, messages=Transcript([*history])), request)
+    ]
+    await provider.close()
+
+    assert [("invalid_signature", True), ("invalid_signature", False)] == failed
+    assert (True, False) == (b'"signature"' in first, b'"signature"' in again)
+
+
+@pytest.mark.parametrize("wire", ["openai", "google"])
+def test_headers_of_a_request_that_a_batch_cannot_carry_are_told_of(wire: str) -> None:
+    request = asked_of(wire, extra={"headers": {"x-title": "t"}}, unsupported="error")
+
+    with pytest.raises(ModelError, match=r"no word for extra\['headers'\]= of ModelSettings"):
+        adapter(wire).batch_group(request)
+
+
+@wires
+async def test_a_request_that_cannot_be_sent_fails_before_it_is_in_a_batch_with_others(wire: str) -> None:
+    def refused(_: str) -> Any:
+        raise ModelError("cannot be said", kind="settings")
+
+    provider = adapter(wire)
+    provider._dropped = refused
+
+    with pytest.raises(ModelError, match="cannot be said"):
+        provider.batch_group(asked_of(wire))
