@@ -24,7 +24,6 @@ from stepengine.models.anthropic.request import (
     BINDING_BETA,
     FAST_BETA,
     TOOL_SEARCH,
-    TOOL_SEARCHES,
     UNPROMISING,
     Site,
     Ways,
@@ -266,8 +265,7 @@ class AnthropicProvider(HttpProvider):
         mark = None if ways is None else ways.mark
         cache = None if ways is None else ways.cache
         if cache not in self._tools:
-            search = TOOL_SEARCHES.get(self.name, TOOL_SEARCH)
-            self._tools[cache] = ToolsCache(encode_tool, {"cache_control": mark} if mark else None, search)
+            self._tools[cache] = ToolsCache(encode_tool, {"cache_control": mark} if mark else None, TOOL_SEARCH)
         return self._tools[cache](tools)
 
     def _promised(self, request: ModelRequest, after: str = "") -> tuple[ToolSpec, ...]:
