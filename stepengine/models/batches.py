@@ -16,7 +16,7 @@ import os
 import secrets
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 import attrs
@@ -104,6 +104,7 @@ class Batched(Provider):
         self._wait, self._most, self._poll = wait, most, poll
         self._out: _Out | None = None
         self._waiting: dict[str, _Waiting] = {}
+        self._over = set[str]()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._work: asyncio.Task[None] | None = None
         self._sending: asyncio.Task[None] | None = None
@@ -165,11 +166,12 @@ class Batched(Provider):
                 msg = "calls of another event loop wait in these batches; give each loop a Batched of its own"
                 raise ModelError(msg, kind="settings")
             # What the other loop still does has nothing to do with these calls.
+            self._forget()
             self._loop, self._work, self._sending = loop, None, None
             self._waiting, self._came = {}, asyncio.Event()
         calls, text = self._waiting, canonical(bare(request)).encode()
         print_ = hashlib.sha256(text).hexdigest()
-        name, batch = out.adopted(print_, lambda known: _is_awaited(calls.get(known))) or (
+        name, batch = out.adopted(print_, lambda known: known in self._over or _is_awaited(calls.get(known))) or (
             f"call-{secrets.token_hex(8)}",
             "",
         )
@@ -188,7 +190,10 @@ class Batched(Provider):
         finally:
             # A call that is cancelled stays in its batch, for whoever asks the same.
             if is_over:
-                self._forget(name)
+                if not self._over:
+                    # Those whose replies came together are forgotten in one write.
+                    loop.call_soon(self._forget)
+                self._over.add(name)
             if calls.get(name) is waiting:
                 del calls[name]
         return reply
@@ -204,6 +209,7 @@ class Batched(Provider):
             await self._stop()
         elif there is not None and there.is_running():
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._stop(), there))
+        self._forget()
         self._loop, self._waiting = None, {}
         if self._out is not None:
             self._out.close()
@@ -221,12 +227,13 @@ class Batched(Provider):
         closed = ModelError("the provider was closed while the call waited for its batch", kind="closed")
         _fail(self._waiting, closed, stay=True)
 
-    def _forget(self, name: str) -> None:
+    def _forget(self) -> None:
+        over, self._over = self._over, set[str]()
         try:
-            if self._out is not None:
-                self._out.forget(name)
+            if self._out is not None and over:
+                self._out.forget(over)
         except DataError as error:
-            logger.warning("a call that has its reply stays written down: %s", error)
+            logger.warning("%d calls that have their replies stay written down: %s", len(over), error)
 
     def _opened(self) -> _Out:
         if self._out is None:
@@ -416,10 +423,10 @@ class _Out:
             rows = self._db.execute("SELECT id, batch FROM calls WHERE print = ? ORDER BY sent, id", (print_,))
             return next(((name, batch) for name, batch in rows if not is_taken(name)), None)
 
-    def forget(self, name: str) -> None:
-        """Forget a call whose reply somebody has."""
-        with self._using():
-            self._db.execute("DELETE FROM calls WHERE id = ?", (name,))
+    def forget(self, names: Collection[str]) -> None:
+        """Forget calls whose replies somebody has."""
+        with self._writing():
+            self._db.executemany("DELETE FROM calls WHERE id = ?", [(name,) for name in names])
 
     def close(self) -> None:
         """Let the file go."""

@@ -250,6 +250,18 @@ async def test_results_that_nobody_can_read_are_not_asked_for_for_ever(tmp_path:
     assert 1 == rows(tmp_path)
 
 
+async def test_replies_that_come_together_are_forgotten_in_one_write(tmp_path: Path) -> None:
+    told = Told()
+    waiting = batched(told, tmp_path, wait=30, most=20)
+    written: list[str] = []
+    waiting._opened()._db.set_trace_callback(written.append)
+    await asyncio.gather(*[waiting.complete(about(str(n))) for n in range(20)])
+    await waiting.close()
+
+    assert 0 == rows(tmp_path)
+    assert 2 == len([each for each in written if each == "COMMIT"])
+
+
 async def test_calls_that_are_given_up_while_the_batch_before_is_sent_are_not_sent(tmp_path: Path) -> None:
     told = Told()
     told.accepts.clear()
