@@ -1116,3 +1116,30 @@ def test_the_region_of_a_profile_is_read_once_and_not_for_every_run(nothing, mon
 
     assert [f"https://bedrock-runtime.{name}-1.amazonaws.com" for name in ("one", "one", "two", "one")] == seen
     assert 2 == len([name for name in read if name == "region"])
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (partial(BedrockProvider, session_token="s" * 20), "session_token= without the access_key= and secret_key="),
+        (
+            partial(BedrockProvider, "k" * 20, access_key=ACCESS_KEY, secret_key=SECRET_KEY),
+            "was given api_key= and access_key=; give the one that is to be used",
+        ),
+        (
+            partial(BedrockProvider, endpoint="bedrock-mantle"),
+            "endpoint='bedrock-mantle' is none .*'runtime' or 'mantle'",
+        ),
+        (partial(FoundryProvider, AZURE_KEY, token_provider=entra), "was given api_key= and token_provider="),
+        (
+            partial(OpenAIChatProvider, "azure", AZURE_KEY, token_provider=entra),
+            "was given api_key= and token_provider=",
+        ),
+        (partial(OpenAIProvider, AZURE_KEY, token_provider=entra), "was given api_key= and token_provider="),
+    ],
+)
+def test_of_two_ways_to_be_let_in_none_is_left_out_without_a_word(make, words):
+    with pytest.raises(ModelError, match=words) as caught:
+        make()
+
+    assert "settings" == caught.value.kind

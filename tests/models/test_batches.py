@@ -436,3 +436,14 @@ async def test_a_request_that_cannot_be_sent_fails_before_it_is_in_a_batch_with_
 
     with pytest.raises(ModelError, match="cannot be said"):
         provider.batch_group(asked_of(wire))
+
+
+async def test_a_provider_that_never_says_what_came_of_its_batches_fails_its_calls(tmp_path: Path) -> None:
+    class Half(Told):
+        batch_results = Provider.batch_results
+
+    waiting = batched(Half(), tmp_path)
+    error = await ended(waiting.complete(about()))
+    await waiting.close()
+
+    assert "told takes no batches" in str(error)
