@@ -215,15 +215,7 @@ class AwsAccess(Access):
         variable = first_set(AWS_REGIONS)
         if self._region is not None or variable is not None:
             return self._region or os.environ[variable or ""].strip()
-        if find_spec("botocore") is None:
-            return None
-        from botocore.exceptions import BotoCoreError
-        from botocore.session import Session
-
-        try:
-            return Session(profile=self._profile).get_config_variable("region") or None
-        except BotoCoreError:
-            return None
+        return _region_of(self._profile)
 
     def keys(self) -> dict[str, str | None]:
         """
@@ -245,6 +237,25 @@ class AwsAccess(Access):
         """Return what boto3 and the SDK's signing raise."""
         found = sys.modules.get("botocore.exceptions")
         return (RuntimeError,) if found is None else (RuntimeError, found.BotoCoreError)
+
+
+_regions: dict[tuple[str | None, ...], str] = {}
+"""The regions of profiles, by what leads to them: every run asks, and botocore reads its files for 7 ms each time."""
+
+
+def _region_of(profile: str | None) -> str | None:
+    key = (profile, *[os.environ.get(name) for name in ("AWS_PROFILE", "AWS_DEFAULT_PROFILE", *AWS_FILES, "HOME")])
+    if key not in _regions and find_spec("botocore") is not None:
+        from botocore.exceptions import BotoCoreError
+        from botocore.session import Session
+
+        try:
+            region = Session(profile=profile).get_config_variable("region")
+        except BotoCoreError:
+            return None
+        if region:
+            _regions[key] = region
+    return _regions.get(key)
 
 
 def _is_file(names: tuple[str, str]) -> bool:

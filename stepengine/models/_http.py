@@ -64,6 +64,7 @@ logger = logging.getLogger("stepengine.models")
 NO_KEY = "none"
 MAX_RESULTS = 256 * 1024 * 1024
 """Bytes of the results of a batch."""
+MAX_BATCH_ID = 200
 REMEMBERED = 32
 
 
@@ -141,6 +142,8 @@ class HttpProvider(Provider):
     accumulator: ClassVar[type[Accumulator]]
     path: ClassVar[str]
     count_member: ClassVar[str] = "input_tokens"
+    batches_have_headers: ClassVar[bool] = False
+    """Whether headers of a batch hold for its requests."""
 
     def __init__(
         self,
@@ -401,8 +404,19 @@ class HttpProvider(Provider):
 
     def _in_batch(self, request: ModelRequest) -> Body:
         """Encode *request* for a batch."""
-        warn_of(request, self.name, self._dropped(request))
-        return self._encode(request, stream=False)
+        dropped = self._dropped(request)
+        if not self.batches_have_headers and extra_headers(request.settings):
+            dropped = (*dropped, "extra['headers']")
+        warn_of(request, self.name, dropped)
+        return self._encode(request, stream=False, after=self._second_tries.kind_of(request))
+
+    def _batch_id(self, answer: Mapping[str, Any], member: str = "id") -> str:
+        """Return what a batch that was taken is asked for by; sent once more it might be paid twice, so its lack is final."""
+        name = answer.get(member)
+        if isinstance(name, str) and 0 < len(name) <= MAX_BATCH_ID:
+            return name
+        msg = f"{self.name} took a batch, but gave it no {member} of 1 to {MAX_BATCH_ID} characters to ask for it by"
+        raise ModelError(msg, kind="protocol")
 
     def batch_reply(self, result: Any, request: ModelRequest) -> ModelReply:
         """
@@ -411,6 +425,13 @@ class HttpProvider(Provider):
         Raises:
             ModelError: when it holds none: the request failed, or the batch expired or was cancelled before its turn.
         """
+        try:
+            return self._batch_reply(result, request)
+        except ModelError as error:
+            self._second_tries.judge(error, request)
+            raise
+
+    def _batch_reply(self, result: Any, request: ModelRequest) -> ModelReply:
         call = Call(provider=self.name, model=request.model, credentials=self._ready().credentials, request=request)
         match result:
             case {"reply": Mapping() as data}:

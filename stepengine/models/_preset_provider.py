@@ -14,7 +14,6 @@ from stepengine.data.models import ModelRequest
 from stepengine.errors import ModelError
 from stepengine.models._access import AZURE_TOKEN, ENTRA_SCOPE, ENTRA_TOLD, TokenSource, entra_source
 from stepengine.models._http import NO_KEY, HttpProvider
-from stepengine.models._json import object_at
 from stepengine.models._reading import Timeouts
 from stepengine.models.base import ProviderSettings
 from stepengine.models.keys import Credentials, Secret, base_url_for, first_set, printable
@@ -138,10 +137,11 @@ class PresetProvider(HttpProvider):
         Return what requests of a batch share: the model.
 
         Raises:
-            ModelError: when nothing is known of batches of the service.
+            ModelError: when nothing is known of batches of the service, or the request cannot be sent.
         """
         if not self._preset.takes_batches:
             return super().batch_group(request)
+        self._in_batch(request)
         return request.model
 
     async def submit_batch(self, requests: Mapping[str, ModelRequest]) -> str:
@@ -160,7 +160,7 @@ class PresetProvider(HttpProvider):
         file = ("batch.jsonl", b"".join(lines), "application/jsonl")
         made = await self._on_files(lambda to: to.files.create(file=file, purpose="batch", extra_headers=self._headers))
         told = {"input_file_id": made.id, "endpoint": url, "completion_window": "24h"}
-        return str((await self._batch_answer("/batches", compact(told).encode())).get("id"))
+        return self._batch_id(await self._batch_answer("/batches", compact(told).encode()))
 
     async def batch_results(self, batch: str) -> Mapping[str, Any] | None:
         """
@@ -174,8 +174,11 @@ class PresetProvider(HttpProvider):
         if status not in ENDED:
             return None
         if status == "failed":
-            errors = object_at(told, "errors").get("data")
-            said = "; ".join([str(e.get("message")) for e in errors if isinstance(e, Mapping)][:3]) if errors else ""
+            match told.get("errors"):
+                case {"data": list(errors)}:
+                    said = "; ".join([str(e.get("message")) for e in errors if isinstance(e, Mapping)][:3])
+                case _:
+                    said = ""
             msg = f"{self.name} refused the batch {batch}: {printable(said, MAX_SAID) or 'no reason given'}"
             raise ModelError(msg, kind="batch")
         results: dict[str, Any] = {}
@@ -183,7 +186,9 @@ class PresetProvider(HttpProvider):
             file = told.get(member)
             if isinstance(file, str) and file:
                 for line in await self._batch_lines(f"/files/{quote(file, safe='')}/content"):
-                    results[str(line.get("custom_id"))] = _result(line)
+                    # One without its name is nobody's, and what stands under no name would be everybody's.
+                    if line.get("custom_id"):
+                        results[str(line["custom_id"])] = _result(line)
         return results
 
     @property

@@ -235,7 +235,8 @@ class Provider(ABC):
         Return what all requests of a batch share with *request*; ``Batched`` asks this and the three methods that follow.
 
         Raises:
-            ModelError: when the provider takes no batches, as by default.
+            ModelError: when the provider takes no batches, as by default, or the request by itself cannot be sent: what
+                ``submit_batch`` raises fails all of a batch.
         """
         msg = f"{self.name} takes no batches; anthropic, openai and google do"
         raise ModelError(msg, kind="settings")

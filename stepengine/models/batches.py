@@ -15,7 +15,8 @@ import logging
 import os
 import secrets
 import sqlite3
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 import attrs
@@ -23,36 +24,49 @@ import attrs
 from stepengine.data.codec import bare
 from stepengine.data.json import canonical
 from stepengine.data.models import ModelReply, ModelRequest
-from stepengine.errors import DataError, ModelError
+from stepengine.errors import DataError, MissingKey, ModelError
 from stepengine.models.base import ModelInfo, Provider, ProviderSettings
 
 __all__ = ("Batched",)
 
 logger = logging.getLogger("stepengine.models")
 
-LAYOUT = "CREATE TABLE IF NOT EXISTS calls (id TEXT PRIMARY KEY, print TEXT NOT NULL, batch TEXT NOT NULL, sent REAL NOT NULL)"
+LAYOUT = (
+    "CREATE TABLE IF NOT EXISTS calls (id TEXT PRIMARY KEY, print TEXT NOT NULL, batch TEXT NOT NULL, sent REAL NOT NULL)",
+    "CREATE INDEX IF NOT EXISTS prints ON calls (print)",
+)
 FORGOTTEN = 30 * 24 * 3600
 """Seconds after which no provider holds the results of a batch any more."""
+MOST = 10_000
+MOST_BYTES = 16_000_000
+"""Of the requests of one batch: the smallest limit is Gemini's, 20 MB."""
+UNREAD = 10
+"""How often what is said of a batch may break the protocol until those who wait for it are told."""
+NOT_LET_IN = frozenset({401, 403})
 
 
 @attrs.define(eq=False)
 class _Waiting:
-    """A call that waits: what it asks, where its reply goes, since when, and the batch that it is in."""
+    """A call that waits: what it asks, what it is known again by, where its reply goes, since when, and the batch that it is in."""
 
     request: ModelRequest
     group: str
+    print: str
+    size: int
     reply: asyncio.Future[ModelReply]
     since: float
     batch: str = ""
+    stays: bool = False
+    """Whether it stays written down although it failed: its reply may be there for who asks again."""
 
 
 class Batched(Provider):
     """
     A provider that asks another one in batches, which cost half as much and take from minutes to a day.
 
-    Every call waits until *wait* seconds have passed since the first that is not sent yet, or *most* are there; they go out
-    together, and *poll* seconds apart the provider is asked whether it is done. Nothing is streamed. A call that fails in a
-    batch fails like any other, and the engine's retries ask again.
+    Every call waits until *wait* seconds have passed since the first that is not sent yet, or *most* are there, or 16 MB of
+    requests; they go out together, and *poll* seconds apart the provider is asked whether it is done. Nothing is streamed. A
+    call that fails in a batch fails like any other, and the engine's retries ask again.
 
     In *file* stands which call is in which batch. A process that died waits, when its runs are resumed, for the batches that
     it had sent. A reply that was given to a run which died before recording it is asked for, and paid, again.
@@ -90,8 +104,10 @@ class Batched(Provider):
         self._wait, self._most, self._poll = wait, most, poll
         self._out: _Out | None = None
         self._waiting: dict[str, _Waiting] = {}
+        self._over = set[str]()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._work: asyncio.Task[None] | None = None
+        self._sending: asyncio.Task[None] | None = None
         self._came = asyncio.Event()
 
     def known_as(self, prefix: str) -> None:
@@ -102,6 +118,10 @@ class Batched(Provider):
     def settings(self) -> ProviderSettings:
         """Return where key and address come from."""
         return self._inner.settings()
+
+    def account(self) -> str:
+        """Return what its requests are counted against where several processes share limits."""
+        return self._inner.account()
 
     def check(self, model: str) -> None:
         """
@@ -142,40 +162,78 @@ class Batched(Provider):
         group = self._inner.batch_group(request)
         out, loop = self._opened(), asyncio.get_running_loop()
         if self._loop is not loop:
-            if self._waiting:
+            if self._waiting and self._loop is not None and not self._loop.is_closed():
                 msg = "calls of another event loop wait in these batches; give each loop a Batched of its own"
                 raise ModelError(msg, kind="settings")
-            self._loop, self._work, self._came = loop, None, asyncio.Event()
-        print_ = print_of(request)
-        taken = {name for name, each in self._waiting.items() if not each.reply.done()}
-        name, batch = out.adopted(print_, taken) or (f"call-{secrets.token_hex(8)}", "")
-        waiting = self._waiting[name] = _Waiting(request, group, loop.create_future(), loop.time(), batch)
+            # What the other loop still does has nothing to do with these calls.
+            self._forget()
+            self._loop, self._work, self._sending = loop, None, None
+            self._waiting, self._came = {}, asyncio.Event()
+        calls, text = self._waiting, canonical(bare(request)).encode()
+        print_ = hashlib.sha256(text).hexdigest()
+        name, batch = out.adopted(print_, lambda known: known in self._over or _is_awaited(calls.get(known))) or (
+            f"call-{secrets.token_hex(8)}",
+            "",
+        )
+        waiting = _Waiting(request, group, print_, len(text), loop.create_future(), loop.time(), batch)
+        calls[name] = waiting
         self._came.set()
         if self._work is None or self._work.done():
-            self._work = loop.create_task(self._run(), name="stepengine batches")
+            self._work = loop.create_task(self._run(calls, self._came), name="stepengine batches")
+        is_over = False
         try:
             reply = await waiting.reply
+            is_over = True
+        except Exception:
+            is_over = not waiting.stays
+            raise
         finally:
             # A call that is cancelled stays in its batch, for whoever asks the same.
-            if waiting.reply.done() and not waiting.reply.cancelled():
-                out.forget(name)
-            if self._waiting.get(name) is waiting:
-                del self._waiting[name]
+            if is_over:
+                if not self._over:
+                    # Those whose replies came together are forgotten in one write.
+                    loop.call_soon(self._forget)
+                self._over.add(name)
+            if calls.get(name) is waiting:
+                del calls[name]
         return reply
 
     async def close(self) -> None:
-        """Wait for nothing any more, and close the provider; batches that are out stay written down."""
-        if self._work is not None and self._loop is asyncio.get_running_loop():
-            self._work.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._work
-        self._work = None
-        for waiting in [*self._waiting.values()]:
-            waiting.reply.cancel()
+        """
+        Wait for nothing any more but a batch that is being sent, and close the provider.
+
+        Batches that are out stay written down, and calls that wait for them fail.
+        """
+        here, there = asyncio.get_running_loop(), self._loop
+        if there is here:
+            await self._stop()
+        elif there is not None and there.is_running():
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._stop(), there))
+        self._forget()
+        self._loop, self._waiting = None, {}
         if self._out is not None:
             self._out.close()
             self._out = None
         await self._inner.close()
+
+    async def _stop(self) -> None:
+        work, sending, self._work, self._sending = self._work, self._sending, None, None
+        if work is not None:
+            work.cancel()
+            await asyncio.wait([work])
+        if sending is not None:
+            # Cut off, it might be paid for and nowhere written down.
+            await asyncio.wait([sending])
+        closed = ModelError("the provider was closed while the call waited for its batch", kind="closed")
+        _fail(self._waiting, closed, stay=True)
+
+    def _forget(self) -> None:
+        over, self._over = self._over, set[str]()
+        try:
+            if self._out is not None and over:
+                self._out.forget(over)
+        except DataError as error:
+            logger.warning("%d calls that have their replies stay written down: %s", len(over), error)
 
     def _opened(self) -> _Out:
         if self._out is None:
@@ -184,70 +242,93 @@ class Batched(Provider):
 
     # --- sending and asking -------------------------------------------------------------------------------------------
 
-    async def _run(self) -> None:
+    async def _run(self, waiting: Mapping[str, _Waiting], came: asyncio.Event) -> None:
         """Send what is due and fetch what is done, while anybody waits."""
-        loop, asked = asyncio.get_running_loop(), dict[str, float]()
-        while self._waiting:
-            self._came.clear()
-            for group in self._due(loop.time()):
-                await self._send(group)
+        try:
+            await self._serve(waiting, came)
+        except Exception as error:  # noqa: BLE001 - whatever it is, nobody waits for ever
+            _fail(waiting, error, stay=True)
+
+    async def _serve(self, waiting: Mapping[str, _Waiting], came: asyncio.Event) -> None:
+        loop, asked, unread = asyncio.get_running_loop(), dict[str, float](), Counter[str]()
+        while waiting:
+            came.clear()
+            for calls in self._due(waiting, loop.time()):
+                await self._send(calls)
             now = loop.time()
-            for batch in {each.batch for each in self._waiting.values() if each.batch}:
+            for batch in {each.batch for each in waiting.values() if each.batch}:
                 # One that this process did not send is asked for at once.
                 if now >= asked.get(batch, 0.0):
-                    await self._fetch(batch)
+                    await self._fetch(batch, waiting, unread)
                     asked[batch] = loop.time() + self._poll
-            waiting = [*self._waiting.values()]
-            times = [each.since + self._wait for each in waiting if not each.batch]
-            times += [asked.get(each.batch, now + self._poll) for each in waiting if each.batch]
-            if times:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout_at(min(times)):
-                        await self._came.wait()
-                        # What comes now may wait for more; it is only looked at.
-                        await asyncio.sleep(0)
+            open_ = [each for each in waiting.values() if not each.reply.done()]
+            times = [each.since + self._wait for each in open_ if not each.batch]
+            times += [asked.get(each.batch, now + self._poll) for each in open_ if each.batch]
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(min(times, default=loop.time())):
+                    await came.wait()
+                    # What comes now may wait for more; it is only looked at.
+                    await asyncio.sleep(0)
 
-    def _due(self, now: float) -> list[dict[str, _Waiting]]:
+    def _due(self, waiting: Mapping[str, _Waiting], now: float) -> list[dict[str, _Waiting]]:
         """Return the calls that go out now, a batch each."""
         groups: dict[str, dict[str, _Waiting]] = {}
-        for name, each in self._waiting.items():
-            if not each.batch:
+        for name, each in waiting.items():
+            if not each.batch and not each.reply.done():
                 groups.setdefault(each.group, {})[name] = each
         due: list[dict[str, _Waiting]] = []
         for calls in groups.values():
-            names = [*calls]
-            for start in range(0, len(names), self._most):
-                part = {name: calls[name] for name in names[start : start + self._most]}
-                if len(part) == self._most or min(each.since for each in part.values()) + self._wait <= now:
+            part, size = dict[str, _Waiting](), 0
+            for name, each in calls.items():
+                if len(part) == self._most or (part and size + each.size > MOST_BYTES):
                     due.append(part)
+                    part, size = {}, 0
+                part[name] = each
+                size += each.size
+            if len(part) == self._most or min(each.since for each in part.values()) + self._wait <= now:
+                due.append(part)
         return due
 
     async def _send(self, calls: Mapping[str, _Waiting]) -> None:
-        out = self._opened()
+        # While the batch before was sent, some may have been given up.
+        calls = {name: each for name, each in calls.items() if not each.reply.done()}
+        if calls:
+            self._sending = asyncio.get_running_loop().create_task(self._submit(calls), name="stepengine batch")
+            await asyncio.shield(self._sending)
+
+    async def _submit(self, calls: Mapping[str, _Waiting]) -> None:
         try:
             batch = await self._inner.submit_batch({name: each.request for name, each in calls.items()})
         except Exception as error:  # noqa: BLE001 - whatever it is, those who wait are told
             _fail(calls, error)
             return
-        out.note(batch, {name: print_of(each.request) for name, each in calls.items()})
-        logger.info("%s has a batch of %d calls: %s", self.name, len(calls), batch)
         for each in calls.values():
             each.batch = batch
+        logger.info("%s has a batch of %d calls: %s", self.name, len(calls), batch)
+        try:
+            self._opened().note(batch, {name: each.print for name, each in calls.items()})
+        except DataError as error:
+            # It is out and paid for; only another process would not know it again.
+            logger.warning("the batch %s is not written down: %s", batch, error)
 
-    async def _fetch(self, batch: str) -> None:
-        calls = {name: each for name, each in self._waiting.items() if each.batch == batch}
+    async def _fetch(self, batch: str, waiting: Mapping[str, _Waiting], unread: Counter[str]) -> None:
+        calls = {name: each for name, each in waiting.items() if each.batch == batch}
         try:
             results = await self._inner.batch_results(batch)
         except ModelError as error:
-            if error.retryable:
+            unread[batch] += error.kind == "protocol"
+            if error.retryable and unread[batch] < UNREAD:
                 # The batch is there still; the next question may reach it.
                 logger.warning("%s could not be asked for the batch %s: %s", self.name, batch, error)
-            else:
-                _fail(calls, error)
+                return
+            # Who is not let in, or cannot read what is there, learns nothing of the batch.
+            not_known = isinstance(error, MissingKey) or error.status in NOT_LET_IN or unread[batch] > 0
+            _fail(calls, error, stay=not_known)
             return
         except Exception as error:  # noqa: BLE001 - whatever it is, those who wait are told
-            _fail(calls, error)
+            _fail(calls, error, stay=True)
             return
+        unread[batch] = 0
         if results is None:
             return
         for name, each in calls.items():
@@ -255,23 +336,29 @@ class Batched(Provider):
                 continue
             try:
                 each.reply.set_result(self._inner.batch_reply(results.get(name, results.get("")), each.request))
-            except ModelError as error:
-                each.reply.set_exception(error)
+            except Exception as error:  # noqa: BLE001 - whatever it is, who waits is told
+                _fail({name: each}, error)
 
 
-MOST = 10_000
+def _is_awaited(call: _Waiting | None) -> bool:
+    """Return whether somebody waits for a call or is about to take its reply."""
+    return call is not None and not call.reply.cancelled()
 
 
-def print_of(request: ModelRequest) -> str:
-    """Return what a request is known again by."""
-    return hashlib.sha256(canonical(bare(request)).encode()).hexdigest()
-
-
-def _fail(calls: Mapping[str, _Waiting], error: Exception) -> None:
+def _fail(calls: Mapping[str, _Waiting], error: Exception, *, stay: bool = False) -> None:
     for each in calls.values():
         if not each.reply.done():
-            # Each gets an error of its own: what one adds to it on its way is nothing of the others.
-            each.reply.set_exception(copy.copy(error))
+            each.stays = each.stays or stay
+            each.reply.set_exception(_copied(error))
+
+
+def _copied(error: Exception) -> Exception:
+    """Return an error for each who waits: what one adds to it on its way is nothing of the others."""
+    try:
+        copied = copy.copy(error)
+    except Exception:  # noqa: BLE001 - what it takes to make one is for its class to say
+        return error
+    return copied if type(copied) is type(error) else error
 
 
 class _Out:
@@ -283,37 +370,63 @@ class _Out:
     """
 
     def __init__(self, file: Path) -> None:
+        self._file = file
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(file, isolation_level=None, timeout=0, check_same_thread=False)
-            # Held until it is closed or the process dies.
-            self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
-            self._db.execute("BEGIN IMMEDIATE")
-            self._db.execute(LAYOUT)
-            self._db.execute("DELETE FROM calls WHERE sent < unixepoch() - ?", (FORGOTTEN,))
-            self._db.execute("COMMIT")
         except (OSError, sqlite3.Error) as error:
-            held = "locked" in str(error)
-            why = "another process uses it; give each process its own" if held else str(error)
-            msg = f"the file of batches {str(file)!r} cannot be used: {why}"
-            raise DataError(msg) from None
+            raise self._unusable(error) from None
+        try:
+            # Held until it is closed or the process dies.
+            with self._using():
+                self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
+            with self._writing():
+                for each in LAYOUT:
+                    self._db.execute(each)
+                self._db.execute("DELETE FROM calls WHERE sent < unixepoch() - ?", (FORGOTTEN,))
+        except DataError:
+            self._db.close()
+            raise
+
+    def _unusable(self, error: Exception) -> DataError:
+        held = "locked" in str(error)
+        why = "another process uses it; give each process its own" if held else str(error)
+        return DataError(f"the file of batches {str(self._file)!r} cannot be used: {why}")
+
+    @contextlib.contextmanager
+    def _using(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise self._unusable(error) from None
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        with self._using():
+            try:
+                self._db.execute("BEGIN IMMEDIATE")
+                yield
+                self._db.execute("COMMIT")
+            finally:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
 
     def note(self, batch: str, calls: Mapping[str, str]) -> None:
         """Write down that these calls are in a batch, before anything else happens."""
-        self._db.execute("BEGIN IMMEDIATE")
-        self._db.executemany(
-            "INSERT INTO calls VALUES (?, ?, ?, unixepoch())", [(name, print_, batch) for name, print_ in calls.items()]
-        )
-        self._db.execute("COMMIT")
+        with self._writing():
+            rows = [(name, print_, batch) for name, print_ in calls.items()]
+            self._db.executemany("INSERT INTO calls VALUES (?, ?, ?, unixepoch())", rows)
 
-    def adopted(self, print_: str, taken: Collection[str]) -> tuple[str, str] | None:
-        """Return a call of an earlier process that asked the same and that nobody waits for, with its batch."""
-        rows = self._db.execute("SELECT id, batch FROM calls WHERE print = ? ORDER BY sent, id", (print_,))
-        return next(((name, batch) for name, batch in rows if name not in taken), None)
+    def adopted(self, print_: str, is_taken: Callable[[str], bool]) -> tuple[str, str] | None:
+        """Return a call that asked the same and that nobody waits for, with its batch."""
+        with self._using():
+            rows = self._db.execute("SELECT id, batch FROM calls WHERE print = ? ORDER BY sent, id", (print_,))
+            return next(((name, batch) for name, batch in rows if not is_taken(name)), None)
 
-    def forget(self, name: str) -> None:
-        """Forget a call whose reply somebody has."""
-        self._db.execute("DELETE FROM calls WHERE id = ?", (name,))
+    def forget(self, names: Collection[str]) -> None:
+        """Forget calls whose replies somebody has."""
+        with self._writing():
+            self._db.executemany("DELETE FROM calls WHERE id = ?", [(name,) for name in names])
 
     def close(self) -> None:
         """Let the file go."""

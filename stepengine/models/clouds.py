@@ -19,7 +19,9 @@ import attrs
 from stepengine.data.models import ModelDelta, ModelReply, ModelRequest
 from stepengine.errors import ModelError
 from stepengine.models._access import (
+    AZURE_TOKEN,
     ENTRA_SCOPE,
+    ENTRA_SIGNS,
     ENTRA_TOLD,
     Access,
     AwsAccess,
@@ -36,7 +38,7 @@ from stepengine.models.anthropic import AnthropicProvider
 from stepengine.models.anthropic.request import Site
 from stepengine.models.base import ModelInfo, Provider, ProviderSettings
 from stepengine.models.google import GoogleProvider, sending
-from stepengine.models.keys import Credentials, Secret, account_of, base_url_for, given_to
+from stepengine.models.keys import Credentials, Secret, account_of, base_url_for, given_to, usable_variables
 from stepengine.models.openai import OpenAIProvider
 from stepengine.models.presets import OPENAI
 
@@ -596,8 +598,13 @@ class FoundryProvider(_WithoutFiles, AnthropicProvider):
 
     def _tokens(self) -> TokenSource | None:
         settings = self.settings()
-        has_key = self._api_key is not None or (self._token_provider is None and settings.key_from is not None)
-        return None if has_key else entra_source(self.name, self._token_provider, ENTRA_SCOPE)
+        if self._token_provider is None:
+            has_key = self._api_key is not None or settings.key_from is not None
+            url, _ = base_url_for(self._base_url, settings.base_url_variable, settings.base_url)
+            # What the environment holds for Entra ID goes where a key of the environment would go, and nowhere else.
+            if has_key or not usable_variables(self.name, (AZURE_TOKEN, *ENTRA_SIGNS), url, settings.base_url):
+                return None
+        return None if self._api_key is not None else entra_source(self.name, self._token_provider, ENTRA_SCOPE)
 
     def _access(self) -> tuple[Credentials, str]:
         settings = self.settings()

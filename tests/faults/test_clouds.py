@@ -1077,3 +1077,69 @@ def test_requests_are_counted_by_the_account_in_the_cloud():
         assert one == same != another
         assert one
         assert "AKIA" not in one
+
+
+@pytest.mark.spec("reliability:SC12")
+@pytest.mark.parametrize("where", ["argument", "variable"])
+def test_credentials_of_entra_id_in_the_environment_go_to_the_resource_alone(where, nothing, monkeypatch):
+    monkeypatch.setenv("AZURE_OPENAI_AD_TOKEN", "a-token-of-the-environment")
+    monkeypatch.setenv("ANTHROPIC_FOUNDRY_RESOURCE", "mine")
+    elsewhere = "https://elsewhere.test/anthropic"
+    if where == "variable":
+        monkeypatch.setenv("ANTHROPIC_FOUNDRY_BASE_URL", elsewhere)
+    given = {"base_url": elsewhere} if where == "argument" else {}
+
+    with pytest.raises(MissingKey, match=r"the address of 'foundry' is 'elsewhere.test'"):
+        FoundryProvider(**given).check(f"foundry/{SONNET}")
+    FoundryProvider(token_provider=entra, **given).check(f"foundry/{SONNET}")
+    monkeypatch.setenv("STEPENGINE_KEY_HOSTS", "elsewhere.test")
+    FoundryProvider(**given).check(f"foundry/{SONNET}")
+    monkeypatch.delenv("STEPENGINE_KEY_HOSTS")
+    with pytest.raises(MissingKey, match="there is no API key for 'foundry'"):
+        FoundryProvider(base_url="http://127.0.0.1:1/anthropic", key_env="NONE").check(f"foundry/{SONNET}")
+
+
+@pytest.mark.spec("providers:PV90")
+def test_the_region_of_a_profile_is_read_once_and_not_for_every_run(nothing, monkeypatch, tmp_path):
+    from botocore.session import Session
+
+    read = []
+    variable = Session.get_config_variable
+    monkeypatch.setattr(Session, "get_config_variable", lambda self, name: read.append(name) or variable(self, name))
+    for name in ("one", "two"):
+        (tmp_path / name).write_text(f"[default]\nregion = {name}-1\naws_access_key_id = a\n")
+    provider, seen = BedrockProvider(), []
+    for name in ("one", "one", "two", "one"):
+        monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / name))
+        provider.check(f"bedrock/anthropic.{SONNET}")
+        seen.append(provider.settings().base_url)
+
+    assert [f"https://bedrock-runtime.{name}-1.amazonaws.com" for name in ("one", "one", "two", "one")] == seen
+    assert 2 == len([name for name in read if name == "region"])
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (partial(BedrockProvider, session_token="s" * 20), "session_token= without the access_key= and secret_key="),
+        (
+            partial(BedrockProvider, "k" * 20, access_key=ACCESS_KEY, secret_key=SECRET_KEY),
+            "was given api_key= and access_key=; give the one that is to be used",
+        ),
+        (
+            partial(BedrockProvider, endpoint="bedrock-mantle"),
+            "endpoint='bedrock-mantle' is none .*'runtime' or 'mantle'",
+        ),
+        (partial(FoundryProvider, AZURE_KEY, token_provider=entra), "was given api_key= and token_provider="),
+        (
+            partial(OpenAIChatProvider, "azure", AZURE_KEY, token_provider=entra),
+            "was given api_key= and token_provider=",
+        ),
+        (partial(OpenAIProvider, AZURE_KEY, token_provider=entra), "was given api_key= and token_provider="),
+    ],
+)
+def test_of_two_ways_to_be_let_in_none_is_left_out_without_a_word(make, words):
+    with pytest.raises(ModelError, match=words) as caught:
+        make()
+
+    assert "settings" == caught.value.kind

@@ -201,18 +201,6 @@ async def test_later_finds_stand_behind_earlier_ones_so_that_what_is_cached_stay
 
 
 @pytest.mark.spec("providers:PV88")
-async def test_on_bedrock_the_search_is_the_one_that_it_has():
-    server = Searching([RATE])
-    async with fault_server(server) as at:
-        models = Models({"bedrock": AnthropicProvider("k", at.url, name="bedrock")})
-        agent = AgentDefinition("clerk", model="bedrock/us.anthropic.claude-sonnet-4-5", tools=[get_exchange_rate])
-        async with Engine([agent], models=models, pricing=None) as engine:
-            result = await engine.run("clerk", "What is the rate?")
-    assert ([], "Done.") == (server.refused, result.unwrap())
-    assert ["tool_search_tool_regex", "get_exchange_rate"] == names(server.bodies[0])
-
-
-@pytest.mark.spec("providers:PV88")
 @pytest.mark.parametrize("model", NATIVE)
 async def test_a_cloud_that_refuses_its_search_is_asked_with_ours_and_not_with_its_own_again(model, caplog):
     warn_once.cache_clear()

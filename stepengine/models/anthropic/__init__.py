@@ -24,7 +24,6 @@ from stepengine.models.anthropic.request import (
     BINDING_BETA,
     FAST_BETA,
     TOOL_SEARCH,
-    TOOL_SEARCHES,
     UNPROMISING,
     Site,
     Ways,
@@ -84,6 +83,7 @@ class AnthropicProvider(HttpProvider):
     model_patterns: tuple[str, ...] = (r"claude-.+",)
     accumulator = AnthropicAccumulator
     path = "/v1/messages"
+    batches_have_headers = True
     site: ClassVar[Site] = Site()
 
     def __init__(
@@ -158,7 +158,12 @@ class AnthropicProvider(HttpProvider):
         await self._on_files(lambda at: at.files.delete(file_id, extra_headers=self._headers))
 
     def batch_group(self, request: ModelRequest) -> str:
-        """Return what requests of a batch share: the headers, which are those of the whole batch."""
+        """
+        Return what requests of a batch share: the headers, which are those of the whole batch.
+
+        Raises:
+            ModelError: when the request cannot be sent.
+        """
         headers = all_headers(self._in_batch(request).headers, extra_headers(request.settings))
         return " ".join([f"{name}: {value}" for name, value in sorted(headers.items())])
 
@@ -173,10 +178,11 @@ class AnthropicProvider(HttpProvider):
         for name, request in requests.items():
             await self._learn(self.bare(request.model))
             body = self._in_batch(request)
-            headers = all_headers(body.headers, extra_headers(request.settings))
+            # Of what was learnt meanwhile the headers of one request may tell and those of the others not.
+            headers = {**headers, **all_headers(body.headers, extra_headers(request.settings))}
             members.append(b'{"custom_id":"%s","params":%s}' % (name.encode(), body.content))
         content = b'{"requests":[%s]}' % b",".join(members)
-        return str((await self._batch_answer(BATCHES, content, **headers)).get("id"))
+        return self._batch_id(await self._batch_answer(BATCHES, content, **headers))
 
     async def batch_results(self, batch: str) -> Mapping[str, Any] | None:
         """
@@ -188,7 +194,9 @@ class AnthropicProvider(HttpProvider):
         path = f"{BATCHES}/{quote(batch, safe='')}"
         if (await self._batch_answer(path)).get("processing_status") != "ended":
             return None
-        return {str(line.get("custom_id")): _result(line) for line in await self._batch_lines(f"{path}/results")}
+        # One without its name is nobody's, and what stands under no name would be everybody's.
+        lines = await self._batch_lines(f"{path}/results")
+        return {str(line["custom_id"]): _result(line) for line in lines if line.get("custom_id")}
 
     async def complete(self, request: ModelRequest) -> ModelReply:
         """
@@ -257,8 +265,7 @@ class AnthropicProvider(HttpProvider):
         mark = None if ways is None else ways.mark
         cache = None if ways is None else ways.cache
         if cache not in self._tools:
-            search = TOOL_SEARCHES.get(self.name, TOOL_SEARCH)
-            self._tools[cache] = ToolsCache(encode_tool, {"cache_control": mark} if mark else None, search)
+            self._tools[cache] = ToolsCache(encode_tool, {"cache_control": mark} if mark else None, TOOL_SEARCH)
         return self._tools[cache](tools)
 
     def _promised(self, request: ModelRequest, after: str = "") -> tuple[ToolSpec, ...]:

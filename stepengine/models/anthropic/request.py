@@ -29,7 +29,6 @@ __all__ = (
     "BINDING_BETA",
     "FAST_BETA",
     "TOOL_SEARCH",
-    "TOOL_SEARCHES",
     "UNPROMISING",
     "Site",
     "Ways",
@@ -66,8 +65,6 @@ MAX_STRICT = 20
 
 TOOL_SEARCH = {"type": "tool_search_tool_bm25_20251119", "name": "tool_search_tool_bm25"}
 """The API's search of tools by words (PV63)."""
-TOOL_SEARCHES = {"bedrock": {"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"}}
-"""The search of those who have that one not, by the provider's name (PV88)."""
 
 TIERS = {"auto": "auto", "priority": "auto", "standard": "standard_only"}
 """Our words for a tier; priority is what a project has bought, and is taken by itself."""

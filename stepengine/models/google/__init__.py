@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
+from urllib.parse import quote
 
 from stepengine.data.models import ModelRequest
 from stepengine.errors import ModelError
@@ -124,7 +125,13 @@ class GoogleProvider(HttpProvider):
         return await sending.post(client, body.path, None if body.is_question else body.content, body.headers)
 
     def batch_group(self, request: ModelRequest) -> str:
-        """Return what requests of a batch share: the model."""
+        """
+        Return what requests of a batch share: the model.
+
+        Raises:
+            ModelError: when the request cannot be sent.
+        """
+        self._in_batch(request)
         return request.model
 
     async def submit_batch(self, requests: Mapping[str, ModelRequest]) -> str:
@@ -142,7 +149,7 @@ class GoogleProvider(HttpProvider):
         content = b'{"batch":{"displayName":"stepengine","inputConfig":{"requests":{"requests":[%s]}}}}' % b",".join(
             members
         )
-        return str((await self._batch_answer(path_of(model, "batchGenerateContent"), content)).get("name"))
+        return self._batch_id(await self._batch_answer(path_of(model, "batchGenerateContent"), content), "name")
 
     async def batch_results(self, batch: str) -> Mapping[str, Any] | None:
         """
@@ -151,7 +158,7 @@ class GoogleProvider(HttpProvider):
         Raises:
             ModelError: when it cannot be asked for, or failed as a whole.
         """
-        told = await self._batch_answer(f"batches/{batch.rpartition('/')[2]}")
+        told = await self._batch_answer(f"batches/{quote(batch.rpartition('/')[2], safe='')}")
         metadata = told.get("metadata")
         about = metadata if isinstance(metadata, Mapping) else {}
         state = str(about.get("state")).rpartition("_STATE_")[2]
@@ -164,7 +171,9 @@ class GoogleProvider(HttpProvider):
         for place in (about.get("output"), told.get("response")):
             match place:
                 case {"inlinedResponses": {"inlinedResponses": list(answers)}}:
-                    results |= {_key(answer): _result(answer) for answer in answers if isinstance(answer, Mapping)}
+                    named = [(_key(answer), answer) for answer in answers if isinstance(answer, Mapping)]
+                    # One without its name is nobody's, and what stands under no name would be everybody's.
+                    results |= {key: _result(answer) for key, answer in named if key}
                 case _:
                     pass
         return results

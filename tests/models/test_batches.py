@@ -1,0 +1,449 @@
+"""What becomes of calls that wait for batches when things go wrong, with a provider that does as it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import httpx2
+import pytest
+
+from stepengine.data.messages import AssistantMessage, TextPart, ThinkingPart, UserMessage
+from stepengine.data.models import ModelReply, ModelRequest, ModelSettings
+from stepengine.data.transcript import Transcript
+from stepengine.errors import DataError, ModelError
+from stepengine.models import AnthropicProvider, Batched, GoogleProvider, OpenAIProvider, Provider, batches
+
+pytestmark = pytest.mark.anyio
+SOON = 20.0
+
+
+class Told(Provider):
+    """Takes batches, and is done with all of them once it is told so."""
+
+    name = "told"
+
+    def __init__(self) -> None:
+        self.sent: list[list[str]] = []
+        self.asked: list[str] = []
+        self.loops: set[int] = set()
+        self.is_done = True
+        self.error: Exception | None = None
+        self.on_reply: Exception | None = None
+        self.on_sending: Callable[[], Any] | None = None
+        self.accepts = asyncio.Event()
+        self.accepts.set()
+        self.calls: dict[str, dict[str, int]] = {}
+        self.given = 0
+
+    async def complete(self, request: ModelRequest) -> ModelReply:
+        return ModelReply()
+
+    def batch_group(self, request: ModelRequest) -> str:
+        return request.model
+
+    async def submit_batch(self, requests: Mapping[str, ModelRequest]) -> str:
+        self.sent.append([request.system_prompt for request in requests.values()])
+        if self.on_sending is not None:
+            self.on_sending()
+        name = f"b{len(self.sent)}"
+        await self.accepts.wait()
+        self.calls[name] = {}
+        for each in requests:
+            self.given += 1
+            self.calls[name][each] = self.given
+        return name
+
+    async def batch_results(self, batch: str) -> Mapping[str, Any] | None:
+        self.asked.append(batch)
+        self.loops.add(id(asyncio.get_running_loop()))
+        if self.error is not None:
+            raise self.error
+        return self.calls[batch] if self.is_done else None
+
+    def batch_reply(self, result: Any, request: ModelRequest) -> ModelReply:
+        if self.on_reply is not None:
+            raise self.on_reply
+        return ModelReply((TextPart(f"{request.system_prompt} {result}"),))
+
+
+def about(text: str = "a") -> ModelRequest:
+    return ModelRequest("told/m", text, Transcript([UserMessage("go")]))
+
+
+def batched(told: Told, folder: Path, **more: Any) -> Batched:
+    return Batched(told, folder / "batches.db", **{"wait": 0, "poll": 0.01, **more})
+
+
+def rows(folder: Path) -> int:
+    db = sqlite3.connect(folder / "batches.db")
+    try:
+        return int(db.execute("SELECT count(*) FROM calls").fetchone()[0])
+    finally:
+        db.close()
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(SOON):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+async def ended(waiting: Any) -> Any:
+    async with asyncio.timeout(SOON):
+        return (await asyncio.gather(waiting, return_exceptions=True))[0]
+
+
+class NeedsMore(Exception):
+    """One that cannot be made from its arguments, as those of the SDKs."""
+
+    def __init__(self, text: str, *, response: object) -> None:
+        super().__init__(text)
+
+
+async def test_a_reply_that_cannot_be_read_fails_its_call_and_no_other_waits_for_ever(tmp_path: Path) -> None:
+    told = Told()
+    told.on_reply = TypeError("not so")
+    waiting = batched(told, tmp_path)
+
+    assert "not so" == str(await ended(waiting.complete(about())))
+    told.on_reply = None
+    assert "a 2" == (await waiting.complete(about())).text
+    await waiting.close()
+
+
+@pytest.mark.parametrize("error", [NeedsMore("not so", response=None), RuntimeError("not so")])
+async def test_whatever_a_provider_raises_reaches_all_who_wait(error: Exception, tmp_path: Path) -> None:
+    told = Told()
+    told.error = error
+    waiting = batched(told, tmp_path)
+
+    async with asyncio.timeout(SOON):
+        failed = await asyncio.gather(*[waiting.complete(about(text)) for text in "ab"], return_exceptions=True)
+    await waiting.close()
+
+    assert [type(error)] * 2 == [*map(type, failed)]
+    assert ["not so"] * 2 == [*map(str, failed)]
+
+
+async def test_a_batch_that_cannot_be_written_down_is_waited_for_all_the_same(tmp_path: Path) -> None:
+    told = Told()
+    waiting = batched(told, tmp_path)
+    await waiting.complete(about("first"))
+    told.on_sending = lambda: waiting._opened()._db.execute("DROP TABLE calls")
+    reply = await ended(waiting.complete(about()))
+    await waiting.close()
+
+    assert "a 2" == reply.text
+    assert [["first"], ["a"]] == told.sent
+
+
+async def test_a_file_that_breaks_meanwhile_is_an_error_of_ours(tmp_path: Path) -> None:
+    told = Told()
+    waiting = batched(told, tmp_path)
+    await waiting.complete(about())
+    waiting._opened()._db.execute("DROP TABLE calls")
+
+    with pytest.raises(DataError, match=r"the file of batches .* cannot be used: no such table"):
+        await waiting.complete(about())
+    await waiting.close()
+
+
+async def test_a_call_that_has_its_reply_shares_it_with_no_other_that_asks_the_same(tmp_path: Path) -> None:
+    told = Told()
+    waiting = batched(told, tmp_path)
+    second: list[asyncio.Task[ModelReply]] = []
+    told_reply = told.batch_reply
+
+    def asked_again(result: Any, request: ModelRequest) -> ModelReply:
+        if not second:
+            # Begins before the first is woken, whose reply stands already.
+            second.append(asyncio.ensure_future(waiting.complete(request)))
+        return told_reply(result, request)
+
+    told.batch_reply = asked_again  # type: ignore[method-assign]
+    first = await ended(waiting.complete(about()))
+    other = await ended(second[0])
+    await waiting.close()
+
+    assert {"a 1", "a 2"} == {first.text, other.text}
+
+
+async def test_a_call_that_is_cancelled_as_its_reply_comes_leaves_it_to_who_asks_the_same(tmp_path: Path) -> None:
+    told = Told()
+    waiting = batched(told, tmp_path)
+    told_reply = told.batch_reply
+    task: asyncio.Task[ModelReply]
+
+    def cancelled(result: Any, request: ModelRequest) -> ModelReply:
+        asyncio.get_running_loop().call_soon(task.cancel)
+        return told_reply(result, request)
+
+    told.batch_reply = cancelled  # type: ignore[method-assign]
+    task = asyncio.ensure_future(waiting.complete(about()))
+    gone = await ended(task)
+    told.batch_reply = told_reply  # type: ignore[method-assign]
+    reply = await waiting.complete(about())
+    await waiting.close()
+
+    assert isinstance(gone, asyncio.CancelledError)
+    assert ("a 1", 1) == (reply.text, len(told.sent))
+
+
+async def test_closing_tells_those_who_wait_and_their_batch_stays_written_down(tmp_path: Path) -> None:
+    told = Told()
+    told.is_done = False
+    waiting = batched(told, tmp_path)
+    task = asyncio.ensure_future(waiting.complete(about()))
+    await until(lambda: told.asked)
+    await waiting.close()
+    error = await ended(task)
+    told.is_done = True
+    after = batched(told, tmp_path)
+    reply = await after.complete(about())
+    await after.close()
+
+    assert isinstance(error, ModelError)
+    assert "the provider was closed" in str(error)
+    assert ("a 1", 1) == (reply.text, len(told.sent))
+
+
+async def test_closing_while_a_batch_is_being_sent_lets_it_be_written_down(tmp_path: Path) -> None:
+    told = Told()
+    told.accepts.clear()
+    waiting = batched(told, tmp_path)
+    task = asyncio.ensure_future(waiting.complete(about()))
+    await until(lambda: told.sent)
+    closing = asyncio.ensure_future(waiting.close())
+    await asyncio.sleep(0)
+    told.accepts.set()
+    await ended(closing)
+    await ended(task)
+
+    assert 1 == rows(tmp_path)
+
+
+@pytest.mark.parametrize(("status", "kept"), [(401, 1), (403, 1), (404, 0)])
+async def test_a_batch_stays_written_down_for_who_is_let_in_later(status: int, kept: int, tmp_path: Path) -> None:
+    told = Told()
+    told.error = ModelError("no", status=status)
+    waiting = batched(told, tmp_path)
+    await ended(waiting.complete(about()))
+    await waiting.close()
+
+    assert kept == rows(tmp_path)
+
+
+async def test_results_that_nobody_can_read_are_not_asked_for_for_ever(tmp_path: Path) -> None:
+    told = Told()
+    told.error = ModelError("no lines", retryable=True, kind="protocol")
+    waiting = batched(told, tmp_path, poll=0.001)
+    error = await ended(waiting.complete(about()))
+    await waiting.close()
+
+    assert "no lines" == str(error)
+    assert 1 == rows(tmp_path)
+
+
+async def test_replies_that_come_together_are_forgotten_in_one_write(tmp_path: Path) -> None:
+    told = Told()
+    waiting = batched(told, tmp_path, wait=30, most=20)
+    written: list[str] = []
+    waiting._opened()._db.set_trace_callback(written.append)
+    await asyncio.gather(*[waiting.complete(about(str(n))) for n in range(20)])
+    await waiting.close()
+
+    assert 0 == rows(tmp_path)
+    assert 2 == len([each for each in written if each == "COMMIT"])
+
+
+async def test_calls_that_are_given_up_while_the_batch_before_is_sent_are_not_sent(tmp_path: Path) -> None:
+    told = Told()
+    told.accepts.clear()
+    waiting = batched(told, tmp_path, most=1)
+    first, second = [asyncio.ensure_future(waiting.complete(about(text))) for text in "ab"]
+    await until(lambda: told.sent)
+    second.cancel()
+    await ended(second)
+    told.accepts.set()
+    await ended(first)
+    await waiting.close()
+
+    assert [["a"]] == told.sent
+
+
+async def test_large_requests_go_out_in_batches_of_less_than_sixteen_megabytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "MOST_BYTES", 5_000)
+    told = Told()
+    waiting = batched(told, tmp_path)
+    texts = [letter * size for letter, size in zip("abcd", (2_000, 2_000, 2_000, 9_000), strict=True)]
+    await asyncio.gather(*[waiting.complete(about(text)) for text in texts])
+    await waiting.close()
+
+    assert [["a", "b"], ["c"], ["d"]] == [[text[0] for text in sent] for sent in told.sent]
+
+
+def test_what_a_loop_elsewhere_has_done_with_sends_nothing_of_the_next(tmp_path: Path) -> None:
+    told = Told()
+    waiting = batched(told, tmp_path, poll=0.02)
+    elsewhere = asyncio.new_event_loop()
+    thread = threading.Thread(target=elsewhere.run_forever)
+    thread.start()
+    try:
+        asyncio.run_coroutine_threadsafe(waiting.complete(about("there")), elsewhere).result(SOON)
+        told.is_done = False
+        told.loops.clear()
+
+        async def here() -> ModelReply:
+            task = asyncio.ensure_future(waiting.complete(about("here")))
+            # Longer than the other loop sleeps between two questions.
+            await until(lambda: len(told.asked) > 5)
+            told.is_done = True
+            reply = await task
+            await waiting.close()
+            return reply
+
+        reply = asyncio.run(here())
+    finally:
+        elsewhere.call_soon_threadsafe(elsewhere.stop)
+        thread.join()
+        elsewhere.close()
+
+    assert ("here 2", [["there"], ["here"]]) == (reply.text, told.sent)
+    assert 1 == len(told.loops)
+
+
+async def test_calls_are_counted_against_the_account_of_the_provider_within(tmp_path: Path) -> None:
+    inner = AnthropicProvider("k")
+
+    assert inner.account() == Batched(inner, tmp_path / "batches.db").account()
+
+
+# --- what the adapters make of answers ---------------------------------------------------------------------------------
+
+MODELS = {"anthropic": "claude-sonnet-4-5", "openai": "gpt-5-mini", "google": "gemini-2.5-flash"}
+wires = pytest.mark.parametrize("wire", MODELS)
+
+
+def adapter(wire: str, *answers: Any) -> Any:
+    """Return an adapter whose questions get these answers, one after another."""
+    left = [*answers]
+    transport = httpx2.MockTransport(lambda _: httpx2.Response(200, **left.pop(0)))
+    kind = {"anthropic": AnthropicProvider, "openai": OpenAIProvider, "google": GoogleProvider}[wire]
+    return kind("k", transport=transport)
+
+
+def asked_of(wire: str, **settings: Any) -> ModelRequest:
+    model = f"{wire}/{MODELS[wire]}"
+    return ModelRequest(model, "", Transcript([UserMessage("go")]), settings=ModelSettings(**settings))
+
+
+@wires
+@pytest.mark.parametrize("named", [None, "", "x" * 201, 7])
+async def test_a_batch_without_an_id_is_a_final_failure(wire: str, named: Any) -> None:
+    taken = {"json": {"id": named, "name": named}}
+    provider = adapter(wire, *([{"json": {"id": "file-1", "object": "file"}}] if wire == "openai" else []), taken)
+
+    with pytest.raises(ModelError, match=f"{wire} took a batch, but gave it no") as caught:
+        await provider.submit_batch({"call-1": asked_of(wire)})
+    await provider.close()
+    assert (False, "protocol") == (caught.value.retryable, caught.value.kind)
+
+
+@wires
+async def test_a_result_without_a_name_is_nobody_s(wire: str) -> None:
+    lines = b'{"custom_id":"","result":{"type":"succeeded","message":{}},"response":{"status_code":200,"body":{}}}'
+    file = {"content": lines, "headers": {"content-type": "application/x-jsonl"}}
+    unnamed = {"inlinedResponses": {"inlinedResponses": [{"response": {}}]}}
+    answers = {
+        "anthropic": [{"json": {"processing_status": "ended"}}, file],
+        "openai": [{"json": {"status": "completed", "output_file_id": "f"}}, file],
+        "google": [{"json": {"metadata": {"state": "BATCH_STATE_SUCCEEDED", "output": unnamed}}}],
+    }
+    provider = adapter(wire, *answers[wire])
+    results = await provider.batch_results("b")
+    await provider.close()
+
+    assert {} == results
+
+
+@pytest.mark.parametrize("errors", [7, {"data": 7}, {"data": {"message": "x"}}, None])
+async def test_a_refused_batch_that_gives_its_reasons_in_another_form_is_refused_all_the_same(errors: Any) -> None:
+    provider = adapter("openai", {"json": {"status": "failed", "errors": errors}})
+
+    with pytest.raises(ModelError, match="refused the batch b: no reason given"):
+        await provider.batch_results("b")
+    await provider.close()
+
+
+async def test_a_name_of_a_batch_is_one_piece_of_a_path() -> None:
+    seen: list[str] = []
+
+    def answer(request: Any) -> Any:
+        seen.append(request.url.raw_path.decode())
+        return httpx2.Response(200, json={})
+
+    provider = GoogleProvider("k", transport=httpx2.MockTransport(answer))
+    await provider.batch_results("batches/a?b#c")
+    await provider.close()
+
+    assert seen[0].endswith("/batches/a%3Fb%23c")
+
+
+async def test_a_signature_that_a_batch_refuses_is_left_out_when_the_call_is_asked_again() -> None:
+    provider = adapter("anthropic")
+    signed = {"provider": "anthropic", "model": "claude-sonnet-4-5", "signature": "s"}
+    thought = AssistantMessage([ThinkingPart("hm", provider_data=signed), TextPart("a")])
+    history = Transcript([UserMessage("go"), thought, UserMessage("on")])
+    request = ModelRequest("anthropic/claude-sonnet-4-5", "", history)
+    refused = {"error": {"type": "invalid_request_error", "message": "Invalid `signature` in `thinking` block"}}
+    failed = []
+    for _ in range(2):
+        with pytest.raises(ModelError) as caught:
+            provider.batch_reply(refused, request)
+        failed.append((caught.value.kind, caught.value.retryable))
+    first, again = [
+        provider._in_batch(each).content for each in (attrs.evolve(request, messages=Transcript([*history])), request)
+    ]
+    await provider.close()
+
+    assert [("invalid_signature", True), ("invalid_signature", False)] == failed
+    assert (True, False) == (b'"signature"' in first, b'"signature"' in again)
+
+
+@pytest.mark.parametrize("wire", ["openai", "google"])
+def test_headers_of_a_request_that_a_batch_cannot_carry_are_told_of(wire: str) -> None:
+    request = asked_of(wire, extra={"headers": {"x-title": "t"}}, unsupported="error")
+
+    with pytest.raises(ModelError, match=r"no word for extra\['headers'\]= of ModelSettings"):
+        adapter(wire).batch_group(request)
+
+
+@wires
+async def test_a_request_that_cannot_be_sent_fails_before_it_is_in_a_batch_with_others(wire: str) -> None:
+    def refused(_: str) -> Any:
+        raise ModelError("cannot be said", kind="settings")
+
+    provider = adapter(wire)
+    provider._dropped = refused
+
+    with pytest.raises(ModelError, match="cannot be said"):
+        provider.batch_group(asked_of(wire))
+
+
+async def test_a_provider_that_never_says_what_came_of_its_batches_fails_its_calls(tmp_path: Path) -> None:
+    class Half(Told):
+        batch_results = Provider.batch_results
+
+    waiting = batched(Half(), tmp_path)
+    error = await ended(waiting.complete(about()))
+    await waiting.close()
+
+    assert "told takes no batches" in str(error)
