@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -22,7 +23,7 @@ from stepengine.data.state import RunResult
 from stepengine.data.usage import Usage
 from stepengine.durable.database import DatabaseAway, away, plain_connection, queue_name
 from stepengine.durable.wire import Order, Reply
-from stepengine.errors import AnswerRejected, InputError, JournalError, StepEngineError
+from stepengine.errors import AnswerRejected, InputError, JournalError
 from stepengine.runtime.logs import LOGGER
 from stepengine.sessions import Session, SessionInfo
 from stepengine.sessions.session import check_id
@@ -55,7 +56,7 @@ SESSIONS = """
 NOTHING: Mapping[str, Any] = {"turns": 0, "usage": bare(Usage()), "metadata": {}, "user_id": None, "rules": []}
 """What the first turn of a session finds."""
 SENT = """
-    select message::json->>'of' from dbos.notifications
+    select message from dbos.notifications
     where destination_uuid = %s and message_uuid = %s and serialization = 'portable_json'
 """
 
@@ -346,8 +347,11 @@ class Sessions:
         while True:
             try:
                 waiting = await self._operator.rows(IN_LINE, line_name(self._operator.pool), self._operator.app)
-            except StepEngineError:
-                waiting, pause = [], MOST_PAUSE
+            except Exception as error:  # noqa: BLE001  (if nobody looked any more, no turn would begin)
+                if not isinstance(error, DatabaseAway):
+                    LOGGER.warning("whose turn it is in sessions cannot be looked at: %s", error)
+                waiting = []
+                await asyncio.sleep(MOST_PAUSE)
             moved = [await self._tried(session) for (session,) in waiting]
             if any(moved):
                 pause = LOOK_SECONDS
@@ -415,7 +419,7 @@ class Sessions:
 
     async def _delivered_before(self, turn: TurnView) -> _Move:
         view = await self._operator.run(turn.run)
-        replies = tuple([Reply(**reply) for reply in view.attributes["replies"]])
+        replies = tuple([Reply(**json.loads(reply)) for reply in view.attributes["replies"]])
         return _Move(turn=turn, asking=turn.answered, replies=replies)
 
     async def _done(self, move: _Move) -> bool:
@@ -430,7 +434,9 @@ class Sessions:
             await client.resume_workflow_async(turn.run, queue_name=queue_name(turn.pool, 0))
             return True
         # Written down before it is sent, so that it is sent once whoever dies in between: each reply has a key of its own.
-        noted = {"answered": move.asking, "replies": [attrs.asdict(reply) for reply in move.replies]}
+        # As text: attributes hold no escapes of what is no text, which an answer may hold.
+        replies = [json.dumps(attrs.asdict(reply)) for reply in move.replies]
+        noted = {"answered": move.asking, "replies": replies}
         await client.update_workflow_attributes_async(turn.run, noted, merge=True)
         for reply in move.replies:
             await operator.send(reply)
@@ -444,21 +450,32 @@ class Sessions:
 
     async def _is_mine(self, reply: Reply) -> bool:
         rows = await self._operator.rows(SENT, reply.run, f"{reply.key}::{reply.run}")
-        return bool(rows) and rows[0][0] == reply.message["of"]
+        return bool(rows) and json.loads(rows[0][0]).get("of") == reply.message["of"]
 
     # --- turns that stopped -------------------------------------------------------------------------------------------
 
+    @contextlib.asynccontextmanager
+    async def stopping(self, view: Stopped) -> AsyncIterator[None]:
+        """Keep a turn where it is while it is stopped: one that is cancelled must not begin just then."""
+        if "turn" not in view.attributes:
+            yield
+            return
+        async with self._locked(view.attributes["session"]):
+            yield
+
     async def hold(self, view: Stopped) -> None:
-        """Let the session of a turn wait for it although it is cancelled; ``release`` ends that."""
+        """Let the session of a turn wait for it although it is cancelled; ``again`` and ``give_up`` end that."""
         if "turn" in view.attributes:
             await self._operator.client.update_workflow_attributes_async(view.id, {"held": True}, merge=True)
 
     async def give_up(self, view: Stopped) -> bool:
-        """Let the session of a turn that stopped without a result go on without it; return whether it is such a turn."""
-        if "turn" not in view.attributes or view.state not in ("ERROR", "MAX_RECOVERY_ATTEMPTS_EXCEEDED"):
+        """Let the session of a turn that stopped without a result go on without it; return whether it waited for that."""
+        is_held = view.state == "CANCELLED" and bool(view.attributes.get("held"))
+        stopped = is_held or view.state in ("ERROR", "MAX_RECOVERY_ATTEMPTS_EXCEEDED")
+        if "turn" not in view.attributes or not stopped:
             return False
-        async with self._locked(view.attributes["session"]):
-            await self._operator.client.update_workflow_attributes_async(view.id, {"given_up": True}, merge=True)
+        news = {"held": None} if is_held else {"given_up": True}
+        await self._operator.client.update_workflow_attributes_async(view.id, news, merge=True)
         return True
 
     @contextlib.asynccontextmanager
