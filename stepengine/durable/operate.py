@@ -669,6 +669,7 @@ class Operator:
 
         Raises:
             JournalCorrupt: when an answer that waits is no JSON; the run stays as it is.
+            JournalError: when it goes on already.
         """
         # Rewinding deletes messages that were not taken: read before, they are sent again with their keys.
         unread = [
@@ -678,7 +679,14 @@ class Operator:
         last = await self.rows("select max(function_id) from dbos.operation_outputs where workflow_uuid = %s", run)
         options = {"application_version": release} if release is not None else {}
         await self.client.update_workflow_attributes_async(run, {"again": True}, merge=True)
-        await self.client.rewind_workflow_async(run, start_step=1 + (last[0][0] or 0), queue_name=queue, **options)
+        start = 1 + (last[0][0] or 0)
+        try:
+            await self.client.rewind_workflow_async(run, start_step=start, queue_name=queue, **options)
+        except Exception as error:
+            if (await self.run(run)).is_over:
+                raise
+            msg = f"the run {run!r} goes on already: somebody else tried it again"
+            raise JournalError(msg) from error
         for topic, message, key in unread:
             await self.client.send_async(run, message, topic, idempotency_key=key.removesuffix(f"::{run}"))
 

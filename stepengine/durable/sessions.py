@@ -32,10 +32,11 @@ __all__ = ("ENTERED", "SessionView", "Sessions", "TurnView", "begun", "left_by_t
 
 ENTERED = "turn"
 """The kind of the step that records what a turn goes on from."""
+LOCK_SECONDS = 0.05
 LOOK_SECONDS = 0.1
 MOST_PAUSE = 1.0
 IDLE_SECONDS = 0.5
-LOCK = "select pg_advisory_lock(hashtextextended(%s, 0))"
+LOCK = "select pg_try_advisory_lock(hashtextextended(%s, 0))"
 UNLOCK = "select pg_advisory_unlock(hashtextextended(%s, 0))"
 KNOWN = "select 1 from dbos.workflow_status where workflow_uuid = %s"
 TURNS = """
@@ -212,27 +213,38 @@ class Sessions:
             await own.close()
 
     @contextlib.asynccontextmanager
-    async def _locked(self, session: str) -> AsyncIterator[None]:
-        """Be the only one in all processes who changes whose turn it is in a session."""
+    async def _locked(self, session: str, *, waits: bool = True) -> AsyncIterator[bool]:
+        """Be the only one in all processes who changes whose turn it is in a session; ``False`` where somebody else is."""
         name = f"stepengine-session:{self._operator.app}:{session}"
-        async with self._mine:
-            try:
-                await self._execute(LOCK, name)
-            except DatabaseAway:
-                # One that was kept does not know that the database was started again since.
-                await self._execute(LOCK, name)
-            try:
-                yield
-            finally:
-                with contextlib.suppress(DatabaseAway):
-                    await self._execute(UNLOCK, name)
+        while True:
+            async with self._mine:
+                if await self._got(name):
+                    try:
+                        yield True
+                    finally:
+                        with contextlib.suppress(DatabaseAway):
+                            await self._execute(UNLOCK, name)
+                    return
+            if not waits:
+                yield False
+                return
+            # Asked for again and not waited for: one that is frozen with a session's lock keeps no other session.
+            await asyncio.sleep(LOCK_SECONDS)
 
-    async def _execute(self, statement: str, *values: Any) -> None:
+    async def _got(self, name: str) -> bool:
+        try:
+            return await self._execute(LOCK, name)
+        except DatabaseAway:
+            # One that was kept does not know that the database was started again since.
+            return await self._execute(LOCK, name)
+
+    async def _execute(self, statement: str, *values: Any) -> bool:
         if self._own is None or self._own.closed or self._own.broken:
             self._own = await plain_connection(self._operator.url)
         try:
             with away(self._operator.url):
-                await self._own.execute(statement, values)
+                (said,) = await (await self._own.execute(statement, values)).fetchone()
+                return bool(said)
         except BaseException:
             # Whoever is interrupted here may have the lock: it goes with its connection.
             await self.close()
@@ -375,8 +387,9 @@ class Sessions:
         """Let the first turn in line begin if all before it are over, and so on; return whether any did."""
         if await self._move(session) is None:
             return False
-        async with self._locked(session):
-            return await self._moved(session)
+        # Whoever has the lock moves it on.
+        async with self._locked(session, waits=False) as is_mine:
+            return is_mine and await self._moved(session)
 
     async def _moved(self, session: str) -> bool:
         moved = False

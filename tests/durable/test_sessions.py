@@ -24,6 +24,7 @@ from stepengine import (
 )
 from stepengine.data.state import RunInfo, RunStatus
 from stepengine.durable import DurableEngine, Operator, Upkeep
+from stepengine.durable.database import plain_connection
 from stepengine.errors import AnswerRejected, DataError, InputError, JournalError, ReplayDivergence, SessionError
 from stepengine.journal import FileJournal
 from stepengine.permissions import Policy, Rule
@@ -596,3 +597,33 @@ async def test_an_order_that_cannot_be_stored_is_refused_in_our_words(db: str, g
         assert not await operator.sessions.turns("s")
         with pytest.raises(DataError):
             await operator.run("a\0")
+
+
+async def test_who_is_frozen_with_the_lock_of_a_session_keeps_no_other_session(db: str):
+    lock = "select pg_advisory_lock(hashtextextended('stepengine-session:stepengine:' || %s, 0))"
+    async with engine([CHAT], db) as worker, await Operator.connect(db) as operator:
+        first = await operator.submit("chat", "a", info=RunInfo("frozen"), release="none")
+        await operator.submit("chat", "b", info=RunInfo("frozen"))
+        frozen = await plain_connection(operator.url)
+        try:
+            await frozen.execute(lock, ("frozen",))
+            await operator.client.cancel_workflow_async(first)
+            waiting = asyncio.create_task(worker.submit(CHAT, "c", session_id="frozen"))
+            await asyncio.wait((waiting,), timeout=1.0)
+            results = [await asyncio.wait_for(worker.run(CHAT, word, session_id="other"), 20) for word in ("a", "b")]
+            assert not waiting.done()
+        finally:
+            await frozen.close()
+        last = await asyncio.wait_for(worker.result(await waiting), 20)
+
+    assert ["a", "a | b"] == [result.output for result in results]
+    assert "b | c" == last.output
+
+
+async def test_two_who_try_a_run_again_at_once_do_it_once(db: str):
+    async with await Operator.connect(db) as one, await Operator.connect(db) as two:
+        run = await one.submit("chat", "a")
+        await one.cancel(run)
+        said = await asyncio.gather(one.retry(run), two.retry(run), return_exceptions=True)
+
+    assert [JournalError, list] == sorted(map(type, said), key=lambda kind: kind.__name__)
