@@ -532,6 +532,10 @@ def takeover(
         msg = "whose runs? Name one EXECUTOR (`stepengine status --executors` lists them), or give --watch for all"
         raise UsageProblem(msg)
 
+    if watch and (force or dry_run):
+        msg = "--watch acts by itself and never by force: --force and --dry-run go with one EXECUTOR"
+        raise UsageProblem(msg)
+
     async def taken(operator: Operator) -> Exit:
         from stepengine.durable import Upkeep
 

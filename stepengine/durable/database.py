@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from stepengine.errors import DefinitionError, StepEngineError
+from stepengine.errors import DataError, DefinitionError, StepEngineError
 
 __all__ = (
     "DatabaseAway",
@@ -276,17 +276,30 @@ def quoted(name: str) -> str:
 
 @contextlib.contextmanager
 def away(url: str) -> Iterator[None]:
-    """Raise ``DatabaseAway`` for what the packages raise when the database cannot be reached, or went away meanwhile."""
+    """
+    Say in our words what the packages raise.
+
+    Raises:
+        DatabaseAway: when the database cannot be reached, went away meanwhile, or does not have the tables.
+        DataError: when it was given text that it does not store.
+    """
     import psycopg
     from sqlalchemy.exc import DBAPIError
 
     try:
         yield
+    except UnicodeEncodeError:
+        msg = "what was given holds half of a surrogate pair, which is no text"
+        raise DataError(msg) from None
     except (psycopg.Error, DBAPIError) as error:
         cause = error.orig if isinstance(error, DBAPIError) else error
         if isinstance(cause, psycopg.errors.UndefinedTable | psycopg.errors.UndefinedColumn):
             msg = f"the database {shown_url(url)} does not have the tables of this version: start a worker, or `stepengine migrate`"
             raise DatabaseAway(msg) from error
+        # Text with a NUL is refused before it is sent, JSON with one by the server.
+        if isinstance(cause, psycopg.DataError) and cause.sqlstate in (None, "22P05"):
+            msg = "what was given holds a NUL, which the database does not store"
+            raise DataError(msg) from None
         if not isinstance(cause, psycopg.OperationalError):
             raise
         msg = f"the database {shown_url(url)} cannot be reached: {_first_line(error)}"

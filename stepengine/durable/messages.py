@@ -9,6 +9,7 @@ so that whoever goes on with the run does not hear them again.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,21 +21,32 @@ from stepengine.runtime.logs import LOGGER
 if TYPE_CHECKING:
     from stepengine.runtime.tree import RunTree
 
-__all__ = ("TOPIC", "Heard", "keep_delivering")
+__all__ = ("TOPIC", "Heard", "keep_delivering", "problem_of")
 
 TOPIC = "said"
 """Where messages to a run wait."""
 LOOK_SECONDS = 0.5
 WAITING = """
-    select destination_uuid, message_uuid, message::json->>'text' from dbos.notifications
+    select destination_uuid, message_uuid, message from dbos.notifications
     where destination_uuid = any(%s) and topic = %s and not consumed and serialization = 'portable_json'
-        and message !~ '(^|[^\\\\])(\\\\\\\\)*\\\\u0000'
     order by created_at_epoch_ms, message_uuid
 """
 RECORDED = """
     select 1 from dbos.operation_outputs
-    where workflow_uuid = %s and serialization = 'portable_json' and position(%s in (output::json->'heard')::text) > 0
+    where workflow_uuid = %s and serialization = 'portable_json'
+        and exists (select from json_array_elements_text(output::json->'heard') as heard (key) where key = %s)
 """
+
+
+def problem_of(text: str) -> str:
+    """Return what makes a message none that can be recorded; ``""`` for nothing."""
+    if "\0" in text:
+        return "a NUL, which the database does not store"
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return "half of a surrogate pair, which is no text"
+    return ""
 
 
 class Database(Protocol):
@@ -102,11 +114,26 @@ async def keep_delivering(database: Database, runs: Callable[[], Collection[List
 
 
 async def _deliver(database: Database, found: Mapping[str, Listening]) -> None:
-    for run, key, text in await database.rows(WAITING, list(found), TOPIC):
+    for run, key, said in await database.rows(WAITING, list(found), TOPIC):
         listening = found[run]
         if listening.heard.knows(key):
             continue
         if listening.was_replayed and await database.rows(RECORDED, run, key):
             listening.heard.note(key)
+            continue
+        text = _text_of(said)
+        if text is None:
+            listening.heard.note(key)
+            LOGGER.warning("the run %r is not told the message %r, which holds no text", run, key)
         elif listening.tree is not None:
             listening.heard.deliver(listening.tree, key, text)
+
+
+def _text_of(said: str) -> str | None:
+    """Return what a message says; ``None`` when some other client wrote something else there."""
+    try:
+        form = json.loads(said)
+    except (ValueError, RecursionError):
+        return None
+    text = form.get("text") if isinstance(form, dict) else None
+    return text if isinstance(text, str) and not problem_of(text) else None

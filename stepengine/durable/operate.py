@@ -31,7 +31,7 @@ from stepengine.durable.database import (
     queue_name,
     url_of,
 )
-from stepengine.durable.messages import TOPIC
+from stepengine.durable.messages import TOPIC, problem_of
 from stepengine.durable.sessions import Sessions, line_name, meant
 from stepengine.durable.wire import Order, Reply, Seed, answers_form
 from stepengine.errors import AnswerRejected, InputError, JournalCorrupt, JournalError, StepEngineError
@@ -592,8 +592,9 @@ class Operator:
             InputError: when the text holds what the database does not store.
             JournalError: when there is no such root run, or it has ended.
         """
-        if "\0" in text:
-            msg = "a message holds a NUL, which the database does not store"
+        problem = problem_of(text)
+        if problem:
+            msg = f"a message holds {problem}"
             raise InputError(msg, issues=("text",))
         view = await self.run(root)
         if view.is_over or "/" in root:
@@ -616,15 +617,16 @@ class Operator:
         Raises:
             JournalError: when there is no such run.
         """
-        known = await self.tree(root)
-        tree = [each for each in known if not each.is_over]
-        if is_held and tree:
-            await self.sessions.hold(known[0])
-        elif not is_held and await self.sessions.give_up(known[0]):
-            return [root]
-        for each in tree:
-            await self.client.cancel_workflow_async(each.id)
-        return [each.id for each in tree]
+        async with self.sessions.stopping(await self.run(root)):
+            known = await self.tree(root)
+            tree = [each for each in known if not each.is_over]
+            if is_held and tree:
+                await self.sessions.hold(known[0])
+            elif not is_held and await self.sessions.give_up(known[0]):
+                return [root]
+            for each in tree:
+                await self.client.cancel_workflow_async(each.id)
+            return [each.id for each in tree]
 
     async def retry(self, root: str, *, release: str | None = None) -> list[str]:
         """
@@ -646,23 +648,28 @@ class Operator:
         if not stopped:
             msg = f"no run of {root!r} has stopped without a result, so there is nothing to try again"
             raise JournalError(msg)
+        # Whatever was cancelled does not know its queue any more.
+        found = await self.client.list_workflows_async(workflow_ids=[root.partition("/")[0]], load_output=False)
+        pool = Order.of(found[0].input["args"][0]).pool
         async with self.sessions.again(tree[0]):
             for each in reversed(stopped):
                 is_turn = "turn" in each.attributes
-                await self.rewind(each.id, release=release, queue=line_name(self.pool) if is_turn else None)
+                queue = line_name(pool) if is_turn else self.queue_of(each.id, pool)
+                await self.rewind(each.id, release=release, queue=queue)
         return [each.id for each in stopped]
 
-    async def rewind(self, run: str, *, release: str | None = None, queue: str | None = None) -> None:
+    async def rewind(self, run: str, *, queue: str, release: str | None = None) -> None:
         """
         Put one run that has stopped back on its queue, with everything that is recorded, and with the answers that wait for it.
 
         Args:
             run: The run; only it, nothing below it.
+            queue: The queue.
             release: The release that goes on with it; by default the one that it belongs to.
-            queue: Another queue than that of its depth.
 
         Raises:
             JournalCorrupt: when an answer that waits is no JSON; the run stays as it is.
+            JournalError: when it goes on already.
         """
         # Rewinding deletes messages that were not taken: read before, they are sent again with their keys.
         unread = [
@@ -672,16 +679,21 @@ class Operator:
         last = await self.rows("select max(function_id) from dbos.operation_outputs where workflow_uuid = %s", run)
         options = {"application_version": release} if release is not None else {}
         await self.client.update_workflow_attributes_async(run, {"again": True}, merge=True)
-        await self.client.rewind_workflow_async(
-            run, start_step=1 + (last[0][0] or 0), queue_name=queue or self.queue_of(run), **options
-        )
+        start = 1 + (last[0][0] or 0)
+        try:
+            await self.client.rewind_workflow_async(run, start_step=start, queue_name=queue, **options)
+        except Exception as error:
+            if (await self.run(run)).is_over:
+                raise
+            msg = f"the run {run!r} goes on already: somebody else tried it again"
+            raise JournalError(msg) from error
         for topic, message, key in unread:
             await self.client.send_async(run, message, topic, idempotency_key=key.removesuffix(f"::{run}"))
 
-    def queue_of(self, run: str) -> str:
-        """Return the queue of a run by its depth."""
+    def queue_of(self, run: str, pool: str | None = None) -> str:
+        """Return the queue of a run by its depth, in *pool* or that of this operator."""
         path = run.partition("/")[2]
-        return queue_name(self.pool, path.count(".") + 1 if path else 0)
+        return queue_name(pool or self.pool, path.count(".") + 1 if path else 0)
 
     async def ended(self, run: str, seconds: float) -> str | None:
         """

@@ -60,8 +60,9 @@ begin
     update stepengine.rate_seconds s set tokens = greatest(0, s.tokens + c.more)
         from (select unnest(at_seconds) as second, unnest(by_tokens) as more) c
         where s.account = of_account and s.second = c.second;
-    -- A second counts until its last moment is 60 seconds ago.
-    delete from stepengine.rate_seconds s where s.account = of_account and s.second <= at_second - 61;
+    -- A second counts until its last moment is 60 seconds ago; one that is far ahead is of before the clock was put back.
+    delete from stepengine.rate_seconds s
+        where s.account = of_account and (s.second <= at_second - 61 or s.second > at_second + 60);
     select coalesce(sum(s.requests), 0), coalesce(sum(s.tokens), 0), min(s.second)
         into requests_are, tokens_are, oldest_second
         from stepengine.rate_seconds s where s.account = of_account;

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -22,7 +23,7 @@ from stepengine.data.state import RunResult
 from stepengine.data.usage import Usage
 from stepengine.durable.database import DatabaseAway, away, plain_connection, queue_name
 from stepengine.durable.wire import Order, Reply
-from stepengine.errors import AnswerRejected, InputError, JournalError, StepEngineError
+from stepengine.errors import AnswerRejected, InputError, JournalError
 from stepengine.runtime.logs import LOGGER
 from stepengine.sessions import Session, SessionInfo
 from stepengine.sessions.session import check_id
@@ -31,10 +32,11 @@ __all__ = ("ENTERED", "SessionView", "Sessions", "TurnView", "begun", "left_by_t
 
 ENTERED = "turn"
 """The kind of the step that records what a turn goes on from."""
+LOCK_SECONDS = 0.05
 LOOK_SECONDS = 0.1
 MOST_PAUSE = 1.0
 IDLE_SECONDS = 0.5
-LOCK = "select pg_advisory_lock(hashtextextended(%s, 0))"
+LOCK = "select pg_try_advisory_lock(hashtextextended(%s, 0))"
 UNLOCK = "select pg_advisory_unlock(hashtextextended(%s, 0))"
 KNOWN = "select 1 from dbos.workflow_status where workflow_uuid = %s"
 TURNS = """
@@ -55,7 +57,7 @@ SESSIONS = """
 NOTHING: Mapping[str, Any] = {"turns": 0, "usage": bare(Usage()), "metadata": {}, "user_id": None, "rules": []}
 """What the first turn of a session finds."""
 SENT = """
-    select message::json->>'of' from dbos.notifications
+    select message from dbos.notifications
     where destination_uuid = %s and message_uuid = %s and serialization = 'portable_json'
 """
 
@@ -211,27 +213,38 @@ class Sessions:
             await own.close()
 
     @contextlib.asynccontextmanager
-    async def _locked(self, session: str) -> AsyncIterator[None]:
-        """Be the only one in all processes who changes whose turn it is in a session."""
+    async def _locked(self, session: str, *, waits: bool = True) -> AsyncIterator[bool]:
+        """Be the only one in all processes who changes whose turn it is in a session; ``False`` where somebody else is."""
         name = f"stepengine-session:{self._operator.app}:{session}"
-        async with self._mine:
-            try:
-                await self._execute(LOCK, name)
-            except DatabaseAway:
-                # One that was kept does not know that the database was started again since.
-                await self._execute(LOCK, name)
-            try:
-                yield
-            finally:
-                with contextlib.suppress(DatabaseAway):
-                    await self._execute(UNLOCK, name)
+        while True:
+            async with self._mine:
+                if await self._got(name):
+                    try:
+                        yield True
+                    finally:
+                        with contextlib.suppress(DatabaseAway):
+                            await self._execute(UNLOCK, name)
+                    return
+            if not waits:
+                yield False
+                return
+            # Asked for again and not waited for: one that is frozen with a session's lock keeps no other session.
+            await asyncio.sleep(LOCK_SECONDS)
 
-    async def _execute(self, statement: str, *values: Any) -> None:
+    async def _got(self, name: str) -> bool:
+        try:
+            return await self._execute(LOCK, name)
+        except DatabaseAway:
+            # One that was kept does not know that the database was started again since.
+            return await self._execute(LOCK, name)
+
+    async def _execute(self, statement: str, *values: Any) -> bool:
         if self._own is None or self._own.closed or self._own.broken:
             self._own = await plain_connection(self._operator.url)
         try:
             with away(self._operator.url):
-                await self._own.execute(statement, values)
+                (said,) = await (await self._own.execute(statement, values)).fetchone()
+                return bool(said)
         except BaseException:
             # Whoever is interrupted here may have the lock: it goes with its connection.
             await self.close()
@@ -346,8 +359,11 @@ class Sessions:
         while True:
             try:
                 waiting = await self._operator.rows(IN_LINE, line_name(self._operator.pool), self._operator.app)
-            except StepEngineError:
-                waiting, pause = [], MOST_PAUSE
+            except Exception as error:  # noqa: BLE001  (if nobody looked any more, no turn would begin)
+                if not isinstance(error, DatabaseAway):
+                    LOGGER.warning("whose turn it is in sessions cannot be looked at: %s", error)
+                waiting = []
+                await asyncio.sleep(MOST_PAUSE)
             moved = [await self._tried(session) for (session,) in waiting]
             if any(moved):
                 pause = LOOK_SECONDS
@@ -371,8 +387,9 @@ class Sessions:
         """Let the first turn in line begin if all before it are over, and so on; return whether any did."""
         if await self._move(session) is None:
             return False
-        async with self._locked(session):
-            return await self._moved(session)
+        # Whoever has the lock moves it on.
+        async with self._locked(session, waits=False) as is_mine:
+            return is_mine and await self._moved(session)
 
     async def _moved(self, session: str) -> bool:
         moved = False
@@ -415,7 +432,7 @@ class Sessions:
 
     async def _delivered_before(self, turn: TurnView) -> _Move:
         view = await self._operator.run(turn.run)
-        replies = tuple([Reply(**reply) for reply in view.attributes["replies"]])
+        replies = tuple([Reply(**json.loads(reply)) for reply in view.attributes["replies"]])
         return _Move(turn=turn, asking=turn.answered, replies=replies)
 
     async def _done(self, move: _Move) -> bool:
@@ -430,7 +447,9 @@ class Sessions:
             await client.resume_workflow_async(turn.run, queue_name=queue_name(turn.pool, 0))
             return True
         # Written down before it is sent, so that it is sent once whoever dies in between: each reply has a key of its own.
-        noted = {"answered": move.asking, "replies": [attrs.asdict(reply) for reply in move.replies]}
+        # As text: attributes hold no escapes of what is no text, which an answer may hold.
+        replies = [json.dumps(attrs.asdict(reply)) for reply in move.replies]
+        noted = {"answered": move.asking, "replies": replies}
         await client.update_workflow_attributes_async(turn.run, noted, merge=True)
         for reply in move.replies:
             await operator.send(reply)
@@ -444,21 +463,32 @@ class Sessions:
 
     async def _is_mine(self, reply: Reply) -> bool:
         rows = await self._operator.rows(SENT, reply.run, f"{reply.key}::{reply.run}")
-        return bool(rows) and rows[0][0] == reply.message["of"]
+        return bool(rows) and json.loads(rows[0][0]).get("of") == reply.message["of"]
 
     # --- turns that stopped -------------------------------------------------------------------------------------------
 
+    @contextlib.asynccontextmanager
+    async def stopping(self, view: Stopped) -> AsyncIterator[None]:
+        """Keep a turn where it is while it is stopped: one that is cancelled must not begin just then."""
+        if "turn" not in view.attributes:
+            yield
+            return
+        async with self._locked(view.attributes["session"]):
+            yield
+
     async def hold(self, view: Stopped) -> None:
-        """Let the session of a turn wait for it although it is cancelled; ``release`` ends that."""
+        """Let the session of a turn wait for it although it is cancelled; ``again`` and ``give_up`` end that."""
         if "turn" in view.attributes:
             await self._operator.client.update_workflow_attributes_async(view.id, {"held": True}, merge=True)
 
     async def give_up(self, view: Stopped) -> bool:
-        """Let the session of a turn that stopped without a result go on without it; return whether it is such a turn."""
-        if "turn" not in view.attributes or view.state not in ("ERROR", "MAX_RECOVERY_ATTEMPTS_EXCEEDED"):
+        """Let the session of a turn that stopped without a result go on without it; return whether it waited for that."""
+        is_held = view.state == "CANCELLED" and bool(view.attributes.get("held"))
+        stopped = is_held or view.state in ("ERROR", "MAX_RECOVERY_ATTEMPTS_EXCEEDED")
+        if "turn" not in view.attributes or not stopped:
             return False
-        async with self._locked(view.attributes["session"]):
-            await self._operator.client.update_workflow_attributes_async(view.id, {"given_up": True}, merge=True)
+        news = {"held": None} if is_held else {"given_up": True}
+        await self._operator.client.update_workflow_attributes_async(view.id, news, merge=True)
         return True
 
     @contextlib.asynccontextmanager

@@ -145,6 +145,14 @@ async def test_requests_and_tokens_of_a_minute_are_counted_by_the_clock_of_the_d
     assert [(100,)] == rows(db, "select sum(tokens) from stepengine.rate_seconds where account = 'test:b'")
 
 
+async def test_nobody_waits_for_a_clock_that_was_put_back(worker, db: str):
+    _, limiter = await worker(requests_per_minute=1)
+    limiter.leave(await limiter.enter(7, said_nothing), 7)
+    # As it stands when the clock of the database was put back by an hour.
+    rows(db, "update stepengine.rate_seconds set second = second + 3600")
+    await asyncio.wait_for(limiter.enter(7, said_nothing), 20)
+
+
 @pytest.mark.spec("durable:U21")
 async def test_who_has_waited_longest_comes_first_whichever_worker_has_the_place(worker):
     (_, one), (_, two) = await worker(max_concurrency=1), await worker(max_concurrency=1)

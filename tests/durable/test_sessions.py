@@ -24,7 +24,8 @@ from stepengine import (
 )
 from stepengine.data.state import RunInfo, RunStatus
 from stepengine.durable import DurableEngine, Operator, Upkeep
-from stepengine.errors import AnswerRejected, InputError, JournalError, ReplayDivergence, SessionError
+from stepengine.durable.database import plain_connection
+from stepengine.errors import AnswerRejected, DataError, InputError, JournalError, ReplayDivergence, SessionError
 from stepengine.journal import FileJournal
 from stepengine.permissions import Policy, Rule
 from stepengine.sessions import MemorySessions
@@ -459,3 +460,170 @@ async def heard_by(worker: DurableEngine, count: int, until) -> None:
         return sum(len(tree.inbox) for tree in trees)
 
     await until(there, lambda found: found == count)
+
+
+async def test_an_answer_that_the_database_stores_only_as_an_escape_does_not_stop_its_session(db: str):
+    day = "Fri\0day"
+    async with engine([BOOK], db) as worker:
+        await worker.run(BOOK, "a table", session_id="c")
+        await worker.run(BOOK, "two", session_id="c")
+        third = await asyncio.wait_for(worker.run(BOOK, day, session_id="c"), 20)
+        turns = await worker.operator.sessions.turns("c")
+
+    assert f"two on {day}" == third.output
+    assert not any(turn.is_in_line for turn in turns)
+
+
+async def test_a_message_of_no_text_is_refused_and_one_in_the_table_keeps_no_other_from_its_run(db: str, until):
+    GATES.clear()
+    async with engine([GATED], db) as worker:
+        run = await worker.submit(GATED, "go")
+
+        async def waits():
+            return "one" in GATES
+
+        await until(waits)
+        with pytest.raises(InputError, match="surrogate"):
+            await worker.operator.say(run, "\udcff")
+        await worker.operator.client.send_async(run, {"text": "\0"}, "said", idempotency_key="b")
+        await worker.operator.client.send_async(run, {"text": 1}, "said", idempotency_key="c")
+        await worker.operator.say(run, "left", id="d")
+        await heard_by(worker, 1, until)
+
+
+async def test_a_message_is_not_taken_for_heard_because_its_id_ends_that_of_another(db: str, until):
+    GATES.clear()
+    async with await Operator.connect(db) as operator:
+        async with engine([GATED], db) as worker:
+            run = await worker.submit(GATED, "go")
+
+            async def waits():
+                return "one" in GATES
+
+            await until(waits)
+            await operator.say(run, "left", id="no-é")
+            await heard_by(worker, 1, until)
+            GATES["one"].set()
+
+            async def goes_on():
+                return "two" in GATES
+
+            await until(goes_on)
+        await operator.say(run, "right", id="é")
+        await Upkeep(operator).takeover("worker-1")
+        GATES.clear()
+        async with engine([GATED], db, executor="worker-2") as worker:
+            await heard_by(worker, 1, until)
+            GATES["two"].set()
+            result = await worker.result(run)
+
+    assert ["go | left", "go | left | right"] == result.output
+
+
+async def test_a_turn_that_is_cancelled_while_its_turn_comes_does_not_begin(db: str):
+    async with await Operator.connect(db) as operator, await Operator.connect(db) as other:
+        first = await operator.submit("chat", "a", info=RunInfo("s"))
+        second = await operator.submit("chat", "b", info=RunInfo("s"))
+        resumed, cancelling = operator.client.resume_workflow_async, []
+
+        async def late(run: str, **options) -> None:
+            cancelling.append(asyncio.create_task(other.cancel(run)))
+            await asyncio.wait(cancelling, timeout=0.5)
+            await resumed(run, **options)
+
+        vars(operator.client)["resume_workflow_async"] = late
+        await operator.cancel(first)
+        assert await operator.sessions.advance("s")
+        await asyncio.gather(*cancelling)
+        turns = await operator.sessions.turns("s")
+
+    assert [(first, "CANCELLED"), (second, "CANCELLED")] == [(turn.run, turn.state) for turn in turns]
+
+
+async def test_a_turn_that_was_held_for_a_move_that_never_came_is_given_up(db: str):
+    async with engine([CHAT], db) as worker, await Operator.connect(db) as operator:
+        await operator.submit("chat", "a", info=RunInfo("s"), id="left", release="none")
+        await operator.cancel("left", is_held=True)  # whoever moves it dies here
+        run = await operator.submit("chat", "b", info=RunInfo("s"))
+        assert ["left"] == await operator.cancel("left")
+        result = await asyncio.wait_for(worker.result(run), 20)
+
+    assert "b" == result.output
+
+
+async def test_turns_go_on_although_looking_for_them_fails_once(db: str, monkeypatch):
+    async with engine([CHAT], db, polling=0.05) as worker, await Operator.connect(db) as operator:
+        mine, failures = worker.operator.rows, []
+
+        async def rows(statement, *values):
+            if not failures:
+                failures.append(statement)
+                raise RuntimeError("cached plan must not change result type")
+            return await mine(statement, *values)
+
+        monkeypatch.setattr(worker.operator, "rows", rows)
+        for _ in range(200):
+            if failures:
+                break
+            await asyncio.sleep(0.05)
+        monkeypatch.undo()
+        await operator.submit("chat", "a", info=RunInfo("s"))
+        run = await operator.submit("chat", "b", info=RunInfo("s"))
+        result = await asyncio.wait_for(worker.result(run), 20)
+
+    assert failures
+    assert "a | b" == result.output
+
+
+async def test_a_run_that_is_tried_again_stays_in_its_pool(db: str):
+    async with engine([CHAT], db, pool="slow") as worker, await Operator.connect(db) as operator:
+        plain = await worker.submit(CHAT, "a", release="none")
+        turn = await worker.submit(CHAT, "a", release="none", session_id="s")
+        for run in (plain, turn):
+            await operator.cancel(run)
+            await operator.retry(run, release=worker.release)
+        results = [await asyncio.wait_for(worker.result(run), 20) for run in (plain, turn)]
+
+    assert ["a", "a"] == [result.output for result in results]
+
+
+@pytest.mark.parametrize(
+    "given", [{"prompt": "\udc80"}, {"info": RunInfo("s", "\udc80")}, {"agent": "a\0"}, {"release": "a\0"}]
+)
+async def test_an_order_that_cannot_be_stored_is_refused_in_our_words(db: str, given):
+    async with await Operator.connect(db) as operator:
+        with pytest.raises(DataError, match=r"surrogate|NUL"):
+            await operator.submit(**{"agent": "chat", "info": RunInfo("s"), **given})
+        assert not await operator.sessions.turns("s")
+        with pytest.raises(DataError):
+            await operator.run("a\0")
+
+
+async def test_who_is_frozen_with_the_lock_of_a_session_keeps_no_other_session(db: str):
+    lock = "select pg_advisory_lock(hashtextextended('stepengine-session:stepengine:' || %s, 0))"
+    async with engine([CHAT], db) as worker, await Operator.connect(db) as operator:
+        first = await operator.submit("chat", "a", info=RunInfo("frozen"), release="none")
+        await operator.submit("chat", "b", info=RunInfo("frozen"))
+        frozen = await plain_connection(operator.url)
+        try:
+            await frozen.execute(lock, ("frozen",))
+            await operator.client.cancel_workflow_async(first)
+            waiting = asyncio.create_task(worker.submit(CHAT, "c", session_id="frozen"))
+            await asyncio.wait((waiting,), timeout=1.0)
+            results = [await asyncio.wait_for(worker.run(CHAT, word, session_id="other"), 20) for word in ("a", "b")]
+            assert not waiting.done()
+        finally:
+            await frozen.close()
+        last = await asyncio.wait_for(worker.result(await waiting), 20)
+
+    assert ["a", "a | b"] == [result.output for result in results]
+    assert "b | c" == last.output
+
+
+async def test_two_who_try_a_run_again_at_once_do_it_once(db: str):
+    async with await Operator.connect(db) as one, await Operator.connect(db) as two:
+        run = await one.submit("chat", "a")
+        await one.cancel(run)
+        said = await asyncio.gather(one.retry(run), two.retry(run), return_exceptions=True)
+
+    assert [JournalError, list] == sorted(map(type, said), key=lambda kind: kind.__name__)

@@ -251,6 +251,21 @@ async def test_a_tree_of_which_anything_goes_on_is_not_deleted(db: str) -> None:
         assert [row[0] for row in left] == ["aXb", "aXb/0", "c"]
 
 
+@pytest.mark.parametrize("option", ["--dry-run", "--force"])
+def test_a_watch_refuses_what_it_would_ignore(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("dbos")
+    from typer.testing import CliRunner
+
+    from stepengine.cli.app import app
+
+    monkeypatch.setenv("STEPENGINE_DB", "postgresql://me@127.0.0.1:1/x")
+
+    result = CliRunner().invoke(app, ["takeover", "--watch", option])
+
+    assert result.exit_code == 2, result.output
+    assert "go with one EXECUTOR" in result.stderr
+
+
 @pytest.mark.spec("durable:UF34", "durable:UT19")
 @pytest.mark.parametrize(
     "arguments", [["status"], ["submit", "a"], ["takeover", "w1"], ["answer", "r", "q", "v"], ["migrate"]]
