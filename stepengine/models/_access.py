@@ -32,6 +32,7 @@ __all__ = (
     "TokenSource",
     "check_host",
     "entra_source",
+    "only_one_of",
     "unusable",
 )
 
@@ -112,6 +113,19 @@ def unusable(provider: str, model: str, error: BaseException, repair: str) -> Mo
     return MissingKey(msg, kind="credentials", retryable=bool(getattr(error, "retryable", False)))
 
 
+def only_one_of(provider: str, **ways: object) -> None:
+    """
+    Let at most one of several *ways* to be let in be given, by the names of the arguments.
+
+    Raises:
+        ModelError: when one would go before another without a word.
+    """
+    given = [f"{name}=" for name, value in ways.items() if value is not None]
+    if len(given) > 1:
+        msg = f"{provider!r} was given {' and '.join(given)}; give the one that is to be used"
+        raise ModelError(msg, kind="settings")
+
+
 def needs(provider: str, package: str, extra: str) -> None:
     """Raise ``ModelError`` when *package* is not installed, naming what brings it; its module has dots for dashes."""
     parent, module = package.partition("-")[0], package.replace("-", ".")
@@ -137,7 +151,7 @@ class AwsAccess(Access):
         api_key: A key of Bedrock's own.
 
     Raises:
-        ModelError: when an access key is given by half.
+        ModelError: when an access key is given by half, or beside a key of Bedrock's own.
     """
 
     variables = (AWS_BEARER, "AWS_ACCESS_KEY_ID", "AWS_PROFILE")
@@ -156,6 +170,10 @@ class AwsAccess(Access):
         if (access_key is None) != (secret_key is None):
             msg = f"{provider!r} was given half of an access key: access_key= and secret_key= belong together"
             raise ModelError(msg, kind="settings")
+        if access_key is None and session_token is not None:
+            msg = f"{provider!r} was given session_token= without the access_key= and secret_key= that it belongs to"
+            raise ModelError(msg, kind="settings")
+        only_one_of(provider, api_key=api_key, access_key=access_key)
         self._region = region
         self._profile = profile
         self._access_key = access_key

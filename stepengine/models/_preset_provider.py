@@ -12,7 +12,14 @@ import attrs
 from stepengine.data.json import compact
 from stepengine.data.models import ModelRequest
 from stepengine.errors import ModelError
-from stepengine.models._access import AZURE_TOKEN, ENTRA_SCOPE, ENTRA_TOLD, TokenSource, entra_source
+from stepengine.models._access import (
+    AZURE_TOKEN,
+    ENTRA_SCOPE,
+    ENTRA_TOLD,
+    TokenSource,
+    entra_source,
+    only_one_of,
+)
 from stepengine.models._http import NO_KEY, HttpProvider
 from stepengine.models._reading import Timeouts
 from stepengine.models.base import ProviderSettings
@@ -70,6 +77,9 @@ class PresetProvider(HttpProvider):
         token_provider: A function that gives a token for each request, in place of a key, such as one of Entra ID; it may be
             asynchronous. By default, on Azure and where no key is, what ``azure-identity`` finds, if the environment speaks
             of it.
+
+    Raises:
+        ModelError: when a key is given and a function that gives tokens, too.
     """
 
     def __init__(
@@ -85,6 +95,7 @@ class PresetProvider(HttpProvider):
         written_calls: bool = False,
         token_provider: TokenSource | None = None,
     ) -> None:
+        only_one_of(name, api_key=api_key, token_provider=token_provider)
         self._preset = preset_of(name, base_url)
         if written_calls:
             self._preset = attrs.evolve(self._preset, written_calls=True)

@@ -263,7 +263,8 @@ class Provider(ABC):
         Raises:
             ModelError: when it cannot be asked for.
         """
-        return None
+        msg = f"{self.name} takes no batches; anthropic, openai and google do"
+        raise ModelError(msg, kind="settings")
 
     def batch_reply(self, result: Any, request: ModelRequest) -> ModelReply:
         """

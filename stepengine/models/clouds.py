@@ -29,6 +29,7 @@ from stepengine.models._access import (
     TokenSource,
     check_host,
     entra_source,
+    only_one_of,
     unusable,
 )
 from stepengine.models._failures import Call
@@ -247,7 +248,7 @@ class BedrockProvider(_Several):
         headers: HTTP headers to send with every request.
 
     Raises:
-        ModelError: when an access key is given by half.
+        ModelError: when an access key is given by half or beside a key of Bedrock's own, and for any other endpoint.
     """
 
     def __init__(
@@ -269,6 +270,9 @@ class BedrockProvider(_Several):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(name)
+        if endpoint not in {"runtime", "mantle"}:
+            msg = f"endpoint={endpoint!r} is none of Amazon Bedrock's: 'runtime' or 'mantle'"
+            raise ModelError(msg, kind="settings")
         self._aws = AwsAccess(
             name,
             region=region,
@@ -566,6 +570,9 @@ class FoundryProvider(_WithoutFiles, AnthropicProvider):
             By default, where no key is, what ``azure-identity`` finds, if the environment speaks of it.
         name: The name under which ids, signatures and opaque parts are kept and sent back.
         options: What ``AnthropicProvider`` takes beside that.
+
+    Raises:
+        ModelError: when a key is given and a function that gives tokens, too.
     """
 
     site = FOUNDRY
@@ -582,6 +589,7 @@ class FoundryProvider(_WithoutFiles, AnthropicProvider):
         name: str = "foundry",
         **options: Any,
     ) -> None:
+        only_one_of(name, api_key=api_key, token_provider=token_provider)
         super().__init__(api_key, base_url, transport, name=name, **options)
         self._resource = resource
         self._token_provider = token_provider
