@@ -372,7 +372,8 @@ class Steps:
             outcome = await self._inner.perform(item, cast("IO", run.tree))
             run.is_live = True
             if type(outcome) is not Stop:
-                return outcome_form(effect.seq, attrs.evolve(outcome, at=run.stamped(outcome.at)), run.redactor)
+                form = outcome_form(effect.seq, attrs.evolve(outcome, at=run.stamped(outcome.at)), run.redactor)
+                return form | run.heard.taken_by(outcome)
             if outcome.kind != "suspended":
                 raise _Unrecorded(outcome)
             open_ = [bare(question) for question in shown_questions(item)]
