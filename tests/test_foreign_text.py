@@ -45,6 +45,7 @@ from stepengine.data.thoughts import parted
 from stepengine.data.tools import ToolSpec
 from stepengine.data.visible import visible
 from stepengine.data.wire import from_dicts
+from stepengine.durable.messages import form_of
 from stepengine.durable.operate import _read
 from stepengine.durable.steps import NAMES as NAMES_OF_STEPS
 from stepengine.engine import load_agent
@@ -1143,6 +1144,7 @@ PLACES = (
     # --- deployments
     Place("outcome that is typed for a fork", _edit, BRACKETS, ("cli/fork.py:_edit",)),
     Place("row of a deployment", lambda text: _read(text, "x"), BRACKETS, ("durable/operate.py:_read",), most=1 << 24),
+    Place("message to a run", form_of, BRACKETS, ("durable/messages.py:form_of",), most=1 << 24),
     Place(
         "names of steps in an error of the database",
         lambda text: [*NAMES_OF_STEPS.finditer(text)],
@@ -1279,6 +1281,7 @@ APART: dict[str, str] = {
     "cli/init.py:ODD": "the name of the folder that the user typed; one run of characters",
     "cli/judging.py:_replies": "at most 4 MiB of a file that the person named; too deep is an error that is caught",
     "durable/database.py:NAME": "a name of at most 64 characters, given by the author",
+    "durable/sessions.py:Sessions._delivered_before": "JSON that this package wrote down beside the run",
     "durable/wire.py:_portable": "JSON that was just made",
     "judging/checks.py:PLACE": "what a person typed; each part ends at the first other character",
     "cli/evaluate.py:_told_before": "at most 64 MiB of a file that the person named; too deep is an error that is caught",

@@ -21,7 +21,7 @@ from stepengine.runtime.logs import LOGGER
 if TYPE_CHECKING:
     from stepengine.runtime.tree import RunTree
 
-__all__ = ("TOPIC", "Heard", "keep_delivering", "problem_of")
+__all__ = ("TOPIC", "Heard", "form_of", "keep_delivering", "problem_of")
 
 TOPIC = "said"
 """Where messages to a run wait."""
@@ -129,11 +129,16 @@ async def _deliver(database: Database, found: Mapping[str, Listening]) -> None:
             listening.heard.deliver(listening.tree, key, text)
 
 
-def _text_of(said: str) -> str | None:
-    """Return what a message says; ``None`` when some other client wrote something else there."""
+def form_of(said: str) -> Mapping[str, Any]:
+    """Return what stands in a message; nothing where some other client wrote what is none."""
     try:
         form = json.loads(said)
     except (ValueError, RecursionError):
-        return None
-    text = form.get("text") if isinstance(form, dict) else None
+        return {}
+    return form if isinstance(form, dict) else {}
+
+
+def _text_of(said: str) -> str | None:
+    """Return what a message says; ``None`` where that is no text."""
+    text = form_of(said).get("text")
     return text if isinstance(text, str) and not problem_of(text) else None

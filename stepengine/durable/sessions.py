@@ -22,6 +22,7 @@ from stepengine.data.json import freeze
 from stepengine.data.state import RunResult
 from stepengine.data.usage import Usage
 from stepengine.durable.database import DatabaseAway, away, plain_connection, queue_name
+from stepengine.durable.messages import form_of
 from stepengine.durable.wire import Order, Reply
 from stepengine.errors import AnswerRejected, InputError, JournalError
 from stepengine.runtime.logs import LOGGER
@@ -463,7 +464,7 @@ class Sessions:
 
     async def _is_mine(self, reply: Reply) -> bool:
         rows = await self._operator.rows(SENT, reply.run, f"{reply.key}::{reply.run}")
-        return bool(rows) and json.loads(rows[0][0]).get("of") == reply.message["of"]
+        return bool(rows) and form_of(rows[0][0]).get("of") == reply.message["of"]
 
     # --- turns that stopped -------------------------------------------------------------------------------------------
 

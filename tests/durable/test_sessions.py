@@ -627,3 +627,50 @@ async def test_two_who_try_a_run_again_at_once_do_it_once(db: str):
         said = await asyncio.gather(one.retry(run), two.retry(run), return_exceptions=True)
 
     assert [JournalError, list] == sorted(map(type, said), key=lambda kind: kind.__name__)
+
+
+SAYING: list = []
+"""What is done once between two effects of a run."""
+
+
+def agreeing(ctx: StepContext):
+    for act in SAYING:
+        act()
+    SAYING.clear()
+    yield from Ask("Go?")
+    yield from Ask("Really?")
+    said = yield STEP
+    return said.text
+
+
+AGREEING = AgentDefinition("agreeing", model="test/model", handle_steps=agreeing)
+
+
+async def test_a_message_that_an_answer_given_up_front_took_along_is_heard_once(db: str, until, monkeypatch):
+    async with await Operator.connect(db) as operator:
+        monkeypatch.setattr("stepengine.durable.messages.LOOK_SECONDS", 3600)
+        async with engine([AGREEING], db) as worker:
+            run = await worker.submit(AGREEING, "go", id="r", answers={"Go?": "yes"}, release="later")
+            await operator.say(run, "left", id="m")
+
+            def hear() -> None:
+                (running,) = worker._process.runs
+                running.heard.deliver(running.tree, "m::r", "left")
+
+            SAYING.append(hear)
+            await operator.cancel(run)
+            await operator.retry(run, release=worker.release)
+
+            await until(lambda: operator.waiting(run))
+        monkeypatch.undo()
+        await Upkeep(operator).takeover("worker-1")
+        async with engine([AGREEING], db, executor="worker-2") as worker:
+
+            async def looked():
+                return [run.heard.knows("m::r") for run in worker._process.runs]
+
+            await until(looked, lambda found: found == [True])
+            await operator.answer(run, {"Really?": "yes"})
+            result = await worker.result(run)
+
+    assert 1 == [message.text for message in result.state.message_history].count("left")
