@@ -78,10 +78,21 @@ STATUS_OF_TYPE = {
     "api_error": 500,
     "authentication_error": 401,
     "billing_error": 402,
+    "bio_policy": 400,
+    "data_residency_mismatch": 400,
+    "empty_image_file": 400,
+    "failed_to_download_image": 400,
+    "image_content_policy_violation": 400,
+    "image_file_not_found": 400,
+    "image_file_too_large": 400,
+    "image_parse_error": 400,
+    "image_too_large": 400,
+    "image_too_small": 400,
     "insufficient_quota": 429,
     "internalServerException": 500,
     "internal_server_error": 500,
     "invalid_request_error": 400,
+    "misalignment_policy_violation": 400,
     "modelStreamErrorException": 500,
     "modelTimeoutException": 408,
     "not_found_error": 404,
@@ -96,7 +107,9 @@ STATUS_OF_TYPE = {
     "slow_down": 503,
     "throttlingException": 429,
     "timeout_error": 504,
+    "unsupported_image_media_type": 400,
     "validationException": 400,
+    "vector_store_timeout": 504,
 }
 NO_CREDIT = frozenset({"insufficient_quota", "billing_error", "billing_hard_limit_reached"})
 OVERFLOW = {
@@ -152,6 +165,9 @@ TOO_COMPLEX = (
 
 UNKNOWN_SOURCES = re.compile(r"unknown parameter.{0,80}action\.sources", re.IGNORECASE)
 """What OpenAI's API said of a search that goes back with its sources, which its own types allow (PV58)."""
+
+AGAIN = re.compile(r"try again in (?:(\d{1,4})m)?(\d{1,6}(?:\.\d{1,6})?)(ms|s)\b", re.ASCII | re.IGNORECASE)
+"""How Groq and OpenAI say in words how long to wait: ``5.289s``, ``250ms``, ``7m12.5s``."""
 
 UNSEARCHED = ("tool search is not supported", "tool_search", "defer_loading")
 """What is said, in lower case, of a search of tools that a model or a cloud does not have (PV63, PV64, PV88)."""
@@ -374,7 +390,7 @@ def _problem(content: bytes | Mapping[str, Any]) -> _Problem:
     text = f"{text} ({raw})" if isinstance(raw, str) and raw else text
     failed = error.get("failed_generation")
     text = f"{text} (it had written {failed!r})" if isinstance(failed, str) and failed else text
-    return _Problem(printable(text, MAX_MESSAGE), frozenset(words), _status_of(words), _delay_in(details))
+    return _Problem(printable(text, MAX_MESSAGE), frozenset(words), _status_of(words), _delay_in(details, text))
 
 
 def _typed(problem: _Problem, kind: str) -> _Problem:
@@ -383,14 +399,18 @@ def _typed(problem: _Problem, kind: str) -> _Problem:
     return attrs.evolve(problem, words=problem.words | {word}) if word else problem
 
 
-def _delay_in(details: Any) -> float | None:
-    """Return Google's wait, which stands in the body as ``{"retryDelay": "13s"}`` (EC68)."""
+def _delay_in(details: Any, words: str) -> float | None:
+    """Return the wait of a body: Google's, which is ``{"retryDelay": "13s"}`` (EC68), or one that *words* tell of."""
     for detail in details if isinstance(details, list) else ():
         text = detail.get("retryDelay") if isinstance(detail, Mapping) else None
         if isinstance(text, str) and text.endswith("s") and text[:-1].replace(".", "", 1).isdecimal():
             seconds = float(text[:-1])
             return seconds if seconds < float("inf") else None
-    return None
+    said = AGAIN.search(words[:MAX_MESSAGE])
+    if said is None:
+        return None
+    minutes, count, unit = said.groups()
+    return 60 * int(minutes or 0) + float(count) * (0.001 if unit.lower() == "ms" else 1.0)
 
 
 def _status_of(words: list[str]) -> int | None:

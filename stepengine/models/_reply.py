@@ -153,18 +153,18 @@ def cut_at_stops(reply: ModelReply, stops: tuple[str, ...]) -> ModelReply:
     return reply
 
 
-def usage_in_totals(raw: Any, prompt: str, completion: str, *, hits: str = "") -> Usage | None:
+def usage_in_totals(raw: Any, prompt: str, completion: str, *, hits: tuple[str, ...] = ()) -> Usage | None:
     """
     Return in our buckets the usage of an API whose totals hold what was cached and what was thought.
 
-    *prompt* and *completion* name the totals, whose parts are in objects of these names with ``_details``; *hits* is
-    another name for the tokens that were read from the cache. Without a total the result is ``None``.
+    *prompt* and *completion* name the totals, whose parts are in objects of these names with ``_details``; *hits* are
+    other names for the tokens that were read from the cache. Without a total the result is ``None``.
     """
     if not isinstance(raw, Mapping) or (raw.get(prompt) is None and raw.get(completion) is None):
         return None
     inside, outside = raw.get(f"{prompt}_details"), raw.get(f"{completion}_details")
     whole, output = _figure(raw, prompt), _figure(raw, completion)
-    read = min(whole, _figure(inside, "cached_tokens") or _figure(raw, hits))
+    read = min(whole, _figure(inside, "cached_tokens") or max([_figure(raw, name) for name in hits], default=0))
     written = min(whole - read, _figure(inside, "cache_write_tokens"))
     reasoning = min(output, _figure(outside, "reasoning_tokens"))
     unsure = any(count_of(raw.get(name)) is None for name in (prompt, completion))

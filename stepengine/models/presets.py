@@ -58,6 +58,7 @@ class Preset:
         stream_usage: Whether usage must be asked for in a stream.
         nine_letter_ids: Whether call ids are exactly nine letters and digits.
         reasoning_with_calls: The member that every assistant message with calls must hold, even empty.
+        text_with_calls: Whether an assistant message with calls must hold a text, even an empty one.
         bridged: Models, as a regular expression, that refuse a message of the user right after a tool's result.
         plain_schemas: Models, as a regular expression, whose schemas must do without ``$ref``, ``const`` and null unions.
         strict: Models, as a regular expression, that can be asked to keep to a schema strictly.
@@ -103,6 +104,7 @@ class Preset:
     stream_usage: bool = True
     nine_letter_ids: bool = False
     reasoning_with_calls: str = ""
+    text_with_calls: bool = False
     bridged: str = ""
     plain_schemas: str = ""
     strict: str = ""
@@ -232,6 +234,7 @@ PRESETS = {
             stream_usage=False,
             bridged=".*",
             nine_letter_ids=True,
+            text_with_calls=True,
             seed_member="random_seed",
             logprobs=False,
             quiet_none=True,

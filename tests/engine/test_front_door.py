@@ -50,7 +50,7 @@ def test_the_facade_of_events_has_them_all():
     assert all(getattr(stepengine.events, n) is getattr(events, n) for n in stepengine.events.__all__)
 
 
-@pytest.mark.spec("ecosystem:EC216")
+@pytest.mark.spec("ecosystem:EC216", "performance:Q8")
 @pytest.mark.parametrize("program", ["import stepengine", "from stepengine import *"])
 def test_importing_stepengine_loads_nothing_heavy(program):
     code = f"import json, sys\n{program}\nprint(json.dumps(sorted(sys.modules)))"

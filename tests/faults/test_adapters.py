@@ -263,7 +263,7 @@ async def test_a_refused_key_is_named_by_its_variable_and_never_shown(wire, monk
     assert b"a plain 0123456789" in server.requests[0][0]
 
 
-@pytest.mark.spec("ecosystem:EC68", "reliability:MP10")
+@pytest.mark.spec("ecosystem:EC68", "reliability:MP10", "providers:PV87")
 @pytest.mark.parametrize(
     ("header", "seconds"),
     [

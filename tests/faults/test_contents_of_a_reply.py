@@ -272,7 +272,7 @@ async def test_a_blocked_prompt_without_any_candidate_is_a_refusal(wire):
         assert reply.usage.input_tokens == 3
 
 
-@pytest.mark.spec("reliability:MP56", "ecosystem:EC97")
+@pytest.mark.spec("reliability:MP56", "ecosystem:EC97", "providers:PV69")
 async def test_a_pause_is_no_end(wire):
     if wire.name != "anthropic":
         pytest.skip("the wire has no word for it")

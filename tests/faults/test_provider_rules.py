@@ -402,7 +402,7 @@ async def test_a_provider_that_refuses_open_objects_gets_closed_ones(wire):
 # --- the end of a reply ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("providers:PV72")
+@pytest.mark.spec("providers:PV72", "providers:PV106")
 async def test_a_made_up_tool_of_gemini_gets_its_result_and_the_run_another_step():
     made_up = google_chunk([{"functionCall": {"name": "default_api.find", "args": {}}}], "UNEXPECTED_TOOL_CALL")
     answers = [json_answer(json.dumps(made_up).encode()), json_answer(GOOGLE.reply(*SAID))]
@@ -419,7 +419,7 @@ def unfinished(*events: bytes) -> list[bytes]:
     return [event for event in events if CHAT.marker not in event]
 
 
-@pytest.mark.spec("providers:PV73", "reliability:MP20")
+@pytest.mark.spec("providers:PV73", "providers:PV106", "reliability:MP20")
 @pytest.mark.parametrize("said", [SAID, CALL], ids=["text", "call"])
 async def test_a_chat_stream_without_a_finish_reason_ends_with_its_marker(said):
     async with fault_server(sse(*unfinished(*chat_stream(*said)), "fin")) as server:

@@ -615,7 +615,7 @@ ITEMS: tuple[dict[str, Any], ...] = (
 RUNS = ModelSettings(server_tools=[WebSearch(), CodeExecution(), FileSearch("vs_1")])
 
 
-@pytest.mark.spec("providers:PV56", "providers:PV58", "providers:PV62")
+@pytest.mark.spec("providers:PV56", "providers:PV58", "providers:PV62", "providers:PV68")
 @pytest.mark.parametrize("refuses", [False, True])
 async def test_items_of_responses_go_back_as_they_came_and_once_more_without_sources_where_those_are_refused(refuses):
     def sources(body: dict[str, Any]) -> str | None:

@@ -56,7 +56,7 @@ def test_any_transcript_is_a_legal_anthropic_conversation(messages, how, tail):
         assert message["role"] == "user" or not [b for b in blocks if b["type"] in ("image", "document", "tool_result")]
 
 
-@pytest.mark.spec("requirements:G10", "ecosystem:EC82")
+@pytest.mark.spec("requirements:G10", "ecosystem:EC82", "providers:PV35")
 @given(histories, st.lists(users, max_size=1))
 def test_any_transcript_is_a_legal_chat_conversation(messages, tail):
     request = ModelRequest("openai_chat/gpt-4o", "system", Transcript(messages), tail=tail)
@@ -68,6 +68,7 @@ def test_any_transcript_is_a_legal_chat_conversation(messages, tail):
     previous = "system"
     for message in said[1:]:
         role = message["role"]
+        assert role != "system"
         if role == "tool":
             assert message["tool_call_id"] == open_calls.pop(0)
             assert isinstance(message["content"], str)
@@ -85,7 +86,7 @@ def test_any_transcript_is_a_legal_chat_conversation(messages, tail):
         previous = role
 
 
-@pytest.mark.spec("requirements:G10", "ecosystem:EC81", "ecosystem:EC91")
+@pytest.mark.spec("requirements:G10", "ecosystem:EC81", "ecosystem:EC91", "providers:PV37")
 @given(histories, st.lists(users, max_size=1))
 def test_any_transcript_is_a_legal_responses_conversation(messages, tail):
     request = ModelRequest("openai/gpt-5", "system", Transcript(messages), tail=tail)
@@ -107,7 +108,7 @@ def test_any_transcript_is_a_legal_responses_conversation(messages, tail):
     assert said[-1].get("role") == "user" or said[-1]["type"] == "function_call_output"
 
 
-@pytest.mark.spec("requirements:G10", "ecosystem:EC82", "ecosystem:EC91", "reliability:MP60")
+@pytest.mark.spec("requirements:G10", "ecosystem:EC82", "ecosystem:EC91", "reliability:MP60", "providers:PV37")
 @pytest.mark.parametrize("model", ["gemini-3-pro", "gemini-2.5-flash"])
 @given(messages=histories, tail=st.lists(users, max_size=1))
 def test_any_transcript_is_a_legal_gemini_conversation(model, messages, tail):

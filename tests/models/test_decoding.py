@@ -37,7 +37,9 @@ CHAT_CALL = {"content": None, "tool_calls": [{"id": "t", "function": {"name": "f
 # --- stop reasons ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("requirements:D25", "ecosystem:EC97", "ecosystem:EC215", "reliability:MP57", "reliability:MP58")
+@pytest.mark.spec(
+    "requirements:D25", "ecosystem:EC97", "ecosystem:EC215", "reliability:MP57", "reliability:MP58", "providers:PV69"
+)
 @pytest.mark.parametrize(
     ("raw", "content", "stop"),
     [
@@ -49,6 +51,7 @@ CHAT_CALL = {"content": None, "tool_calls": [{"id": "t", "function": {"name": "f
         ("stop_sequence", TEXT, StopReason.STOP_SEQUENCE),
         ("refusal", [], StopReason.REFUSAL),
         ("pause_turn", TEXT, StopReason.PAUSE),
+        ("compaction", TEXT, StopReason.PAUSE),
         ("word_of_the_future", TEXT, StopReason.END_TURN),
         ("word_of_the_future", CALL, StopReason.TOOL_USE),
         (None, TEXT, StopReason.END_TURN),
@@ -61,7 +64,9 @@ def test_anthropic_stop_reasons_map_onto_ours_and_the_content_decides(raw, conte
         assert reply.provider_data["stop_details"]["category"] == "cyber"
 
 
-@pytest.mark.spec("requirements:D25", "ecosystem:EC97", "ecosystem:EC215", "reliability:MP53", "reliability:MP54")
+@pytest.mark.spec(
+    "requirements:D25", "ecosystem:EC97", "ecosystem:EC215", "reliability:MP53", "reliability:MP54", "providers:PV71"
+)
 @pytest.mark.parametrize(
     ("raw", "message", "stop"),
     [
@@ -73,6 +78,8 @@ def test_anthropic_stop_reasons_map_onto_ours_and_the_content_decides(raw, conte
         ("content_filter", {"content": None}, StopReason.REFUSAL),
         ("stop", {"content": None, "refusal": "No."}, StopReason.REFUSAL),
         ("error", {"content": None}, StopReason.ERROR),
+        ("function_call", CHAT_CALL, StopReason.TOOL_USE),
+        ("model_length", {"content": "hi"}, StopReason.MAX_TOKENS),
         ("eos", {"content": "hi"}, StopReason.END_TURN),
         ("", {"content": "hi"}, StopReason.END_TURN),
         ("word_of_the_future", CHAT_CALL, StopReason.TOOL_USE),
@@ -86,7 +93,15 @@ def test_chat_finish_reasons_map_onto_ours_and_the_content_decides(raw, message,
     )
 
 
-@pytest.mark.spec("ecosystem:EC97", "requirements:G25")
+@pytest.mark.spec("providers:PV71")
+@pytest.mark.parametrize("raw", ["aborted", "insufficient_system_resource"])
+def test_a_completion_that_its_server_gave_up_is_asked_for_once_more(raw):
+    with pytest.raises(ModelError, match=raw) as caught:
+        chat({"content": "hi"}, raw, usage={"prompt_tokens": 3, "completion_tokens": 1})
+    assert (caught.value.kind, caught.value.retryable, caught.value.usage) == ("given_up", True, Usage(3, 1))
+
+
+@pytest.mark.spec("ecosystem:EC97", "requirements:G25", "providers:PV69")
 def test_a_full_context_window_is_an_overflow_and_not_a_reply():
     with pytest.raises(ContextOverflow) as caught:
         anthropic(TEXT, "model_context_window_exceeded", usage={"input_tokens": 9, "output_tokens": 1})
@@ -143,7 +158,7 @@ def test_anthropic_usage_falls_into_disjoint_buckets(raw, usage):
     assert anthropic_usage(raw) == usage
 
 
-@pytest.mark.spec("requirements:G16", "ecosystem:EC76", "reliability:MP61")
+@pytest.mark.spec("requirements:G16", "ecosystem:EC76", "reliability:MP61", "providers:PV81")
 @pytest.mark.parametrize(
     ("raw", "usage"),
     [
@@ -160,6 +175,8 @@ def test_anthropic_usage_falls_into_disjoint_buckets(raw, usage):
             Usage(5, 4, 3, 2, 5),
         ),
         ({"prompt_tokens": 10, "completion_tokens": 1, "prompt_cache_hit_tokens": 4}, Usage(6, 1, 4)),
+        ({"prompt_tokens": 10, "completion_tokens": 1, "num_cached_tokens": 4}, Usage(6, 1, 4)),
+        ({"prompt_tokens": 10, "completion_tokens": 1, "cached_tokens": 4}, Usage(6, 1, 4)),
         ({"prompt_tokens": 2, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 99}}, Usage(0, 1, 2)),
         ({"prompt_tokens": 2.0, "completion_tokens": -1}, Usage(2, 0, at_least=True)),
     ],

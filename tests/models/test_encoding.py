@@ -25,7 +25,8 @@ from stepengine.data.messages import (
 from stepengine.data.models import ModelRequest, ModelSettings, Thinking
 from stepengine.data.transcript import Transcript
 from stepengine.errors import ModelError
-from tests.models.wires import MANUAL, MODEL, PNG, TOOL, body, call, provider_of, result, sent
+from stepengine.models.anthropic.decode import decode as decode_anthropic
+from tests.models.wires import MANUAL, MODEL, PNG, TOOL, body, call, made, provider_of, result, sent
 
 # --- both wires -----------------------------------------------------------------------------------------------------
 
@@ -259,7 +260,7 @@ def test_what_a_model_made_up_goes_back_in_a_form_that_the_wire_takes(name):
     assert re.fullmatch(r"[A-Za-z0-9_-]{1,64}", ids.pop())
 
 
-@pytest.mark.spec("ecosystem:EC90", "ecosystem:EC99", "reliability:MP59", "reliability:MP60")
+@pytest.mark.spec("ecosystem:EC90", "ecosystem:EC99", "reliability:MP59", "reliability:MP60", "providers:PV27")
 def test_thinking_and_opaque_parts_go_back_to_the_same_provider_and_model_only():
     signed = {"provider": "anthropic", "model": "claude-sonnet-4-5", "signature": "s1"}
     server = {"type": "server_tool_use", "id": "srv_1", "name": "web_search", "input": {"q": "x"}}
@@ -269,6 +270,7 @@ def test_thinking_and_opaque_parts_go_back_to_the_same_provider_and_model_only()
         ThinkingPart("", provider_data={**signed, "redacted": "zzz"}),
         ThinkingPart("other", provider_data={**signed, "model": "claude-opus-5"}),
         ThinkingPart("nobody's"),
+        ThinkingPart("cut short", provider_data={**signed, "signature": ""}),
         OpaquePart("anthropic", server),
         OpaquePart("anthropic", answered),
         OpaquePart("openai", {"type": "x"}),
@@ -289,6 +291,17 @@ def test_thinking_and_opaque_parts_go_back_to_the_same_provider_and_model_only()
     expected = {"role": "assistant", "content": "answer", "reasoning": "hm", "reasoning_details": details}
     assert sent("openrouter", UserMessage("go"), own, UserMessage("on"))[1] == expected
     assert sent("ollama", UserMessage("go"), own, UserMessage("on"))[1] == {"role": "assistant", "content": "answer"}
+
+
+@pytest.mark.spec("providers:PV68")
+@pytest.mark.parametrize("summary", ["What was before.", None])
+def test_a_compaction_of_anthropic_goes_back_first_as_it_came_and_is_gone_on_from(summary):
+    blocks = [{"type": "compaction", "content": summary}, {"type": "text", "text": "I go on."}]
+    message = {"content": blocks, "stop_reason": "compaction"}
+    reply = decode_anthropic(message, made("anthropic"), MODEL["anthropic"], None)
+    assert reply.stop_reason == "pause"
+    (_, longer) = sent("anthropic", UserMessage("go"), tail=(AssistantMessage(reply.content),))
+    assert longer == {"role": "assistant", "content": blocks}
 
 
 def test_a_refusal_goes_back_as_one_where_the_wire_has_a_place_for_it():
@@ -362,7 +375,7 @@ def test_a_part_that_the_wire_cannot_take_fails_before_the_request_and_is_named(
 # --- odd histories --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("ecosystem:EC100")
+@pytest.mark.spec("ecosystem:EC100", "providers:PV33")
 @pytest.mark.parametrize("name", ["anthropic", "openai_chat"])
 def test_a_history_that_ends_with_the_assistant_is_given_a_nudge_on_the_wire_only(name):
     history = Transcript([UserMessage("go"), AssistantMessage("I begin.")])
@@ -389,10 +402,15 @@ def test_empty_messages_are_left_out_and_an_empty_request_says_something(name):
     assert [piece["text"] for piece in messages[0]["content"]] == ["a", "b", "c"]
 
 
+@pytest.mark.spec("providers:PV37")
 def test_anthropic_begins_with_the_user_and_takes_no_blank_text():
     messages = sent("anthropic", AssistantMessage([TextPart("  \n"), TextPart("hello")]), UserMessage("hi"))
     assert [m["role"] for m in messages] == ["user", "assistant", "user"]
     assert messages[1]["content"] == [{"type": "text", "text": "hello"}]
+    (_, _, answer) = sent(
+        "anthropic", UserMessage("go"), AssistantMessage([call(1, made_by="anthropic")]), result(1, "")
+    )
+    assert "content" not in answer["content"][0]
 
 
 # --- foreign calls and thinking -------------------------------------------------------------------------------------

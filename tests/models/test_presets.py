@@ -130,12 +130,14 @@ def test_llamacpp_is_told_that_calls_may_be_parallel():
     assert body("llamacpp", tools=(TOOL,), settings=off)["parallel_tool_calls"] is False
 
 
-@pytest.mark.spec("ecosystem:EC111", "ecosystem:EC83")
+@pytest.mark.spec("ecosystem:EC111", "ecosystem:EC83", "providers:PV37")
 def test_mistral_gets_its_word_its_ids_and_no_stream_options():
     history = [UserMessage("go"), AssistantMessage([call(1), call(2)]), result(1), result(2)]
     got = body("mistral", *history, tools=(TOOL,), tool_choice="required")
     assert got["tool_choice"] == "any"
     assert "stream_options" not in got
+    assert got["messages"][1]["content"] == ""
+    assert body("groq", *history)["messages"][1]["content"] is None
     ids = [c["id"] for c in got["messages"][1]["tool_calls"]]
     assert all(len(one) == 9 and one.isalnum() for one in ids)
     assert len(set(ids)) == 2
@@ -158,7 +160,7 @@ def test_mistral_s_thinking_pieces_are_thinking_and_go_back_as_they_came():
     assert other["messages"][1]["content"] == "Five."
 
 
-@pytest.mark.spec("ecosystem:EC112", "ecosystem:EC91")
+@pytest.mark.spec("ecosystem:EC112", "ecosystem:EC91", "providers:PV31")
 def test_deepseek_gets_its_reasoning_back_with_every_call_and_never_has_to_call():
     mine = {"provider": "deepseek", "model": "m", "member": "reasoning_content"}
     history = [
@@ -170,6 +172,8 @@ def test_deepseek_gets_its_reasoning_back_with_every_call_and_never_has_to_call(
     ]
     got = body("deepseek", *history, tools=(TOOL,))
     assert [m.get("reasoning_content") for m in got["messages"]] == [None, "hm", None, "", None]
+    theirs = body("moonshot", *history, tools=(TOOL,))["messages"]
+    assert [m.get("reasoning_content") for m in theirs] == [None, "", None, "", None]
     assert "thinking" not in got
     assert body("deepseek", settings=ModelSettings(thinking=Thinking("none")))["thinking"] == {"type": "disabled"}
     assert body("deepseek", settings=ModelSettings(thinking=Thinking("enabled")))["thinking"] == {"type": "enabled"}

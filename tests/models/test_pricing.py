@@ -163,7 +163,7 @@ def reply_with(provider: str, usage: dict[str, object], *parts: object, **data: 
     )
 
 
-@pytest.mark.spec("providers:PV78", "providers:PV79", "providers:PV80")
+@pytest.mark.spec("providers:PV78", "providers:PV79", "providers:PV80", "providers:PV108")
 @pytest.mark.parametrize(
     ("model", "reply", "dollars"),
     [

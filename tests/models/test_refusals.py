@@ -17,8 +17,10 @@ import httpx2
 import pytest
 
 from stepengine.errors import ModelError
+from stepengine.models._failures import body_failure
 from stepengine.models._transport import MAX_REFUSAL
 from tests.faults.scripts import WIRES
+from tests.models.wires import made as call_to
 from tests.servers import Quiet, served
 
 pytestmark = pytest.mark.anyio
@@ -164,6 +166,7 @@ async def test_words_of_an_error_are_cut_and_cleaned_like_its_message(wire, stat
     assert len(failed.request_id) < 300
 
 
+@pytest.mark.spec("providers:PV87")
 @pytest.mark.parametrize("wait", ["9" * 400 + "s", "\u0661s", "1.5s", "-1s", "1e5s", "s"])
 async def test_a_wait_in_a_body_is_a_number_of_seconds_or_nothing(wait):
     wire = next(wire for wire in WIRES if wire.name == "google")
@@ -172,3 +175,21 @@ async def test_a_wait_in_a_body_is_a_number_of_seconds_or_nothing(wait):
     failed = await failure(made, wire.request(), stream=False)
 
     assert {"1.5s": 1.5, "\u0661s": 1.0}.get(wait) == failed.retry_after
+
+
+@pytest.mark.spec("providers:PV87")
+@pytest.mark.parametrize(
+    ("words", "seconds"),
+    [
+        ("Limit 6000, Used 5900. Please try again in 5.289s. Visit the console.", 5.289),
+        ("Please try again in 250ms.", 0.25),
+        ("Please try again in 7m12.5s.", 432.5),
+        ("Please try again in 20 years.", None),
+        ("Please try again in 9" + "9" * 400 + "s.", None),
+        ("Please try again later.", None),
+    ],
+)
+def test_a_wait_that_stands_in_the_words_is_read_where_no_header_says_one(words, seconds):
+    body = {"error": {"code": "rate_limit_exceeded", "message": words}}
+    assert seconds == body_failure(body, 429, {}, call_to("groq")).retry_after
+    assert 2 == body_failure(body, 429, {"retry-after": "2"}, call_to("groq")).retry_after

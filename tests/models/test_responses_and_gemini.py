@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
+import typing
 from typing import Any
 
 import attrs
 import pytest
+from openai.types.responses import ResponseError
 
 from stepengine.data.json import thaw
 from stepengine.data.messages import (
@@ -26,6 +28,7 @@ from stepengine.data.messages import (
 )
 from stepengine.data.usage import Usage
 from stepengine.errors import ModelError, TruncatedReply
+from stepengine.models._failures import body_failure
 from stepengine.models.google.decode import decode as decode_google
 from stepengine.models.google.decode import usage_of as google_usage
 from stepengine.models.google.encode import DUMMY_SIGNATURE, generation_of
@@ -112,7 +115,7 @@ def test_responses_takes_images_and_documents_from_users_and_in_results():
         sent("openai", UserMessage([ImagePart(data=b"x", mime_type="image/tiff")]))
 
 
-@pytest.mark.spec("ecosystem:EC97", "requirements:D25")
+@pytest.mark.spec("ecosystem:EC97", "requirements:D25", "providers:PV70")
 @pytest.mark.parametrize(
     ("data", "stop", "raw"),
     [
@@ -135,13 +138,14 @@ def test_the_status_of_a_response_maps_onto_our_stop_reasons(data, stop, raw):
     assert (reply.stop_reason, reply.raw_stop_reason) == (stop, raw)
 
 
-@pytest.mark.spec("ecosystem:EC63", "reliability:MP22")
+@pytest.mark.spec("ecosystem:EC63", "reliability:MP22", "providers:PV70")
 @pytest.mark.parametrize(
     ("code", "status", "retryable"),
     [
         ("server_error", 500, True),
         ("rate_limit_exceeded", 429, True),
         ("invalid_prompt", 400, False),
+        ("vector_store_timeout", 504, True),
         ("odd", None, True),
     ],
 )
@@ -155,6 +159,18 @@ def test_a_failed_response_is_the_matching_status(code, status, retryable):
         with pytest.raises(ModelError) as caught:
             decode()
         assert (caught.value.status, caught.value.retryable, caught.value.usage) == (status, retryable, Usage(3, 0))
+
+
+@pytest.mark.spec("providers:PV70")
+def test_of_the_codes_of_a_failed_response_only_three_are_worth_another_try():
+    codes = typing.get_args(ResponseError.model_fields["code"].annotation)
+    failures = {code: body_failure({"error": {"code": code, "message": "Sorry."}}, None, {}, made("openai")) for code in codes}  # fmt: skip
+    assert len(codes) > 20
+    assert {code for code, failure in failures.items() if failure.retryable} == {
+        "server_error",
+        "rate_limit_exceeded",
+        "vector_store_timeout",
+    }
 
 
 @pytest.mark.spec("ecosystem:EC97", "providers:PV72")
@@ -333,7 +349,7 @@ def test_finish_reasons_of_gemini_map_onto_ours(raw, stop):
     assert (reply.stop_reason, reply.raw_stop_reason) == (stop, raw)
 
 
-@pytest.mark.spec("ecosystem:EC76", "reliability:MP61")
+@pytest.mark.spec("ecosystem:EC76", "reliability:MP61", "providers:PV81")
 @pytest.mark.parametrize(
     ("raw", "usage"),
     [

@@ -26,7 +26,7 @@ from stepengine.data.messages import (
 )
 from stepengine.data.models import ModelDelta, ModelReply, StopReason, TextChunk, ThinkingChunk
 from stepengine.data.usage import Usage
-from stepengine.models._failures import Call, body_failure, protocol_failure
+from stepengine.models._failures import Call, body_failure, given_up, protocol_failure
 from stepengine.models._json import call_part, list_at, object_at, objects_at, read_json, text_at
 from stepengine.models._reading import Accumulator
 from stepengine.models._reply import UNKNOWN, kept_of, made_part, reply_of, seen, usage_in_totals, word_at
@@ -41,9 +41,14 @@ STOPS = {
     "tool_calls": StopReason.TOOL_USE,
     "function_call": StopReason.TOOL_USE,
     "length": StopReason.MAX_TOKENS,
+    "model_length": StopReason.MAX_TOKENS,
     "content_filter": StopReason.REFUSAL,
     "error": StopReason.ERROR,
 }
+GAVE_UP = frozenset({"aborted", "insufficient_system_resource"})
+"""What DeepSeek says of a reply that it did not end."""
+CACHED = ("prompt_cache_hit_tokens", "num_cached_tokens", "cached_tokens")
+"""Where DeepSeek, Mistral and Hugging Face say how much was read from the cache."""
 MAX_COST = 10**9
 PCM = "audio/pcm"
 """What sound is that does not say so itself: streams give it bare."""
@@ -59,7 +64,7 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
     Return the reply in the completion object *data*.
 
     Raises:
-        ModelError: when there is no choice, or the choice holds an error.
+        ModelError: when there is no choice, when the choice holds an error, or when the server gave up on it.
     """
     choices = objects_at(data, "choices")
     if not choices:
@@ -71,6 +76,8 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
     content = tuple(_parts(message, call.provider, model))
     raw = text_at(choice, "finish_reason") or None
     usage = _raw_usage(data)
+    if raw in GAVE_UP:
+        raise given_up(call, f"it ended with {raw!r}", usage_of(usage))
     cost: Any = usage.get("cost") if isinstance(usage, Mapping) else None
     return reply_of(
         content,
@@ -185,7 +192,7 @@ def _thought(piece: Mapping[str, Any]) -> str:
 
 def usage_of(raw: Any) -> Usage | None:
     """Return the server's usage in our buckets; ``None`` when it does not say."""
-    return usage_in_totals(raw, "prompt_tokens", "completion_tokens", hits="prompt_cache_hit_tokens")
+    return usage_in_totals(raw, "prompt_tokens", "completion_tokens", hits=CACHED)
 
 
 class ChatAccumulator(Accumulator):

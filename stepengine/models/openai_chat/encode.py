@@ -227,6 +227,8 @@ def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> Turn: 
     calls = [_call(part, ids) for part in message.tool_calls]
     if calls:
         body["tool_calls"] = calls
+        if flags.preset.text_with_calls and body["content"] is None:
+            body["content"] = ""
         if flags.preset.reasoning_with_calls:
             body.setdefault(flags.preset.reasoning_with_calls, "")
     made = made_by_model(message)
