@@ -13,6 +13,7 @@ from stepengine.judging import criteria
 from .pages import follow, page
 
 
+@pytest.mark.deep
 @pytest.mark.spec("judging:JG60", "judging:JG65", "judging:JG67")
 def test_every_block_runs_and_shows_what_it_says(tmp_path: Path) -> None:
     follow("evaluations.md", tmp_path)

@@ -11,6 +11,7 @@ import pytest
 from .pages import follow, page
 
 
+@pytest.mark.deep
 @pytest.mark.spec("judging:JG40", "judging:JG41", "judging:JG49")
 def test_every_block_runs_and_shows_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

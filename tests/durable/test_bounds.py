@@ -34,6 +34,8 @@ from stepengine.errors import DefinitionError, InputError, JournalCorrupt, StepE
 from stepengine.models import ModelReply
 from stepengine.testing import ScriptedModel
 
+pytestmark = pytest.mark.deep  # each starts workers on a database of its own
+
 psycopg = pytest.importorskip("psycopg", reason="needs the extra 'durable'")
 
 

@@ -22,6 +22,8 @@ from stepengine.durable import DurableEngine, Operator, migrate
 from stepengine.errors import StepEngineError
 from stepengine.testing import ScriptedModel
 
+pytestmark = pytest.mark.deep  # each starts workers on a database of its own
+
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 40
 

@@ -25,6 +25,8 @@ from stepengine.errors import DefinitionError, StepEngineError
 from stepengine.models import Models, Provider
 from stepengine.testing import ScriptedModel, text
 
+pytestmark = pytest.mark.deep  # each starts workers on a database of its own
+
 psycopg = pytest.importorskip("psycopg", reason="needs the extra 'durable'")
 
 

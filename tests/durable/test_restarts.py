@@ -27,6 +27,8 @@ from stepengine.errors import AnswerRejected, DefinitionError, JournalError, Too
 from stepengine.events import Warned
 from stepengine.models import ModelReply, Provider
 
+pytestmark = pytest.mark.deep  # each starts workers on a database of its own
+
 psycopg = pytest.importorskip("psycopg", reason="needs the extra 'durable'")
 
 
