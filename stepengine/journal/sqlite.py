@@ -30,6 +30,7 @@ from stepengine.journal.places import (
 from stepengine.journal.reading import read_lines
 from stepengine.journal.records import Record
 from stepengine.journal.store import Journal, LineWriter, Writer
+from stepengine.runtime.write_ahead import write_ahead
 
 if TYPE_CHECKING:
     import sqlite3
@@ -239,7 +240,7 @@ def _connect(path: Path, *, create: bool = False) -> sqlite3.Connection:
         raise JournalWriteFailed(msg) from error
     try:
         if create:
-            database.execute("PRAGMA journal_mode=WAL")
+            write_ahead(database, BUSY_SECONDS)
             database.execute("PRAGMA synchronous=FULL")
             database.execute(SCHEMA)
         _check_same(path, status)

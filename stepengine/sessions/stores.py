@@ -31,6 +31,7 @@ from stepengine.data.state import AgentState
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage
 from stepengine.errors import DataError, SessionConflict, SessionError, StepEngineError
+from stepengine.runtime.write_ahead import write_ahead
 from stepengine.sessions.session import Session, SessionInfo, TurnPlace, check_id, mended, messages_from_json
 from stepengine.tools.files.atomic import replace_path
 
@@ -605,7 +606,7 @@ class SqliteSessions(Store):
             msg = f"{str(self.path)!r} cannot be opened: {getattr(error, 'strerror', None) or error}"
             raise SessionError(msg) from None
         try:
-            database.execute("PRAGMA journal_mode=WAL")
+            write_ahead(database, BUSY_SECONDS)
             database.execute("PRAGMA synchronous=FULL")
             yield database
         except sqlite3.Error as error:

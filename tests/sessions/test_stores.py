@@ -23,6 +23,7 @@ from stepengine.data.questions import Question
 from stepengine.data.state import AgentState
 from stepengine.data.transcript import Transcript
 from stepengine.errors import SessionConflict, SessionError
+from stepengine.runtime.write_ahead import write_ahead
 from stepengine.sessions import (
     CacheStore,
     FileSessions,
@@ -198,6 +199,59 @@ def test_processes_that_save_one_session_at_once_lose_nothing(kind, tmp_path):
     assert sorted(f"{who}{n}" for who in "abc" for n in range(15)) == sorted(texts)
     for who in "abc":
         assert [f"{who}{n}" for n in range(15)] == [t for t in texts if t.startswith(who)]
+
+
+OPENS = """
+import sys
+from stepengine.sessions import SqliteSessions
+sys.stdin.readline()
+SqliteSessions(sys.argv[1])
+"""
+
+
+@pytest.mark.deep
+@pytest.mark.spec("requirements:L15", "reliability:SS01")
+def test_processes_that_open_a_new_database_at_once_all_have_it(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    refused = []
+    for number in range(10):
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-c", OPENS, str(tmp_path / f"{number}.db")],
+                env=environment, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            )
+            for _ in range(8)
+        ]  # fmt: skip
+        # Written to all of them before anybody is waited for: they open it together, as far as two cores let them.
+        for process in processes:
+            process.stdin.write("\n")
+            process.stdin.flush()
+        refused += [said for process in processes if (said := process.communicate(timeout=60)[1])]
+
+    assert [] == refused
+
+
+def test_a_database_that_is_held_for_a_moment_is_opened_a_moment_later(tmp_path):
+    import sqlite3
+
+    class Held(sqlite3.Connection):
+        left = 3
+
+        def execute(self, sql, *values):
+            if "journal_mode" in sql and self.left:
+                self.left -= 1
+                error = sqlite3.OperationalError("database is locked")
+                error.sqlite_errorcode = sqlite3.SQLITE_BUSY
+                raise error
+            return super().execute(sql, *values)
+
+    database = sqlite3.connect(tmp_path / "a.db", factory=Held, isolation_level=None)
+    write_ahead(database, 60)
+    assert ("wal",) == database.execute("PRAGMA journal_mode").fetchone()
+    database.left = 1
+    with pytest.raises(sqlite3.OperationalError, match="locked"):
+        write_ahead(database, 0)
+    database.close()
 
 
 # --- ids ------------------------------------------------------------------------------------------------------------
