@@ -22,7 +22,7 @@ from stepengine.cli.app import app
 from stepengine.durable import DatabaseAway, DurableEngine, Operator, Upkeep
 from stepengine.durable.rates import SharedRates
 from stepengine.errors import DefinitionError, StepEngineError
-from stepengine.models import Models, Provider
+from stepengine.models import Models
 from stepengine.testing import ScriptedModel, text
 
 pytestmark = pytest.mark.deep  # each starts workers on a database of its own
@@ -30,20 +30,17 @@ pytestmark = pytest.mark.deep  # each starts workers on a database of its own
 psycopg = pytest.importorskip("psycopg", reason="needs the extra 'durable'")
 
 
-class Named(Provider):
+class Named(ScriptedModel):
     """
     A provider of which only the account is looked at.
     """
 
     def __init__(self, account: str = "key") -> None:
-        self.name = "test"
+        super().__init__([])
         self._account = account
 
     def account(self) -> str:
         return self._account
-
-    async def complete(self, request):
-        raise NotImplementedError
 
 
 def rows(db: str, sql: str, *given):
