@@ -50,7 +50,7 @@ from stepengine.durable.operate import _read
 from stepengine.durable.steps import NAMES as NAMES_OF_STEPS
 from stepengine.engine import load_agent
 from stepengine.errors import DataError, DefinitionError, ModelError, StepEngineError
-from stepengine.journal.reading import Line, Source, glimpsed, members_of, read_lines, strict_members
+from stepengine.journal.reading import Source, glimpsed, members_of, read_lines, strict_members
 from stepengine.journal.records import check_place, checked
 from stepengine.journal.scanning import scan
 from stepengine.journal.show import clean_tree
@@ -265,7 +265,7 @@ def streamed(data: bytes) -> None:
 
 
 def glimpse(line: bytes) -> None:
-    glimpsed(line, Line(Source(line, "x"), 0, len(line), 1))
+    glimpsed(line, Source(line, "x"), 0)
 
 
 def differing(prints: str) -> None:

@@ -375,7 +375,8 @@ class Encoder:
         if self._redactor.suspicious(text):
             members = self._cleaned(members, record.kind)
             text = to_text(members)
-        if len(text) > self._inline or '"$' in text:
+        # The head names no blob: it stands before all of them.
+        if type(record) is not Head and (len(text) > self._inline or '"$' in text):
             blobs: dict[str, Any] = {}
             members = packed(members, blobs, self._inline)
             for fp, data in blobs.items():

@@ -300,8 +300,7 @@ class History:
             return result.outcome
         # Not kept: what of it is still needed stands in the state of the run.
         try:
-            place = result.place
-            made = outcome_of(unpacked(result.line, self.blobs) if place is None else place.filled(self.blobs))
+            made = outcome_of(self._filled(result))
             intent = self.intents[result.path, result.seq]
             asked = len(self.form(intent)["questions"]) if intent.type == "Ask" else 0
             check_outcome(intent.type, made, asked)
@@ -310,6 +309,12 @@ class History:
         except (StepEngineError, *UNREADABLE) as error:
             raise self._corrupt(result, error) from error
         return made
+
+    def _filled(self, result: Result) -> Mapping[str, Any]:
+        source = result.read_from
+        if source is None or isinstance(source, Mapping):
+            return cast("Mapping[str, Any]", unpacked(source, self.blobs))
+        return source.filled(result.start, result.end, self.blobs)
 
     def writes(self, result: Result) -> list[FileWrite]:
         """

@@ -62,16 +62,23 @@ def in_address_order(records: Sequence[Record]) -> list[Record]:
     return made
 
 
-def put_as_recorded(journal: Journal, original: Sequence[Record]) -> None:
+def put_as_recorded(journal: MemoryJournal, original: Sequence[Record]) -> None:
     """
     Put the records of *journal*, which a replay made, in the order in which the originals came; mostly they are.
 
     What came from outside, such as a stop or what was kept after an edit, did not come again and is taken over.
     """
     records = journal.records()
-    kept = [record for record in original if type(record) is not Blob]
-    if len(kept) != len(records) or not all(map(_is_same, kept, records)):
+    made, kept = _without_blobs(records), _without_blobs(original)
+    if len(kept) != len(made) or not all(map(_is_same, kept, made)):
         journal.replace(_as_recorded(records, original))
+    elif len(made) < len(records):
+        following = iter(made)
+        journal.keep([record if type(record) is Blob else next(following) for record in original])
+
+
+def _without_blobs(records: Sequence[Record]) -> list[Record]:
+    return [record for record in records if type(record) is not Blob]
 
 
 def _as_recorded(records: Sequence[Record], original: Sequence[Record]) -> list[Record]:
@@ -141,6 +148,8 @@ class JournaledRun:
         warnings: What the result should mention.
         raises: Whether a divergence is raised to the caller of the run; by default it is in the result.
         is_traced: Whether somebody sees every outcome on its way to the machine.
+        takes_over: Whether the journal that is made has the recorded records of what is the same, and no second ones: of a
+            long run those would be a third of what is in memory.
         tells: Whether providers are told of the calls that the record answers; by default they know only of live ones.
         leftover: What of the record was not used by a run that may leave something.
         pace: How fast results of the record come; ``None`` for at once.
@@ -166,6 +175,7 @@ class JournaledRun:
         self.fatal: StepEngineError | None = None
         self.warnings: list[str] = []
         self.raises = False
+        self.takes_over = False
         self.tells = False
         self.is_traced = False
         self.leftover: StepEngineError | None = None
@@ -316,6 +326,7 @@ class JournaledRun:
         self.past = Past(history, Fingerprints(self.source.redactor), leeway)
         self.replayer = Replayer(self, self.past)
         self.opening = opening_of(history)
+        self.takes_over = self.mode is Mode.REPLAY and not leeway.is_loose
 
     # --- for the engine -----------------------------------------------------------------------------------------------
 
@@ -386,7 +397,8 @@ class JournaledRun:
         model, chosen = history.root.get("model"), history.root.get("models") or {}
         recorded = self.opening.limits if self.opening else None
         asked = Intent(*ROOT, root_form(plan, state, recorded, model, chosen))
-        if not past.equals(history.intents[ROOT], asked):
+        is_equal = past.equals(history.intents[ROOT], asked)
+        if not is_equal:
             if self.mode is Mode.EXTEND:
                 past.start_over()
                 asked = Intent(*ROOT, root_form(plan, state, limits, model, models or chosen))
@@ -396,7 +408,13 @@ class JournaledRun:
         elif self.mode is Mode.EXTEND and models:
             asked = Intent(*ROOT, root_form(plan, state, recorded, model, models))
         self.timing.go_on(history.last_at, created, now)
-        if self.mode is not Mode.RESUME:
+        if self.takes_over:
+            # Whatever is taken over first may name one; the end puts all in order.
+            self.append(head)
+            for blob in [record for record in history.records if type(record) is Blob]:
+                self.append(blob)
+            self.append(history.intents[ROOT] if is_equal else asked)
+        elif self.mode is not Mode.RESUME:
             self.append(attrs.evolve(head, line=None))
             self.append(asked)
         return self._looked_up(plan, state)
@@ -629,6 +647,7 @@ class JournaledRun:
             self._put_in_order(self.journal, self.source)
             self.journal = self.source
         elif self._repeats and self.past is not None and not self.past.leeway.is_loose:
+            assert isinstance(self.journal, MemoryJournal)  # noqa: S101 - what repeats makes one
             put_as_recorded(self.journal, self.past.history.records)
         elif self.mode is Mode.RECORD and self.source.stable:
             self.close()

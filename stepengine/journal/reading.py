@@ -36,7 +36,7 @@ from stepengine.journal.records import (
 
 __all__ = (
     "FileSource",
-    "Line",
+    "Place",
     "Reading",
     "Source",
     "glimpsed",
@@ -90,6 +90,40 @@ class Source:
         """Return the bytes from *start* to *end*."""
         return self._data[start:end]
 
+    def newlines(self, end: int) -> int:
+        """Return how many lines end before the byte *end*."""
+        return self._data.count(b"\n", 0, end)
+
+    def members(self, start: int, end: int) -> Mapping[str, Any]:
+        """
+        Return what stands in a line.
+
+        Raises:
+            JournalCorrupt: when that is no record.
+        """
+        return self._parsed(self.read(start, end), start)
+
+    def filled(self, start: int, end: int, blobs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """
+        Return what stands in a line with its blobs put in; most lines have none.
+
+        Raises:
+            JournalCorrupt: when that is no record.
+            KeyError: when a blob is missing.
+        """
+        line = self.read(start, end)
+        members = self._parsed(line, start)
+        if line.find(b"$") < 0 and line.find(b"\\") < 0:
+            return members  # one character is found much faster than two
+        return unpacked(members, blobs) if b'"$' in line or ESCAPED_DOLLAR in line else members
+
+    def _parsed(self, line: bytes, start: int) -> Mapping[str, Any]:
+        place = Place(self, start)
+        members = members_of(line, place)
+        if not _is_plain(members):
+            record_of(members, place)
+        return members
+
 
 class FileSource(Source):
     """
@@ -124,57 +158,21 @@ class FileSource(Source):
             raise JournalCorrupt(msg)
         return data
 
+    def newlines(self, end: int) -> int:
+        """Return how many lines end before the byte *end*."""
+        pieces = range(0, end, AHEAD)
+        return sum([os.pread(self._descriptor, min(AHEAD, end - at), at).count(b"\n") for at in pieces])
 
-class Line:
-    """
-    Where a record stands; it is read when somebody needs it.
 
-    Args:
-        source: The journal's bytes.
-        start: Where the line begins.
-        end: Where it ends, without its newline.
-        number: Its number in the journal, from 1.
-    """
+class Place(NamedTuple):
+    """Where a record stands in a journal, in words once somebody needs them."""
 
-    __slots__ = ("_end", "_number", "_source", "_start")
-
-    def __init__(self, source: Source, start: int, end: int, number: int) -> None:
-        self._source = source
-        self._number = number
-        self._start = start
-        self._end = end
-
-    def members(self) -> Mapping[str, Any]:
-        """
-        Return what stands in the line.
-
-        Raises:
-            JournalCorrupt: when that is no record.
-        """
-        return self._parsed(self._source.read(self._start, self._end))
-
-    def filled(self, blobs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """
-        Return what stands in the line with its blobs put in; most lines have none.
-
-        Raises:
-            JournalCorrupt: when that is no record.
-            KeyError: when a blob is missing.
-        """
-        line = self._source.read(self._start, self._end)
-        members = self._parsed(line)
-        if line.find(b"$") < 0 and line.find(b"\\") < 0:
-            return members  # one character is found much faster than two
-        return unpacked(members, blobs) if b'"$' in line or ESCAPED_DOLLAR in line else members
+    source: Source
+    start: int
 
     def __str__(self) -> str:
-        return f"record {self._number} (byte {self._start}) of {self._source.name}"
-
-    def _parsed(self, line: bytes) -> Mapping[str, Any]:
-        members = members_of(line, self)
-        if not _is_plain(members):
-            record_of(members, self)
-        return members
+        number = self.source.newlines(self.start) + 1
+        return f"record {number} (byte {self.start}) of {self.source.name}"
 
 
 def _is_plain(members: Mapping[str, Any]) -> bool:
@@ -214,12 +212,13 @@ def _decoded(text: str) -> Any:
     return value if end == len(text) else _DECODER.decode(text)
 
 
-def glimpsed(line: bytes, place: Line) -> Intent | Result | None:
+def glimpsed(line: bytes, source: Source, start: int) -> Intent | Result | None:
     """
     Return the record of a line that looks as we write intents and results, without reading it whole.
 
-    ``None`` for any other line, which has to be read.
+    ``None`` for any other line, which has to be read. It begins at the byte *start* of *source*.
     """
+    end = start + len(line)
     found = INTENT_FORM.match(line)
     if found is not None:
         gather = GATHER_FORM.search(line, len(line) - GATHER_TAIL - TAIL) if line.find(b',"gather":') >= 0 else None
@@ -228,14 +227,14 @@ def glimpsed(line: bytes, place: Line) -> Intent | Result | None:
         path, seq, fp, kind, subject = found.groups()
         together = None if gather is None else int(gather[1])
         named = None if subject is None else _shared(subject)
-        return Intent(_shared(path), int(seq), None, fp.decode(), together, place, _shared(kind), named)
+        return Intent(_shared(path), int(seq), None, fp.decode(), together, source, _shared(kind), named, start, end)
     found = RESULT_FORM.match(line)
     if found is None:
         return None
     path, seq, at, first = found.groups()
     attempts = None if first == b"attempts" else ()
     writes = None if first in (b"attempts", b"writes") else ()  # they stand after the attempts
-    return Result(_shared(path), int(seq), int(at), None, attempts, place, writes)
+    return Result(_shared(path), int(seq), int(at), None, attempts, source, writes, start, end)
 
 
 @lru_cache(maxsize=1024)
@@ -313,10 +312,9 @@ def _read(lines: BinaryIO, source: Source) -> Reading:
                 return Reading(records, offset, end - offset, crc=previous)
             is_moved = bool(link and previous and checked(body, 0) is not None)
             raise _damaged(records, offset, source, is_moved=is_moved)
-        place = Line(source, offset, offset + len(body), len(records) + 1)
-        record: Record | None = glimpsed(body, place)
+        record: Record | None = glimpsed(body, source, offset)
         if record is None:
-            where = _where(records, offset, source)
+            where = Place(source, offset)
             record = record_of(members_of(body, where), where)
             if type(record) is Head:
                 link = record.link
@@ -328,15 +326,11 @@ def _read(lines: BinaryIO, source: Source) -> Reading:
     return Reading(records, offset, crc=previous)
 
 
-def _where(records: Sequence[Record], offset: int, source: Source) -> str:
-    return f"record {len(records) + 1} (byte {offset}) of {source.name}"
-
-
 def _damaged(records: Sequence[Record], offset: int, source: Source, *, is_moved: bool) -> JournalCorrupt:
     why = "its checksum does not follow from the record before it" if is_moved else "its checksum is wrong"
     file = file_of(source.name)
     msg = (
-        f"{_where(records, offset, source)} is damaged: {why}. Nothing was run. If it was edited by hand: `stepengine seal {file}` shows what was "
+        f"{Place(source, offset)} is damaged: {why}. Nothing was run. If it was edited by hand: `stepengine seal {file}` shows what was "
         "edited and makes it valid. "
     )
     if records:

@@ -266,17 +266,18 @@ class Head:
 
 
 class Unread(Protocol):
-    """A line of a journal that is read when somebody needs it."""
+    """The bytes of a journal, whose records are read when somebody needs them."""
 
-    def members(self) -> Mapping[str, Any]:
-        """Return what stands in it; raises ``JournalCorrupt`` when that is no record."""
+    def members(self, start: int, end: int) -> Mapping[str, Any]:
+        """Return what the line from *start* to *end* holds; raises ``JournalCorrupt`` when that is no record."""
 
-    def filled(self, blobs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return what stands in it with its blobs put in; raises ``KeyError``, too, when one is missing."""
+    def filled(self, start: int, end: int, blobs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return what the line holds with its blobs put in; raises ``KeyError``, too, when one is missing."""
 
 
-def _read(line: Mapping[str, Any] | Unread | None) -> Mapping[str, Any] | None:
-    return line if line is None or isinstance(line, Mapping) else line.members()
+def _read(record: Intent | Result) -> Mapping[str, Any] | None:
+    source = record.read_from
+    return source if source is None or isinstance(source, Mapping) else source.members(record.start, record.end)
 
 
 @attrs.define(eq=False)
@@ -290,7 +291,9 @@ class Intent:
         given: The effect's stored form; for a model call of this process the effect itself, for one that stands in a line ``None``.
         fp: Its fingerprint; ``""`` until somebody needs it.
         gather: The number of the first effect of those that began together; ``None`` for one that began alone.
-        read_from: The line that it was read from; ``None`` for one of this process.
+        read_from: What stood in the line it was read from, or the journal's bytes; ``None`` for one of this process.
+        start: Where its line begins in these bytes. No object of its own says so: a long journal has many records.
+        end: Where its line ends, without its newline.
     """
 
     kind: ClassVar[str] = "intent"
@@ -302,6 +305,8 @@ class Intent:
     read_from: Mapping[str, Any] | Unread | None = None
     _type: str = ""
     _subject: str | None = None
+    start: int = 0
+    end: int = 0
 
     @property
     def effect(self) -> CallModel | Mapping[str, Any]:
@@ -342,7 +347,7 @@ class Intent:
     @property
     def line(self) -> Mapping[str, Any] | None:
         """Everything that stood in the line it was read from."""
-        return _read(self.read_from)
+        return _read(self)
 
 
 @attrs.define(eq=False)
@@ -355,7 +360,9 @@ class Result:
         seq: The effect's number on it.
         at: Milliseconds since the root run was created.
         outcome: What the machine is sent; ``None`` for one that stands in a line.
-        read_from: The line that it was read from; ``None`` for one of this process.
+        read_from: What stood in the line it was read from, or the journal's bytes; ``None`` for one of this process.
+        start: Where its line begins in these bytes.
+        end: Where its line ends, without its newline.
     """
 
     kind: ClassVar[str] = "result"
@@ -366,6 +373,8 @@ class Result:
     _attempts: Sequence[Mapping[str, Any]] | None = ()
     read_from: Mapping[str, Any] | Unread | None = None
     _writes: Sequence[Mapping[str, Any]] | None = ()
+    start: int = 0
+    end: int = 0
 
     @property
     def attempts(self) -> Sequence[Mapping[str, Any]]:
@@ -386,17 +395,12 @@ class Result:
     @property
     def line(self) -> Mapping[str, Any] | None:
         """Everything that stood in the line it was read from."""
-        return _read(self.read_from)
+        return _read(self)
 
     @property
     def is_plain(self) -> bool:
         """Whether it has neither failed attempts nor writes, as nearly every one; only of one of this process."""
         return not self._attempts and not self._writes
-
-    @property
-    def place(self) -> Unread | None:
-        """Where it stands, if it is read only when somebody needs it."""
-        return None if self.read_from is None or isinstance(self.read_from, Mapping) else self.read_from
 
 
 @attrs.frozen(eq=False)

@@ -574,8 +574,8 @@ class Replayer:
             self._cut_off(address)
             return False
         past.use(address)
-        if self._run.mode.copies:
-            run.append(asked)
+        if run.mode.copies:
+            run.append(known if is_equal and run.takes_over else asked)
         elif is_equal:
             run.remember(asked)
         return True
@@ -719,7 +719,9 @@ class Replayer:
     def _came_by(self, known: Result, outcome: Value | Failure, item: Item) -> None:
         self._run.timing.came_by(known.at)
         self._past.answered += 1
-        if self._run.mode.copies:
+        if self._run.takes_over:
+            self._run.append(known)
+        elif self._run.mode.copies:
             writes = [write.form() for write in self._past.history.writes(known)] if known.writes else ()
             made = Result(item.path, item.effect.seq, known.at, outcome, known.attempts, writes=writes)
             self._run.append(made)

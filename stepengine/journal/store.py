@@ -38,6 +38,9 @@ __all__ = (
     "Writer",
 )
 
+# What makes a record findable, such as its path and its fingerprint, is never stored apart.
+LEAST_INLINE = 1_024
+
 
 @attrs.frozen
 class Extension:
@@ -110,12 +113,12 @@ class Journal(abc.ABC):
             changes one line.
         stable: Whether recording the same thing twice gives the same bytes: constant id, seed and times, records in
             address order. For recordings of tests.
-        inline: The longest text, in characters, that stands in the record that holds it. A longer one stands once, in a ``blob``
+        inline: The longest text, in characters, that stands in the record that holds it, from 1,024 on. A longer one stands once, in a ``blob``
             that every record names which holds it; 2,048 makes a journal with long outputs of tools a quarter to a half smaller,
             32,768 (default) keeps more of a run readable in its place. Any journal can be read with any.
 
     Raises:
-        JournalError: when *inline* is no positive number.
+        JournalError: when *inline* is no number from 1,024 on.
 
     Attributes:
         forks: How many forks were made of this journal.
@@ -133,8 +136,8 @@ class Journal(abc.ABC):
         stable: bool = False,
         inline: int = MAX_INLINE,
     ) -> None:
-        if type(inline) is not int or inline < 1:
-            msg = f"inline is the number of characters that a text in a record may have, from 1 on, not {inline!r}"
+        if type(inline) is not int or inline < LEAST_INLINE:
+            msg = f"inline is the number of characters that a text in a record may have, from {LEAST_INLINE:,} on, not {inline!r}"
             raise JournalError(msg)
         self.redact: Redact = redact if isinstance(redact, str) else "all"
         self.redactor: Redactor = redactor_for(
@@ -255,7 +258,11 @@ class MemoryJournal(Journal):
     def replace(self, records: Sequence[Record]) -> None:
         """Replace everything by *records*."""
         History(records, self.name)
-        self._records = list(records)
+        self.keep(list(records))
+
+    def keep(self, records: list[Record]) -> None:
+        """Replace everything by *records*, which are known to follow from each other."""
+        self._records = records
 
 
 class _MemoryWriter(Writer):

@@ -5,6 +5,7 @@ Doing a recorded run again: with tools or models live, extended after an edit, a
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import random
 import subprocess
@@ -507,6 +508,79 @@ def test_a_replay_parses_neither_the_model_calls_nor_the_tool_calls_that_it_comp
     # What the root was started with is looked up; of the others address, fingerprint and name are enough.
     intents = [line for line in parsed if line.startswith(b'{"kind":"intent"')]
     assert all(b'"seq":-1,' in line[:40] for line in intents)
+
+
+def adder_with(steps: int, more: str = "") -> tuple[AgentDefinition[Any], list[Any]]:
+    add = Tool("add", "Add.", {"type": "object"}, lambda given: given["n"])
+    replies = [*[tool_call("add", {"n": n, "more": f"{n}{more}"}) for n in range(steps)], text("done")]
+    return AgentDefinition("a", model="scripted/m", system_prompt="Add.", tools=[add]), replies
+
+
+@pytest.mark.spec("performance:Q6", "replay:J40")
+def test_a_replay_makes_no_second_record_of_what_is_the_same(tmp_path: Path) -> None:
+    def kept_by_replaying(steps: int) -> int:
+        agent, replies = adder_with(steps)
+        path = tmp_path / f"{steps}.jsonl"
+        with Engine([agent], models=ScriptedModel(replies)) as engine:
+            engine.run_sync("a", journal=FileJournal(path, sync="write"), limits=Limits(max_steps=steps + 1))
+        with Engine([agent], models=ScriptedModel([])) as engine:
+            engine.replay_sync(path)
+            gc.collect()
+            before = len(gc.get_objects())
+            result = engine.replay_sync(path)
+            gc.collect()
+            assert result.text == "done"
+            return len(gc.get_objects()) - before
+
+    # Four records, a reply, a call and its result, and the two messages of the history; a second record of each is nine more.
+    assert (kept_by_replaying(400) - kept_by_replaying(200)) / 200 <= 16
+
+
+@pytest.mark.spec("replay:J40", "reliability:R12")
+def test_the_journal_of_a_replay_is_whole_when_the_long_file_that_was_replayed_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from stepengine.journal import reading
+
+    monkeypatch.setattr(reading, "MAX_HELD", 1000)
+    monkeypatch.setattr(reading, "AHEAD", 100)
+    agent, replies = adder_with(30)
+    path = tmp_path / "run.jsonl"
+    with Engine([agent], models=ScriptedModel(replies)) as engine:
+        engine.run_sync("a", journal=FileJournal(path), limits=Limits(max_steps=31))
+    content = path.read_bytes()
+    with Engine([agent], models=ScriptedModel([])) as engine:
+        result = engine.replay_sync(path)
+        path.unlink()
+        assert result.journal.content() == content
+        assert engine.replay_sync(result.journal).journal.content() == content
+
+
+@pytest.mark.spec("replay:J19", "replay:J20")
+def test_the_journal_of_a_replay_that_diverged_has_every_text_that_its_records_name() -> None:
+    def as_it_was(ctx: Any) -> Any:
+        yield STEP
+        yield STEP
+        yield STEP
+
+    def edited(ctx: Any) -> Any:
+        yield STEP
+        yield STEP
+        yield ToolCall("add", {"n": 9})
+
+    agent, replies = adder_with(3, 2_000 * "x")
+    recorded = MemoryJournal(inline=1_024)
+    with Engine([attrs.evolve(agent, handle_steps=as_it_was)], models=ScriptedModel(replies)) as engine:
+        engine.run_sync("a", journal=recorded)
+    lines = recorded.lines()
+    assert sum(line.startswith(b'{"kind":"blob"') for line in lines) > 3
+    with Engine([attrs.evolve(agent, handle_steps=edited)], models=ScriptedModel([])) as engine:
+        result = engine.replay_sync(MemoryJournal(lines), on_divergence="stop")
+    assert isinstance(result.error, ReplayDivergence)
+    history = MemoryJournal(result.journal.lines()).history()
+    assert len(history.intents) == 1 + 2 * 2
+    assert [history.form(intent)["type"] for intent in history.intents.values()]
+    assert [history.outcome(known) for known in history.results.values()]
 
 
 OPENS = """

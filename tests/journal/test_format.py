@@ -242,10 +242,19 @@ def test_with_inline_an_output_stands_once_and_the_journal_is_read_without(tmp_p
     assert output == again.tool_calls[0].result.text
 
 
-@pytest.mark.parametrize("inline", [0, -1, True, "many", None])
-def test_an_inline_that_is_no_number_of_characters_is_refused(inline):
-    with pytest.raises(JournalError, match="from 1 on"):
+@pytest.mark.parametrize("inline", [0, -1, 1_023, True, "many", None])
+def test_an_inline_that_would_store_apart_what_finds_a_record_is_refused(inline):
+    with pytest.raises(JournalError, match="from 1,024 on"):
         MemoryJournal(inline=inline)
+
+
+@pytest.mark.spec("replay:J11", "replay:J20")
+def test_a_head_holds_its_texts_itself_however_long_they_are():
+    name = "-".join(["agent"] * 300)
+    journal = MemoryJournal(inline=1_024)
+    with Engine([AgentDefinition(name, model="test/model")], models=ScriptedModel([text("done")])) as engine:
+        engine.run_sync(name, "go", journal=journal).unwrap()
+        assert engine.replay_sync(MemoryJournal(journal.lines())).text == "done"
 
 
 @pytest.mark.spec("replay:J18", "replay:J20")
