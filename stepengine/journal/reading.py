@@ -218,7 +218,6 @@ def glimpsed(line: bytes, source: Source, start: int) -> Intent | Result | None:
 
     ``None`` for any other line, which has to be read. It begins at the byte *start* of *source*.
     """
-    end = start + len(line)
     found = INTENT_FORM.match(line)
     if found is not None:
         gather = GATHER_FORM.search(line, len(line) - GATHER_TAIL - TAIL) if line.find(b',"gather":') >= 0 else None
@@ -227,14 +226,18 @@ def glimpsed(line: bytes, source: Source, start: int) -> Intent | Result | None:
         path, seq, fp, kind, subject = found.groups()
         together = None if gather is None else int(gather[1])
         named = None if subject is None else _shared(subject)
-        return Intent(_shared(path), int(seq), None, fp.decode(), together, source, _shared(kind), named, start, end)
+        intent = Intent(_shared(path), int(seq), None, fp.decode(), together, source, _shared(kind), named)
+        intent.start, intent.end = start, start + len(line)
+        return intent
     found = RESULT_FORM.match(line)
     if found is None:
         return None
     path, seq, at, first = found.groups()
     attempts = None if first == b"attempts" else ()
     writes = None if first in (b"attempts", b"writes") else ()  # they stand after the attempts
-    return Result(_shared(path), int(seq), int(at), None, attempts, source, writes, start, end)
+    result = Result(_shared(path), int(seq), int(at), None, attempts, source, writes)
+    result.start, result.end = start, start + len(line)
+    return result
 
 
 @lru_cache(maxsize=1024)

@@ -292,7 +292,7 @@ class Intent:
         fp: Its fingerprint; ``""`` until somebody needs it.
         gather: The number of the first effect of those that began together; ``None`` for one that began alone.
         read_from: What stood in the line it was read from, or the journal's bytes; ``None`` for one of this process.
-        start: Where its line begins in these bytes. No object of its own says so: a long journal has many records.
+        start: Where its line begins in these bytes; only there, and no object of its own: a long journal has many records.
         end: Where its line ends, without its newline.
     """
 
@@ -305,8 +305,8 @@ class Intent:
     read_from: Mapping[str, Any] | Unread | None = None
     _type: str = ""
     _subject: str | None = None
-    start: int = 0
-    end: int = 0
+    start: int = attrs.field(init=False, repr=False)
+    end: int = attrs.field(init=False, repr=False)
 
     @property
     def effect(self) -> CallModel | Mapping[str, Any]:
@@ -361,7 +361,7 @@ class Result:
         at: Milliseconds since the root run was created.
         outcome: What the machine is sent; ``None`` for one that stands in a line.
         read_from: What stood in the line it was read from, or the journal's bytes; ``None`` for one of this process.
-        start: Where its line begins in these bytes.
+        start: Where its line begins in these bytes; only there.
         end: Where its line ends, without its newline.
     """
 
@@ -373,8 +373,8 @@ class Result:
     _attempts: Sequence[Mapping[str, Any]] | None = ()
     read_from: Mapping[str, Any] | Unread | None = None
     _writes: Sequence[Mapping[str, Any]] | None = ()
-    start: int = 0
-    end: int = 0
+    start: int = attrs.field(init=False, repr=False)
+    end: int = attrs.field(init=False, repr=False)
 
     @property
     def attempts(self) -> Sequence[Mapping[str, Any]]:

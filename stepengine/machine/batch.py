@@ -163,9 +163,11 @@ def _raise_spent(run: RunState, before: LimitExceeded | None) -> None:
 
 def _why_over(call: Call, before: LimitExceeded | None) -> str:
     """Return why no call after this one is carried out; ``""`` when they are."""
+    binding, limit = call.binding, call.run.limit
+    if limit is before and (binding is None or not binding.spec.ends_turn):
+        return ""
     if call.has_ended_turn:
         return f"{call.asked.tool_name} ended the turn"
-    limit = call.run.limit
     return SPENT if limit is not None and limit is not before and limit.kind == "denials" else ""
 
 

@@ -630,7 +630,8 @@ class Call(Member):
 
     def settle(self, result: ToolResult, at: int) -> None:
         """Set the result of a call that ran, and make what it leaves in its run; *at* is when that was."""
-        self._duration = max(0, at - self._started)
+        took = at - self._started
+        self._duration = took if took > 0 else 0  # noqa: FURB136 - a call less
         self.result = named(result, self.asked)
         if result.credits_used:
             self.run.count_credits(result.credits_used)
@@ -674,11 +675,13 @@ class Call(Member):
     def log(self) -> None:
         """Add the call, once it has its result, to the log of the run."""
         if self.result is not None:
-            asked, step = self.asked, self.run.step
-            entry = quick_log(
-                asked.tool_name, self.input, self.result, step, self._duration, asked.tool_call_id, self.source
+            asked, run, validated = self.asked, self.run, self._validated
+            given = asked.input if validated is None else validated.input
+            run.log_call(
+                quick_log(
+                    asked.tool_name, given, self.result, run.step, self._duration, asked.tool_call_id, self.source
+                )
             )
-            self.run.log_call(entry)
 
     # --- what is shown of it ----------------------------------------------------------------------------------------
 
@@ -743,7 +746,7 @@ def hook_call(run: RunState, asked: y.ToolCall) -> Flow[ToolResult]:
     if binding is None or binding.runs.how != "ordinary":
         ordinary = tuple([name for name, b in run.bindings.items() if b.runs.how == "ordinary"])
         raise unavailable(run, asked.tool, ordinary)
-    call = Call(run, ToolCallPart(run.new_call_id(), asked.tool, asked.input), "hook", binding)
+    call = Call(run, ToolCallPart(run.call_ids.new(), asked.tool, asked.input), "hook", binding)
     call.validate()
     try:
         result: ToolResult = yield from carry_out(call)

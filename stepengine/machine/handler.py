@@ -127,7 +127,7 @@ def _own_call(run: RunState, asked: y.ToolCall) -> Call:
     binding = run.bindings.get(asked.tool)
     allowed = asked.tool in run.offered or not asked.include_tool_call
     if binding is not None and (allowed or binding.runs.how != "ordinary"):
-        return Call(run, quick_call(run.new_call_id(), asked.tool, asked.input), "handler", binding)
+        return Call(run, quick_call(run.call_ids.new(), asked.tool, asked.input), "handler", binding)
     hint = "" if binding is None else " Other tools of the engine can be called with include_tool_call=False."
     raise unavailable(run, asked.tool, tuple(run.offered), hint)
 
@@ -224,7 +224,7 @@ def _step_text(run: RunState, asked: y.StepText) -> Answer:
                 fault = True
                 results.append((yield from _broken(run, name, problem)))
             case Block(name, value):
-                call = _block_call(run, ToolCallPart(run.new_call_id(), name, value), ended_by)
+                call = _block_call(run, ToolCallPart(run.call_ids.new(), name, value), ended_by)
                 yield from _run_block(run, call)
                 assert call.result is not None  # noqa: S101
                 results.append(call.result)

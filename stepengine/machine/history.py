@@ -28,7 +28,7 @@ from stepengine.data.messages import (
 from stepengine.data.state import AgentState, suspended_at
 from stepengine.data.transcript import Transcript
 
-__all__ = ("History", "Sides", "left_by")
+__all__ = ("CallIds", "History", "Sides", "left_by")
 
 LOOKED_AT = 50
 EXPIRED = "[This result is no longer shown; call the tool again if you need it.]"
@@ -266,6 +266,47 @@ class History:
             if type(part) is TextPart and part.text.strip():
                 said.append(part)
         return AssistantMessage(tuple(said), ("OPEN_REPLY",)) if said else None
+
+
+class CallIds:
+    """
+    Gives tool calls ids that stand neither in the record nor in the view of a run.
+
+    Apart from the run, so that an effect, which a journal may keep, can tell the ids of calls that are still coming without
+    keeping the run.
+
+    Attributes:
+        next: The number that the next id is tried with.
+    """
+
+    __slots__ = ("_history", "_prefix", "next")
+
+    def __init__(self, history: History, prefix: str, next: int) -> None:
+        self._history = history
+        self._prefix = prefix
+        self.next = next
+
+    def new(self) -> str:
+        """Return the next id."""
+        history = self._history
+        record, view = history.record, history.view
+        while True:
+            call_id = f"{self._prefix}{self.next}"
+            self.next += 1
+            if not (record.has_call(call_id) or (view is not record and view.has_call(call_id))):
+                return call_id
+
+    def coming(self, number: int) -> str:
+        """Return the id that ``new`` will give to a call of the reply under way; *number* counts from 0."""
+        at = self.next
+        record, view = self._history.record, self._history.view
+        while True:
+            call_id = f"{self._prefix}{at}"
+            if not (record.has_call(call_id) or view.has_call(call_id)):
+                if not number:
+                    return call_id
+                number -= 1
+            at += 1
 
 
 def left_by(state: AgentState, opening: Sequence[Message]) -> AgentState:

@@ -42,7 +42,7 @@ from stepengine.errors import (
     UnknownModel,
 )
 from stepengine.machine.finding import with_finder
-from stepengine.machine.history import History
+from stepengine.machine.history import CallIds, History
 from stepengine.machine.plan import RunPlan
 from stepengine.machine.protocol import PHASES, REFUSALS, Flow
 from stepengine.machine.signals import Stopped
@@ -84,6 +84,7 @@ class RunState:
         specs: The specifications that requests carry: its own or those that it inherited.
         definitions: These by name.
         history: Record and view.
+        call_ids: Gives calls their ids; *coming_call_id* tells them before, and holds nothing else of the run.
         spent: What it and its children spent.
         side_events: What handlers and hooks say on the side; their logger.
         seq: The next effect's number.
@@ -117,7 +118,6 @@ class RunState:
         "_denials",
         "_denied_in_row",
         "_frozen",
-        "_next_call",
         "_overflow",
         "_phase",
         "_question_keys",
@@ -128,6 +128,8 @@ class RunState:
         "agent",
         "began",
         "bindings",
+        "call_ids",
+        "coming_call_id",
         "definitions",
         "has_asked",
         "has_output",
@@ -208,7 +210,8 @@ class RunState:
         self.output = state.output
         self.has_output = state.output is not None
         self.waiting = state.pending
-        self._next_call = state.next_call
+        self.call_ids = CallIds(self.history, state.id_prefix, state.next_call)
+        self.coming_call_id = self.call_ids.coming
         self.step_index = self.step = state.step_index
         self.steps_remaining = self.limits.max_steps or 0
         self._frozen: AgentState | None = None
@@ -242,7 +245,7 @@ class RunState:
             spent.credits_used,
             self._context,
             self.pending,
-            self._next_call,
+            self.call_ids.next,
         )
         return value
 
@@ -293,15 +296,6 @@ class RunState:
         self.seq = seq + 1
         return seq
 
-    def new_call_id(self) -> str:
-        """Return a tool call id that neither record nor view holds yet."""
-        while True:
-            call_id = f"{self._start.id_prefix}{self._next_call}"
-            self._next_call += 1
-            record, view = self.history.record, self.history.view
-            if not (record.has_call(call_id) or (view is not record and view.has_call(call_id))):
-                return call_id
-
     def named(self, key: str | None) -> str:
         """
         Return the name of a question that a handler asks, ``""`` for one without.
@@ -318,18 +312,6 @@ class RunState:
             raise BadYield(msg)
         self._question_keys.add(key)
         return key
-
-    def coming_call_id(self, number: int) -> str:
-        """Return the id that ``new_call_id`` will give to a call of the reply under way; *number* counts from 0."""
-        at = self._next_call
-        record, view = self.history.record, self.history.view
-        while True:
-            call_id = f"{self._start.id_prefix}{at}"
-            if not (record.has_call(call_id) or view.has_call(call_id)):
-                if not number:
-                    return call_id
-                number -= 1
-            at += 1
 
     # --- events -----------------------------------------------------------------------------------------------------
 
@@ -401,22 +383,31 @@ class RunState:
         if kind is not Value and kind is not Failure and kind is not Stop:
             msg = f"the driver answered a {type(effect).__name__} with {outcome!r}"
             raise StepEngineError(msg)
-        self.now = max(self.now, outcome.at)
+        at = outcome.at
+        if at > self.now:  # noqa: PLR1730 - a call less, for every outcome
+            self.now = at
         if kind is Stop:
-            if type(effect) is AskPerson and outcome.kind == "suspended" and not outcome.questions:
-                outcome = Stop(outcome.kind, outcome.at, outcome.error, effect.questions)
-            self.stop = self.stop or outcome
-        elif outcome.inputs:
+            return self._stopped_by(outcome, effect)
+        if outcome.inputs:
             self.inbox.extend(outcome.inputs)
         if kind is Failure:
-            error = outcome.error
-            if type(effect) is CallModel and isinstance(getattr(error, "usage", None), Usage):
-                self.spent.count(effect.request.model, error.usage, None, 0)
-                self._frozen = None
-            if is_spent(error):
-                self.reach(error)
+            self._note_failure(outcome.error, effect)
         received: Single = outcome
         return received
+
+    def _stopped_by(self, stop: Stop, effect: Leaf) -> Stop:
+        if type(effect) is AskPerson and stop.kind == "suspended" and not stop.questions:
+            stop = Stop(stop.kind, stop.at, stop.error, effect.questions)
+        self.stop = self.stop or stop
+        return stop
+
+    def _note_failure(self, error: StepEngineError, effect: Leaf) -> None:
+        usage = getattr(error, "usage", None)
+        if type(effect) is CallModel and isinstance(usage, Usage):
+            self.spent.count(effect.request.model, usage, None, 0)
+            self._frozen = None
+        if is_spent(error):
+            self.reach(error)
 
     def unwrap(self, outcome: Single) -> Any:
         """Return the value of a received outcome, or raise what happened instead."""

@@ -8,13 +8,14 @@ together -> ``post_step`` hooks -> end decision. The open step is held outside t
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 import attrs
 
 from stepengine.data import events as ev
 from stepengine.data.effects import quick_call_model
 from stepengine.data.json import compact
+from stepengine.data.makers import maker_of
 from stepengine.data.messages import (
     AssistantMessage,
     AssistantPart,
@@ -54,7 +55,8 @@ Purpose: TypeAlias = Literal["step", "final_answer"]
 CUT_OFF = "Not executed: the reply was cut off at the output limit."
 
 
-class Reply(NamedTuple):
+@attrs.frozen(weakref_slot=False)
+class Reply:
     """
     A completed reply, numbered and ready to be stored.
 
@@ -69,6 +71,9 @@ class Reply(NamedTuple):
     message: AssistantMessage
     calls: Sequence[ToolCallPart]
     has_words: bool = True
+
+
+_quick_reply = maker_of(Reply)
 
 
 def run_turn(run: RunState) -> Flow[None]:
@@ -349,7 +354,7 @@ def _numbered(run: RunState, reply: ModelReply) -> Reply:
             parts.append(TextPart(f"[cut off: {part.tool_name} {part.raw_input or compact(part.input)}]"))
         else:
             call = quick_call(
-                run.new_call_id(),
+                run.call_ids.new(),
                 part.tool_name,
                 part.input,
                 raw_input=part.raw_input,
@@ -358,7 +363,7 @@ def _numbered(run: RunState, reply: ModelReply) -> Reply:
             )
             parts.append(call)
             calls.append(call)
-    return Reply(reply, quick_assistant(tuple(parts)), calls, len(calls) < len(parts))
+    return _quick_reply(reply, quick_assistant(tuple(parts)), calls, len(calls) < len(parts))
 
 
 def _heard(run: RunState, reply: Reply) -> Flow[None]:
