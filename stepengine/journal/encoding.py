@@ -42,6 +42,7 @@ from stepengine.journal.records import (
 )
 from stepengine.redaction import Redactor
 from stepengine.runtime.performer import Item
+from stepengine.tools.writes import FileWrite
 
 __all__ = (
     "Encoder",
@@ -60,6 +61,7 @@ __all__ = (
     "storable",
     "touched_world",
     "unpacked",
+    "without_secret",
 )
 
 Form = Mapping[str, Any]
@@ -569,6 +571,16 @@ def unpacked(value: Any, blobs: Mapping[str, Any]) -> Any:
             return blobs[inner]
         return {k: unpacked(v, blobs) for k, v in inner.items()} if name == "$obj" else value
     return {k: unpacked(v, blobs) for k, v in value.items()}
+
+
+def without_secret(write: FileWrite, redactor: Redactor) -> FileWrite:
+    """Return a write of a file without the old content, where that is what no journal may hold."""
+    old = write.before
+    if old is None or old.content is None:
+        return write
+    text = old.content.decode("latin-1")
+    is_secret = redactor.suspicious(text) and redactor.value(text) != text
+    return attrs.evolve(write, before=old.without_content()) if is_secret else write
 
 
 # --- differences ----------------------------------------------------------------------------------------------------

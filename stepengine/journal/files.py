@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from stepengine.errors import JournalError
-from stepengine.journal.encoding import Encoder
 from stepengine.journal.history import History
 from stepengine.journal.places import (
     OWNER_ONLY,
@@ -125,10 +124,8 @@ class FileJournal(Journal):
 
     def replace(self, records: Sequence[Record]) -> None:
         """Replace the file by one with *records*, at once or not at all."""
-        history = History(records, self.name)
-        link = self.link if history.head is None else history.head.link
-        encoder = Encoder(self.redactor, link=link, stable=self.stable, inline=self.inline)
-        content = b"".join([line for record in records for line in encoder.lines(record)])
+        History(records, self.name)
+        content = b"".join(self.lines_of(records))
         _check_no_link(self.path)
         made_folder(self.path.parent)
         try:

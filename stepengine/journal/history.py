@@ -25,7 +25,16 @@ from stepengine.data.state import AgentState, ChildResult, RunInfo, RunStatus
 from stepengine.data.tools import Control, ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError, JournalCorrupt, JournalError, StepEngineError
-from stepengine.journal.encoding import bare, name_of, outcome_of, questions_of, request_members, restored, unpacked
+from stepengine.journal.encoding import (
+    bare,
+    name_of,
+    outcome_of,
+    questions_of,
+    request_members,
+    restored,
+    unpacked,
+    without_secret,
+)
 from stepengine.journal.fingerprints import definition_fingerprint
 from stepengine.journal.records import (
     EFFECTS,
@@ -44,6 +53,7 @@ from stepengine.journal.records import (
     shown_address,
 )
 from stepengine.machine.plan import RunPlan
+from stepengine.redaction import Redactor
 from stepengine.tools.writes import FileWrite
 
 __all__ = (
@@ -440,6 +450,35 @@ class History:
             del self._built[next(iter(self._built))]
         self._built[intent.path, intent.seq] = made
         return made
+
+    def anew(self, redactor: Redactor) -> list[Record]:
+        """
+        Return the records as a process with the rules of *redactor* would make them.
+
+        Blobs are left out: whoever stores the records makes those that it needs.
+
+        Raises:
+            JournalCorrupt: when one cannot be read.
+        """
+        return [self._made_anew(record, redactor) for record in self.records if type(record) is not Blob]
+
+    def _made_anew(self, record: Record, redactor: Redactor) -> Record:
+        match record:
+            case Intent():
+                form: Any = self.form(record)
+                if form["type"] == "CallModel":
+                    form = CallModel(record.seq, self.request(record), form["purpose"])
+                return attrs.evolve(record, given=form, fp="", read_from=None)
+            case Result():
+                writes = [without_secret(write, redactor).form() for write in self.writes(record)]
+                return attrs.evolve(
+                    record, outcome=self.outcome(record), attempts=record.attempts, writes=writes, read_from=None
+                )
+            case Input():
+                with self._reading(record):
+                    return attrs.evolve(record, input=unpacked(record.input, self.blobs), line=None)
+            case _:
+                return attrs.evolve(record, line=None)
 
     def open_questions(self) -> dict[str, tuple[Address, Question]]:
         """Return the questions that have no answer yet, by id, each with the address of its effect."""

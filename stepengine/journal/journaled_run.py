@@ -24,7 +24,7 @@ from stepengine.data.outcomes import Outcome, Stop, Value
 from stepengine.data.questions import AnswerLike
 from stepengine.data.state import AgentState, RunStatus
 from stepengine.errors import JournalError, StepEngineError, UnknownModel
-from stepengine.journal.encoding import bare, is_repeatable
+from stepengine.journal.encoding import bare, is_repeatable, without_secret
 from stepengine.journal.fingerprints import Fingerprints
 from stepengine.journal.history import STABLE_CREATED, History, Opening, created_of, new_head, opening_of, root_form
 from stepengine.journal.questions import InDoubt, check_answers, kept_answers, sorted_answers
@@ -522,14 +522,9 @@ class JournaledRun:
         """Return the stored form of what a call wrote, without what no journal may hold; *again*: it was begun before."""
         redactor, forms = self.source.redactor, list[Mapping[str, Any]]()
         for write in self.writes.pop((item.path, item.effect.seq), ()):
-            old = write.before
-            if old is not None and old.content is not None:
-                text = old.content.decode("latin-1")
-                if redactor.suspicious(text) and redactor.value(text) != text:
-                    old = old.without_content()
             # Done twice, a call that is like one done once finds its own work, or nothing of it.
             doubtful = again and (write.was == write.after or not is_repeatable(item))
-            forms.append(attrs.evolve(write, before=old, doubtful=doubtful).form())
+            forms.append(attrs.evolve(without_secret(write, redactor), doubtful=doubtful).form())
         return forms
 
     def _answer_by_ids(self, history: History) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 
 import attrs
 
-from stepengine.data.effects import CallModel
 from stepengine.errors import JournalCorrupt, JournalError, StepEngineError
 from stepengine.journal.finding import JournalLike, as_journal
 from stepengine.journal.fingerprints import Fingerprints, fingerprint
@@ -25,7 +24,6 @@ from stepengine.journal.records import (
     UNREADABLE,
     Blob,
     Head,
-    Input,
     Intent,
     Record,
     Result,
@@ -151,22 +149,8 @@ def scrub(journal: JournalLike) -> MemoryJournal:
         msg = f"{source.name} holds no run, so there is nothing to copy"
         raise JournalError(msg)
     copy = MemoryJournal(redact="all", link=history.head.link)
-    copy.replace([_anew(history, record) for record in history.records if type(record) is not Blob])
+    copy.replace(history.anew(copy.redactor))
     return MemoryJournal(copy.lines(), redact="all", link=copy.link)
-
-
-def _anew(history: History, record: Record) -> Record:
-    """Return a record as this process would make it."""
-    match record:
-        case Intent():
-            form: Any = history.form(record)
-            if form["type"] == "CallModel":
-                form = CallModel(record.seq, history.request(record), form["purpose"])
-            return attrs.evolve(record, given=form, fp="", read_from=None)
-        case Result():
-            return attrs.evolve(record, outcome=history.outcome(record), attempts=record.attempts, read_from=None)
-        case Head() | Input() | Blob():
-            return attrs.evolve(record, line=None)
 
 
 SHOWN = 160

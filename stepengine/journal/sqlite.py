@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepengine.errors import JournalError, JournalWriteFailed
-from stepengine.journal.encoding import Encoder
 from stepengine.journal.history import History
 from stepengine.journal.places import (
     check_place,
@@ -122,10 +121,8 @@ class SqliteJournal(Journal):
 
     def replace(self, records: Sequence[Record]) -> None:
         """Replace the run by *records* in one transaction."""
-        run, history = self._bound_run(), History(records, self.name)
-        link = self.link if history.head is None else history.head.link
-        encoder = Encoder(self.redactor, link=link, stable=self.stable, inline=self.inline)
-        lines = [line for record in records for line in encoder.lines(record)]
+        History(records, self.name)
+        run, lines = self._bound_run(), self.lines_of(records)
         with _connection(self.path, create=True) as database, _transaction(database):
             database.execute("DELETE FROM lines WHERE run = ?", (run,))
             database.executemany("INSERT INTO lines VALUES (?, ?, ?)", [(run, n, x) for n, x in enumerate(lines)])

@@ -25,7 +25,7 @@ from stepengine.errors import DataError, JournalError, JournalLocked, JournalWri
 from stepengine.journal.encoding import MAX_INLINE, Encoder
 from stepengine.journal.history import History
 from stepengine.journal.reading import Reading, read_lines
-from stepengine.journal.records import Head, Record
+from stepengine.journal.records import Head, Record, to_text
 from stepengine.redaction import Redact, Redactor, RedactRule, redactor_for
 from stepengine.tools.threads import ThreadPool
 
@@ -203,10 +203,18 @@ class Journal(abc.ABC):
 
     def lines(self) -> list[bytes]:
         """Return the journal as lines, each with its newline."""
-        records = self.records()
+        return self.lines_of(self.records())
+
+    def lines_of(self, records: Sequence[Record]) -> list[bytes]:
+        """Return *records* as this journal stores them: what its rules take out is in no line, wherever they were read."""
         link = records[0].link if records and type(records[0]) is Head else self.link
         encoder = Encoder(self.redactor, link=link, stable=self.stable, inline=self.inline)
-        return [line for record in records for line in encoder.lines(record)]
+        kept = History(records, self.name).anew(self.redactor) if any(map(self._must_change, records)) else records
+        return [line for record in kept for line in encoder.lines(record)]
+
+    def _must_change(self, record: Record) -> bool:
+        line = record.line
+        return line is not None and self.redactor.suspicious(to_text(line)) and self.redactor.value(line) != line
 
     def content(self) -> bytes:
         """Return the journal's bytes as they are stored; those of a journal in memory are made for this."""

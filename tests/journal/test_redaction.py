@@ -9,15 +9,17 @@ import contextlib
 import json
 from urllib.parse import quote
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepengine import STEP, AgentDefinition, Ask, Perform, RunStatus, Tool, ToolCall
+from stepengine import STEP, AgentDefinition, Ask, Engine, Perform, RunStatus, Tool, ToolCall
 from stepengine.errors import DataError, JournalWriteFailed, PerformError
-from stepengine.journal import FileJournal, MemoryJournal, Redactor, SecretFound, SqliteJournal, check
+from stepengine.journal import FileJournal, MemoryJournal, Redactor, SecretFound, SqliteJournal, check, scrub
 from stepengine.redaction import known_in, redactor_for
-from stepengine.testing import text, tool_call
+from stepengine.testing import ScriptedModel, text, tool_call
+from stepengine.tools import file_tools
 
 
 def planted(number: int, key: str = "") -> str:
@@ -86,6 +88,75 @@ def test_no_planted_secret_is_in_any_byte_that_is_written(rig, tmp_path, kind, r
     assert b"<redacted:" in written
     assert check(journal)
     assert not check(journal).secrets
+
+
+@pytest.mark.spec("replay:K5", "reliability:SC03")
+@pytest.mark.parametrize("way", ["file", "sqlite", "memory", "scrub"])
+def test_a_journal_that_was_recorded_with_its_secrets_is_copied_without_them(rig, tmp_path, way):
+    raw = FileJournal(tmp_path / "raw.jsonl", redact="off")
+    answers = {f"Is {planted(5)} right?": f"yes {planted(15)}"}
+    recorded = rig(leaky(planted), REPLIES).record(raw, f"prompt {planted(14)}", answers=answers)
+    assert all(planted(number).encode() in raw.content() for number in range(1, 16))
+    options = {"redact": "known", "secrets": {planted(n): f"PLANT_{n}" for n in range(1, 16)}}
+    made = {
+        "file": lambda: FileJournal(tmp_path / "j.jsonl", **options),
+        "sqlite": lambda: SqliteJournal(tmp_path / "j.db", "one", **options),
+        "memory": lambda: MemoryJournal(**options),
+        "scrub": lambda: scrub(raw),
+    }[way]()
+    if way != "scrub":
+        raw.copy_to(made)
+    content = made.content()
+    for number in range(1, 16):
+        for form in forms(planted(number))[: 3 if way == "scrub" else 4]:
+            assert form not in content, f"plant {number}"
+    again = MemoryJournal(content, **{"redact": "all"} if way == "scrub" else options)
+    result = rig(leaky(planted)).replay(again)
+    assert (result.status, len(result.tool_calls)) == (recorded.status, len(recorded.tool_calls)), result.error
+    assert raw.history().outcome(raw.history().results["", 0]).value == planted(1), (
+        "the one that was copied is as it was"
+    )
+
+
+def test_the_journal_of_a_replay_is_written_without_what_the_rules_of_the_replay_take_out(rig, tmp_path):
+    raw, agent = FileJournal(tmp_path / "raw.jsonl", redact="off"), AgentDefinition("a", model="t/m")
+    rig(agent, [f"it is {planted(1)}"]).record(raw)
+    strict = FileJournal(raw.path, redact="known", secrets={planted(1): "PLANT"})
+    result = rig(agent).replay(strict)
+    assert result.text == f"it is {planted(1)}"
+    assert planted(1).encode() not in result.journal.content()
+    assert rig(agent).replay(MemoryJournal(result.journal.lines())).text == "it is <redacted:PLANT>"
+
+
+class Long:
+    def render(self, ctx) -> str:
+        return "prompt " * 9_000
+
+
+@pytest.mark.spec("replay:J20", "replay:K5")
+def test_a_copy_without_secrets_has_long_prompts_and_what_undoes_its_writes(tmp_path):
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "a.txt").write_text("old " * 20_000)
+    (root / "b.bin").write_bytes(b"\xff\x00 " + planted(1).encode())
+    journal = FileJournal(tmp_path / "raw.jsonl", redact="off")
+
+    def handle_steps(ctx):
+        for name in ("a.txt", "b.bin"):
+            yield ToolCall("write_file", {"path": name, "content": "new"}, include_tool_call=False)
+        yield STEP
+
+    agent = AgentDefinition("a", model="t/m", system_prompt=Long(), handle_steps=handle_steps)
+    with Engine([agent], file_tools(root, write=True), models=ScriptedModel([f"say {planted(2)}"])) as engine:
+        engine.run_sync("a", journal=journal).unwrap()
+    copy = scrub(journal)
+    before = [write for known in journal.history().results.values() for write in journal.history().writes(known)]
+    after = [write for known in copy.history().results.values() for write in copy.history().writes(known)]
+    assert [write.before.content is None for write in before] == [False, False]
+    assert after == [before[0], attrs.evolve(before[1], before=before[1].before.without_content())]
+    assert planted(2).encode() not in copy.content()
+    with Engine([agent], file_tools(root, write=True)) as engine:
+        assert engine.replay_sync(copy).text == "say <redacted:provider-key>"
 
 
 @pytest.mark.spec("replay:K2", "replay:K14", "replay:D3")
