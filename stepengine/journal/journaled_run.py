@@ -74,7 +74,15 @@ def put_as_recorded(journal: MemoryJournal, original: Sequence[Record]) -> None:
         journal.replace(_as_recorded(records, original))
     elif len(made) < len(records):
         following = iter(made)
-        journal.keep([record if type(record) is Blob else next(following) for record in original])
+        journal.keep([record if type(record) is Blob else next(following) for record in _whole(original)])
+
+
+def _whole(records: Sequence[Record]) -> Sequence[Record]:
+    """Return *records* without the blobs of one that a crash cut off."""
+    end = len(records)
+    while end and type(records[end - 1]) is Blob:
+        end -= 1
+    return records[:end]
 
 
 def _without_blobs(records: Sequence[Record]) -> list[Record]:
@@ -411,7 +419,7 @@ class JournaledRun:
         if self.takes_over:
             # Whatever is taken over first may name one; the end puts all in order.
             self.append(head)
-            for blob in [record for record in history.records if type(record) is Blob]:
+            for blob in [record for record in _whole(history.records) if type(record) is Blob]:
                 self.append(blob)
             self.append(history.intents[ROOT] if is_equal else asked)
         elif self.mode is not Mode.RESUME:
