@@ -33,6 +33,7 @@ NAMES = (
     "coming-from/codebuff",
     "coming-from/bu-agent-sdk",
     "coming-from/pydantic-ai",
+    "coming-from/openai-agents",
     "coming-from/langgraph",
 )
 BLOCKS = [(name, number, block) for name in NAMES for number, block in enumerate(blocks_of(page(f"{name}.md")))]
