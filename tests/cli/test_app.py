@@ -167,6 +167,19 @@ def test_help_of_a_shared_option_speaks_of_what_the_command_has() -> None:
         assert name in known or "recorded one" not in said, name
 
 
+def test_commands_take_no_option_that_would_do_nothing() -> None:
+    """
+    What only repeats a run performs nothing, so that nothing has to be allowed; `pin` prints no JSON.
+    """
+    taken = {name: {option for each in command.params for option in each.opts} for name, command in parsed().items()}
+
+    for name in ("ready", "pin"):
+        assert set() == {"--write", "--shell", "--web", "--verbose"} & taken[name], name
+    assert "--json" not in taken["pin"]
+    assert set() == {"--cwd", "--write", "--verbose"} & taken["eval"]
+    assert set() == {"--verbose"} & (taken["impact"] | taken["blame"])
+
+
 @pytest.mark.parametrize("width", [80, 160])
 @pytest.mark.parametrize("name", [name for commands in GROUPS.values() for name in commands])
 def test_every_indented_line_of_a_help_is_shown_whole_and_prose_breaks_at_words(name: str, width: int) -> None:
