@@ -35,6 +35,7 @@ NAMES = (
     "coming-from/pydantic-ai",
     "coming-from/openai-agents",
     "coming-from/langgraph",
+    "coming-from/temporal",
 )
 BLOCKS = [(name, number, block) for name in NAMES for number, block in enumerate(blocks_of(page(f"{name}.md")))]
 
