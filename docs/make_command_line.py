@@ -18,6 +18,8 @@ TARGET = Path(__file__).parent / "reference" / "command-line.md"
 HEAD = """\
 # The command line
 
+Every command with its options, the exit codes, and the settings with their variables.
+
 Made from `stepengine COMMAND --help` by `python docs/make_command_line.py`; do not edit it by hand.
 
 ## Exit codes
