@@ -34,7 +34,7 @@ def agents(
       stepengine agents
       stepengine agents --tree
       stepengine run code_searcher \
-          --params '{"search_queries": [{"pattern": "TODO"}]}'
+          --params '{"search_queries": [{"pattern": "def main"}]}'
     """
     if as_json and as_tree:
         msg = "--tree is for reading; --json alone has spawnable_agents for each agent"
