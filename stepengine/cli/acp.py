@@ -23,7 +23,7 @@ __all__ = ("acp",)
 
 
 def acp(
-    agent: Annotated[str, typer.Argument(metavar="[AGENT]", help="Id or file of the agent.")] = "base2",
+    agent: Annotated[str, typer.Argument(metavar="AGENT", help="Id or file of the agent.")] = "base2",
     *,
     model: Annotated[
         list[str] | None,

@@ -25,10 +25,16 @@ def agents(
     as_tree: Annotated[bool, typer.Option("--tree", help="Show who may spawn whom.")] = False,
     config: Config = None,
 ) -> Exit:
-    """
+    r"""
     List the agents that can be run.
 
     Those in ./agents and those that are shipped: what each does, its tools and its file. The setting `agents` names more folders.
+
+    Examples:
+      stepengine agents
+      stepengine agents --tree
+      stepengine run code_searcher \
+          --params '{"search_queries": [{"pattern": "def main"}]}'
     """
     if as_json and as_tree:
         msg = "--tree is for reading; --json alone has spawnable_agents for each agent"

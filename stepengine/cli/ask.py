@@ -11,7 +11,7 @@ import typer
 
 from stepengine.cli import bench
 from stepengine.cli.exits import Exit, complain
-from stepengine.cli.options import ApiKeyEnv, BaseUrl, Config, Options, Price
+from stepengine.cli.options import ApiKeyEnv, Config, Options, Price
 from stepengine.cli.perform import Run, advised, ending_of, perform
 from stepengine.cli.render import dumps, json_of, money, one_line, tokens, visible
 from stepengine.data import events as ev
@@ -28,7 +28,9 @@ def ask(
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What to say; - reads it from stdin.")],
     *,
     system: Annotated[str, typer.Option(help="System prompt.", metavar="TEXT")] = "",
-    base_url: BaseUrl = "",
+    base_url: Annotated[
+        str, typer.Option(help="A server that speaks OpenAI's Chat Completions; MODEL is asked of it.", metavar="URL")
+    ] = "",
     api_key_env: ApiKeyEnv = "",
     price: Price = "",
     max_tokens: Annotated[

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from decimal import Decimal, InvalidOperation
 from functools import partial
@@ -85,7 +85,7 @@ def bench_for(
     observers: Sequence[Callable[[Event], Any]] = (),
     headless: bool | None = None,
     asks_nobody: bool = False,
-    hooks: Collection[str] | None = None,
+    hooks: Sequence[str] | None = None,
 ) -> Bench:
     """
     Return an engine for *agent* and those that it may spawn.
@@ -136,7 +136,7 @@ def bench_for(
         observers=[*([progress] if progress else []), *observers],
         default_model=default,
         agent_models=_agent_models(options, agents, is_new=is_new),
-        hooks=_own_hooks(hooks),
+        hooks=_own_hooks(hooks, agent),
         permissions=policy_of(options),
         interactor=somebody,
         # The journal that every run has by itself is no sign that somebody will come back to answer.
@@ -146,14 +146,17 @@ def bench_for(
     return Bench(engine, progress, problem or NO_MODEL.format(agent=agent.id))
 
 
-def _own_hooks(recorded: Collection[str] | None) -> Hooks:
-    """Return the hooks of the command line; of a run that was recorded those that it had, or all."""
+def _own_hooks(recorded: Sequence[str] | None, agent: AgentDefinition[Any]) -> Hooks:
+    """Return the hooks of the command line; of a run that was recorded those that it had beside the agent's own, or all."""
     from stepengine.context import require_finished_todos, summarize
     from stepengine.data.hooks import Hooks
     from stepengine.journal.encoding import name_of
 
+    own = [name_of(hook) for point in attrs.astuple(agent.hooks, recurse=False) for hook in point]
+
     def had(hook: Any) -> list[Any]:
-        return [hook] if recorded is None or name_of(hook) in recorded else []
+        name = name_of(hook)
+        return [hook] if recorded is None or recorded.count(name) > own.count(name) else []
 
     return Hooks(pre_step=had(summarize()), on_stop=had(require_finished_todos()))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import attrs
@@ -49,7 +50,7 @@ class Question:
     yes: bool
 
 
-@with_options
+@partial(with_options, without=("verbose",))
 def blame(
     options: Options,
     file: File = "",

@@ -28,6 +28,14 @@ def config(
     An option wins over a variable, a variable over the project's file (stepengine.toml, or [tool.stepengine] in
     pyproject.toml), the project's over your own (~/.config/stepengine/config.toml). A variable is STEPENGINE_ and the
     setting in capitals, `__` for the dot: STEPENGINE_LIMITS__MAX_STEPS=20.
+
+    Examples:
+      stepengine config
+      stepengine config limits.max_steps
+
+    In a stepengine.toml of the project, or in your own file:
+      limits = {max_steps = 20, max_cost_usd = 1.5}
+      aliases = {cheap = "openai/gpt-5-mini"}
     """
     settings = in_force(file)
     names = [key] if key else _names(settings)

@@ -28,7 +28,7 @@ import typer
 
 from stepengine.cli.bench import bench_for
 from stepengine.cli.exits import Exit, complain
-from stepengine.cli.journals import journal_at, name_of, new_journal, on_journal, recorded_agent
+from stepengine.cli.journals import hooks_of, journal_at, name_of, new_journal, on_journal, recorded_agent
 from stepengine.cli.options import File, Last, Options, with_options
 from stepengine.cli.render import cut, money, say
 from stepengine.cli.settings import UsageProblem
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
     from stepengine.engine.stepping import Frame, Moment, Stepper
     from stepengine.journal import Journal
-    from stepengine.journal.history import History
     from stepengine.judging.debugger import Debugger, ForkedWalk, Walk
 
 __all__ = ("debug", "parked")
@@ -146,7 +145,7 @@ def _debug(options: Options, asked: _Asked, tally: Tally) -> Exit:
     try:
         history = journal.history()
         agent = recorded_agent(journal, options, history)
-        bench = bench_for(options, agent, performs=False, hooks=_hooks_of(history))
+        bench = bench_for(options, agent, performs=False, hooks=hooks_of(history))
         with _hushed(quiet=asked.quiet_handler):
             stepper = bench.engine.stepper(journal, agent=agent)
     except ReplayDivergence:
@@ -185,10 +184,6 @@ def _debug(options: Options, asked: _Asked, tally: Tally) -> Exit:
 def _hushed(*, quiet: bool) -> Iterator[None]:
     with contextlib.redirect_stdout(io.StringIO()) if quiet else contextlib.nullcontext():
         yield
-
-
-def _hooks_of(history: History) -> Sequence[str]:
-    return () if history.head is None else history.head.hooks
 
 
 class _Refused(Exception):
@@ -829,7 +824,7 @@ class Session:
             target = new_journal(into)
             history = self._debugger.stepper.history
             agent = recorded_agent(self._debugger.journal, options, history)
-            bench = bench_for(options, agent, into=name_of(target), hooks=_hooks_of(history))
+            bench = bench_for(options, agent, into=name_of(target), hooks=hooks_of(history))
             debugger = self._debugger.with_engine(bench.engine)
             models = None if asked.live else ScriptedModel(asked.replies)
             edit = asked.edit

@@ -78,6 +78,10 @@ def demo(
 
     The model's replies are played from a recording through the real SDK; the tools really read and edit files, in a
     temporary copy. One recorded reply holds a mistake, which the agent's handler finds and has repaired.
+
+    Examples:
+      stepengine demo
+      stepengine demo --keep
     """
     from stepengine.testing import Cassette, CassetteMiss, ReplayTransport
 

@@ -192,7 +192,7 @@ async def _waited(operator: Operator, run: str, *, as_json: bool) -> Exit:
 
 
 def status(
-    run: Annotated[str, typer.Argument(metavar="[RUN]", help="One run, with those below it.")] = "",
+    run: Annotated[str, typer.Argument(metavar="RUN", help="One run, with those below it.")] = "",
     *,
     db: Db = "",
     executors: Annotated[bool, typer.Option("--executors", help="Only who has runs, and whether they live.")] = False,
@@ -496,7 +496,7 @@ def retry(
 
 
 def takeover(
-    executor: Annotated[str, typer.Argument(metavar="[EXECUTOR]", help="The dead worker's --executor.")] = "",
+    executor: Annotated[str, typer.Argument(metavar="EXECUTOR", help="The dead worker's --executor.")] = "",
     *,
     watch: Annotated[
         bool, typer.Option("--watch", help="Take over every dead worker, for ever: the fail-over.")

@@ -32,7 +32,7 @@ from stepengine.cli.judging import (
     spoken,
     to_the_end,
 )
-from stepengine.cli.options import Options, with_options
+from stepengine.cli.options import Model, Options, with_options
 from stepengine.cli.render import dumps, say, visible
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.definition import AgentDefinition
@@ -74,7 +74,7 @@ class Question:
     yes: bool
 
 
-@with_options
+@partial(with_options, without=("cwd", "write", "verbose"))
 def evaluate(
     options: Options,
     file: Annotated[str, typer.Argument(metavar="FILE", help="A .py file with `evaluation = ...`, or a .yaml file.")],
@@ -82,6 +82,7 @@ def evaluate(
     n: Annotated[
         int | None, typer.Option("-n", help="Samples of each case and side; default: what FILE says.", min=1)
     ] = None,
+    model: Model = None,
     agent: Annotated[
         list[str] | None,
         typer.Option(help="A side in place of those in FILE; the first is the base.", metavar="NAME=PATH|ID"),
@@ -134,7 +135,7 @@ def evaluate(
         file, n, tuple(agent or ()), tuple(case or ()), tuple(tag or ()), concurrency, budget, seed, out, against,
         recheck, goes_on, script, tuple(gate or ()), keep, html, yes,
     )  # fmt: skip
-    return interrupted_or(lambda: _evaluate(attrs.evolve(options, agent="").in_force(), asked))
+    return interrupted_or(lambda: _evaluate(attrs.evolve(options, agent="", model=model).in_force(), asked))
 
 
 def _evaluate(options: Options, asked: Question) -> Exit:

@@ -8,7 +8,16 @@ import attrs
 
 from stepengine.cli.bench import bench_for
 from stepengine.cli.exits import Exit, complain
-from stepengine.cli.journals import answers_of, journal_at, limits_again, name_of, on_journal, performed, recorded_agent
+from stepengine.cli.journals import (
+    answers_of,
+    hooks_of,
+    journal_at,
+    limits_again,
+    name_of,
+    on_journal,
+    performed,
+    recorded_agent,
+)
 from stepengine.cli.options import Answers, File, Last, Options, Repeat, with_options
 from stepengine.cli.perform import told
 from stepengine.cli.recording import Recording, recorded_as
@@ -45,8 +54,9 @@ def extend(
 
 def _extend(options: Options, answers: Iterable[str], *, allow_repeat: bool) -> Exit:
     journal, given = journal_at(options.journal), answers_of(answers)
-    agent = recorded_agent(journal, options)
-    bench = bench_for(options, agent)
+    history = journal.history()
+    agent = recorded_agent(journal, options, history)
+    bench = bench_for(options, agent, hooks=hooks_of(history))
     extend = bench.engine.extend
     limits = limits_again(journal, options)
     run = performed(

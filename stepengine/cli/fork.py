@@ -18,6 +18,7 @@ from stepengine.cli.exits import Exit, complain
 from stepengine.cli.journals import (
     answers_of,
     as_usage,
+    hooks_of,
     journal_at,
     limits_again,
     name_of,
@@ -118,8 +119,8 @@ def _fork(options: Options, branch: Branch, answers: Iterable[str]) -> Exit:
     with as_usage():
         place_of(history, branch.at)
     into = _target(options, branch)
-    agent = recorded_agent(journal, options)
-    bench = bench_for(options, agent, into="" if into is None else name_of(into))
+    agent = recorded_agent(journal, options, history)
+    bench = bench_for(options, agent, into="" if into is None else name_of(into), hooks=hooks_of(history))
     edit = None if branch.edit is None else _edit(branch.edit)
     limits = limits_again(journal, options)
     about = {"agent_id": agent.id, "prompt": str(history.root.get("prompt", ""))}

@@ -63,7 +63,7 @@ class Question:
     yes: bool
 
 
-@with_options
+@partial(with_options, without=("verbose",))
 def impact(
     options: Options,
     files: Files,

@@ -7,7 +7,7 @@ import contextlib
 import re
 import secrets
 import signal
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, get_args
 
@@ -40,6 +40,7 @@ __all__ = (
     "answers_of",
     "as_usage",
     "found",
+    "hooks_of",
     "is_cut_off",
     "journal_at",
     "limits_again",
@@ -226,6 +227,11 @@ def recorded_agent(journal: Journal, options: Options, history: History | None =
     history = journal.history() if history is None else history
     agent = agent_of(history, options.agent, options.settings.agent_folders)
     return attrs.evolve(agent, model=None) if "model" in history.root else agent
+
+
+def hooks_of(history: History) -> Sequence[str]:
+    """Return the names of the hooks that a run was recorded with: of a program's run it has none of the command line's."""
+    return () if history.head is None else history.head.hooks
 
 
 def limits_again(journal: Journal, options: Options) -> Limits | None:

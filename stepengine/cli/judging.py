@@ -20,7 +20,7 @@ import typer
 
 from stepengine.cli.bench import Bench, bench_for
 from stepengine.cli.exits import Exit, complain, explained
-from stepengine.cli.journals import journal_at, recorded_agent
+from stepengine.cli.journals import hooks_of, journal_at, recorded_agent
 from stepengine.cli.options import Options
 from stepengine.cli.perform import interruptible
 from stepengine.cli.settings import UsageProblem
@@ -91,6 +91,7 @@ class Case:
     file: str
     journal: Journal
     agent: AgentDefinition[Any]
+    hooks: Sequence[str]
     bench: Bench
 
 
@@ -102,7 +103,7 @@ def case_of(file: str, options: Options, *, performs: bool, beside: Iterable[Cas
         file: The journal.
         options: What was typed.
         performs: Whether tools may be called.
-        beside: Other runs; those of the same agent are performed with the same engine.
+        beside: Other runs; those of the same agent with the same hooks are performed with the same engine.
 
     Raises:
         StepEngineError: when the journal cannot be read, or its agent is not found.
@@ -111,14 +112,16 @@ def case_of(file: str, options: Options, *, performs: bool, beside: Iterable[Cas
     from stepengine.engine.loading import agent_file
 
     journal = journal_at(file)
-    agent = recorded_agent(journal, options)
-    same = next((case for case in beside if case.agent == agent), None)
+    history = journal.history()
+    agent, hooks = recorded_agent(journal, options, history), hooks_of(history)
+    same = next((case for case in beside if (case.agent, case.hooks) == (agent, hooks)), None)
     if same is not None:
-        return Case(file, journal, same.agent, same.bench)
+        return Case(file, journal, same.agent, hooks, same.bench)
     if not options.quiet:
         place = agent_file(options.agent or agent.id, folders=options.settings.agent_folders)
         complain(f"agent {agent.id} of {place}")
-    return Case(file, journal, agent, bench_for(attrs.evolve(options, quiet=True), agent, performs=performs))
+    bench = bench_for(attrs.evolve(options, quiet=True), agent, performs=performs, hooks=hooks)
+    return Case(file, journal, agent, hooks, bench)
 
 
 # --- money ----------------------------------------------------------------------------------------------------------

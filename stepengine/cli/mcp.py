@@ -13,7 +13,7 @@ import typer
 
 from stepengine.cli.bench import bench_for, limits_of
 from stepengine.cli.exits import Exit
-from stepengine.cli.options import Options, with_options
+from stepengine.cli.options import Model, Options, with_options
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.visible import visible
 
@@ -24,6 +24,8 @@ __all__ = ("inspect_server", "serve")
 def serve(
     options: Options,
     agents: Annotated[list[str], typer.Argument(metavar="AGENT...", help="Ids or files of agents.")],
+    *,
+    model: Model = None,
 ) -> Exit:
     """
     Offer agents as the tools of an MCP server.
@@ -35,13 +37,13 @@ def serve(
 
     Examples:
       stepengine mcp serve code_searcher
-      stepengine mcp serve ./agents/reviewer.py researcher --cwd ../project
+      stepengine mcp serve ./agents/reviewer.py code_searcher --cwd ../project
 
     In a client's settings:
       {"mcpServers": {"agents": {
         "command": "stepengine", "args": ["mcp", "serve", "code_searcher"]}}}
     """
-    return _serve(options.in_force(), agents)
+    return _serve(attrs.evolve(options, model=model).in_force(), agents)
 
 
 def inspect_server(

@@ -55,6 +55,11 @@ def models(
 
     Keys themselves are never shown. For a MODEL: its context window, its largest reply and its price, where the data of the
     package know them. Nothing is asked over the network but with --ask; `stepengine ask MODEL hi` tries a model.
+
+    Examples:
+      stepengine models
+      stepengine models openai/gpt-5 google/gemini-2.5-flash
+      stepengine models anthropic/claude-sonnet-5 --ask
     """
     if ask and not names:
         msg = "--ask asks about models: name one, such as anthropic/claude-sonnet-5"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +22,7 @@ from stepengine.data.definition import AgentDefinition
 __all__ = ("pin",)
 
 
-@with_options
+@partial(with_options, without=("write", "shell", "web", "as_json", "verbose"))
 def pin(
     options: Options,
     file: File = "",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,7 +26,7 @@ __all__ = ("ready",)
 ADVICE = "\n  to go on "
 
 
-@with_options
+@partial(with_options, without=("write", "shell", "web", "quiet", "verbose"))
 def ready(
     options: Options,
     files: Annotated[list[str] | None, typer.Argument(metavar="FILE", help="Journals, or names of runs.")] = None,

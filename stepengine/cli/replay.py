@@ -12,7 +12,7 @@ import typer
 
 from stepengine.cli.bench import bench_for
 from stepengine.cli.exits import Exit, complain
-from stepengine.cli.journals import as_usage, is_cut_off, journal_at, on_journal, performed, recorded_agent
+from stepengine.cli.journals import as_usage, hooks_of, is_cut_off, journal_at, on_journal, performed, recorded_agent
 from stepengine.cli.options import File, Last, Options, with_options
 from stepengine.cli.perform import told
 from stepengine.cli.settings import UsageProblem
@@ -79,8 +79,9 @@ def _parking(options: Options, live: Sequence[str], speed: float | None) -> Exit
         msg = "--pdb needs a terminal; without one, `stepengine debug FILE --exec` runs commands"
         raise UsageProblem(msg)
     journal = journal_at(options.journal)
-    agent = recorded_agent(journal, options)
-    bench = bench_for(options, agent, performs=False)
+    history = journal.history()
+    agent = recorded_agent(journal, options, history)
+    bench = bench_for(options, agent, performs=False, hooks=hooks_of(history))
     stepper = bench.engine.stepper(journal, agent=agent)
     try:
         while stepper.advance():
@@ -102,8 +103,9 @@ def _replay(options: Options, live: Sequence[str], speed: float | None) -> Exit:
     with as_usage():
         live_kinds(live)
     journal = journal_at(options.journal)
-    agent = recorded_agent(journal, options)
-    bench = bench_for(options, agent, performs=bool(live))
+    history = journal.history()
+    agent = recorded_agent(journal, options, history)
+    bench = bench_for(options, agent, performs=bool(live), hooks=hooks_of(history))
     replay = bench.engine.replay
     run = performed(bench, lambda: replay(journal, agent=agent, live=live, speed=speed))
     if is_cut_off(journal, run.result):
@@ -113,8 +115,9 @@ def _replay(options: Options, live: Sequence[str], speed: float | None) -> Exit:
 
 def repeated(journal: Journal, options: Options, on_divergence: OnDivergence = "raise") -> RunResult[Any]:
     """Return what the present code makes of a recorded run; nothing is performed."""
-    agent = recorded_agent(journal, options)
-    bench = bench_for(options, agent, performs=False)
+    history = journal.history()
+    agent = recorded_agent(journal, options, history)
+    bench = bench_for(options, agent, performs=False, hooks=hooks_of(history))
 
     async def ended() -> RunResult[Any]:
         async with bench.engine:

@@ -11,7 +11,16 @@ import typer
 
 from stepengine.cli.bench import bench_for
 from stepengine.cli.exits import Exit
-from stepengine.cli.journals import GoingOn, answers_of, journal_at, limits_again, on_journal, performed, recorded_agent
+from stepengine.cli.journals import (
+    GoingOn,
+    answers_of,
+    hooks_of,
+    journal_at,
+    limits_again,
+    on_journal,
+    performed,
+    recorded_agent,
+)
 from stepengine.cli.options import Answers, File, Last, Options, with_options
 from stepengine.cli.perform import told
 from stepengine.cli.recording import Recording, recorded_as
@@ -64,8 +73,9 @@ def resume(
 def _resume(options: Options, answers: Iterable[str], how: GoingOn) -> Exit:
     in_doubt, divergence = cast("Any", attrs.astuple(how.checked()))
     journal, given = journal_at(options.journal), answers_of(answers)
-    agent = recorded_agent(journal, options)
-    bench = bench_for(options, agent, performs=not journal.history().is_complete)
+    history = journal.history()
+    agent = recorded_agent(journal, options, history)
+    bench = bench_for(options, agent, performs=not history.is_complete, hooks=hooks_of(history))
     limits = limits_again(journal, options)
     resume = bench.engine.resume
     asked = partial(resume, in_doubt=in_doubt, on_divergence=divergence)

@@ -2,8 +2,8 @@
 What the command line is configured with, and where each value came from (requirements P10, X62).
 
 An explicit argument wins over the environment, the environment over the project's file, the project's over the user's.
-A project's file is foreign: a repository that was just cloned may name models and lower limits, but set no address that a
-key is sent to, no permissions and no code that runs. Only the command line reads files.
+A project's file is foreign: a repository that was just cloned may give models short names and lower limits, but choose no
+model, set no address that a key is sent to, no permissions and no code that runs. Only the command line reads files.
 """
 
 from __future__ import annotations

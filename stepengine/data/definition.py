@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from inspect import isgenerator
-from typing import Any, Generic, Literal, Protocol, TypeAlias
+from typing import Any, Generic, Literal, Never, Protocol, TypeAlias
 
 import attrs
 from typing_extensions import TypeVar
@@ -105,6 +105,24 @@ def check_handler(agent_id: str, handler: Any) -> None:
         raise DefinitionError(msg)
 
 
+ELSEWHERE = {
+    "name": "the id, which stands first",
+    "instructions": "system_prompt",
+    "instruction": "system_prompt",
+    "prompt": "system_prompt",
+    "output_type": "output_schema",
+    "model_settings": "settings",
+    "llm": "model",
+    "handoffs": "spawnable_agents",
+    "sub_agents": "spawnable_agents",
+    "max_steps": "limits=Limits(max_steps=...)",
+    "max_turns": "limits=Limits(max_steps=...)",
+    "retries": "output_retries",
+    "deps_type": "Depends(...) in a tool",
+}
+"""What other libraries call it."""
+
+
 @attrs.frozen(init=False)
 class AgentDefinition(Generic[Out]):
     """
@@ -180,7 +198,13 @@ class AgentDefinition(Generic[Out]):
         hooks: Hooks | None = None,
         limits: Limits | None = None,
         output_retries: int = 2,
+        **unknown: Never,
     ) -> None:
+        for name in unknown:
+            hint = f"; you may mean {ELSEWHERE[name]}" if name in ELSEWHERE else ""
+            known = ", ".join([field.name for field in attrs.fields(AgentDefinition)])
+            msg = f"agent {id!r} takes no {name!r}{hint}; it takes: {known}"
+            raise DefinitionError(msg)
         self.__attrs_init__(
             id=id,
             model=model,

@@ -106,7 +106,7 @@ class Engine:
         agent_models: Models in place of those that agents name, by agent id; that of ``""`` holds for all others. They are
             recorded with a run and hold for it again, unless there are other ones then. Models that a handler names in a
             yield stay.
-        resources: Live objects for tools, by type.
+        resources: Live objects for tools, such as ``[pool]``; ``ctx.resources.get(Pool)`` finds one by its type.
         workspace: Where agents work: a folder, or a ``Workspace``.
         logger: Where log lines go; the standard logger ``stepengine`` by default.
         clock: Date, time and sleep: an object with ``now()``, ``now_ms()`` and ``sleep(seconds)``; see ``Clock``.

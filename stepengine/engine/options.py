@@ -26,7 +26,7 @@ from stepengine.runtime.performing import ToolSetting
 from stepengine.runtime.rates import RateLimit, RateLimits, RateLimitsLike
 from stepengine.runtime.retry import RetryPolicy
 from stepengine.sessions import SessionStore, VersionedStore
-from stepengine.tools.context import Workspace
+from stepengine.tools.context import ResourceMap, Workspace
 
 if TYPE_CHECKING:
     from stepengine.journal import InDoubt, JournalLike, OnDivergence
@@ -315,6 +315,12 @@ ENGINE = {
         )
     ),
     "child_sessions": Fine(lambda value: isinstance(value, bool), "True or False"),
+    "resources": Fine(
+        lambda value: (
+            isinstance(value, ResourceMap) or (isinstance(value, Iterable) and not isinstance(value, str | Mapping))
+        ),
+        "a list of objects, each found by its own type; ResourceMap.insert(value, as_type=Base) files one under another",
+    ),
     "workspace": or_none(Fine(lambda value: isinstance(value, Workspace | Path | str), "a folder or a Workspace")),
 }
 RUN = {

@@ -13,7 +13,7 @@ from stepengine.data.outcomes import Failure, Stop
 from stepengine.data.questions import Answer, AnswerLike, Question, answer_problem, answered
 from stepengine.errors import AnswerRejected, UnknownOutcome
 from stepengine.journal.encoding import name_of, questions_of, restored, touched_world
-from stepengine.journal.history import History
+from stepengine.journal.history import History, parent_of
 from stepengine.journal.records import shown_address
 from stepengine.runtime.performer import Item
 
@@ -111,6 +111,13 @@ def kept_answers(history: History) -> dict[str, AnswerLike]:
     return {entry["question_id"]: restored(entry["answer"]) for entry in kept}
 
 
+def _before(path: str, seq: int) -> str:
+    """Return the address behind which a fork does an effect again; of the first one of a child also its start."""
+    while path and not seq:
+        path, seq = parent_of(path)
+    return shown_address(path, seq - 1)
+
+
 def decision_about(item: Item, policy: InDoubt, answers: Mapping[str, AnswerLike], at: int) -> Failure | Stop | None:
     """
     Return what becomes of an effect that may or may not have happened: ``None`` means that it is done again.
@@ -134,10 +141,12 @@ def decision_about(item: Item, policy: InDoubt, answers: Mapping[str, AnswerLike
         return Stop("suspended", at, questions=(question,))
     if again:
         return None
+    before = _before(item.path, item.effect.seq)
     msg = (
         f"{what} ({address}) was begun, but the process ended before its result was recorded; it may or may not have "
-        'happened. Look, then handle this error in the handler, or resume with in_doubt="retry" or "ask" (--in-doubt). '
-        "Where this error has ended the run, fork it at the effect before"
+        'happened. Look, and handle this error in the handler; the next time resume with in_doubt="retry" or "ask" '
+        f"(--in-doubt). Where it has ended the run, engine.fork(journal, at={before!r}, allow_repeat=True)  or  stepengine "
+        f"fork FILE --at '{before}' --allow-repeat  does it again"
     )
     if type(effect) is CallTool:
         msg += f". Its input was: {compact(effect.input)[:SHOWN_CHARS]}"

@@ -49,16 +49,32 @@ class ToolPreview:
 
 class ToolOptions(TypedDict, total=False):
     """
-    What can be said of a tool beside its name, description, schema and body.
+    What ``@tool(...)`` and ``Tool(...)`` take beside name and description.
 
-    ``category``, ``annotations``, ``parallel_safe``, ``ends_turn``, ``forces_next_step``, ``requires_permission``,
-    ``ephemeral``, ``timeout`` (seconds, 120 by default, ``math.inf`` for none), ``retries`` and ``strict`` are those of ``ToolSpec``.
-    ``in_thread=False`` runs a synchronous body on the event loop: for bodies that take microseconds. ``preview(input)``
-    returns a ``ToolPreview`` of one call. ``aliases`` are other parameter names that are accepted from a model.
-    ``idempotent=True`` is short for the annotation of that name; ``retries`` needs it. The result of a call of a tool with
-    ``deferred=True`` comes from outside, by ``handle.send_tool_result``, after its body has begun the work; what the body
-    returns is dropped, unless it is an error, which is the result. The time-out is the body's. A tool with
-    ``defer_loading=True`` is not shown to the model until it searched for it, as ``ToolSpec`` says.
+    Attributes:
+        category: For permission rules: ``"read"``, ``"write"``, ``"execute"``, ``"network"`` or any other word; default ``""``.
+        annotations: What it does to the world, as ``ToolAnnotations``; by default none of it.
+        idempotent: Short for the annotation of that name: a call that a crash cut off is made again; default ``False``.
+        parallel_safe: Whether calls may run at the same time as other parallel-safe calls of one reply; default ``False``.
+        ends_turn: Whether the turn ends after it ran; default ``False``.
+        forces_next_step: Whether the model must see its result before the turn can end; default ``True``.
+        requires_permission: Whether an ask of a rule or a mode applies to it; with ``False`` it counts as allow, and a deny
+            still denies; default ``True``.
+        ephemeral: Keep only the newest so many results of this tool in the view; default ``None``, which keeps all.
+        timeout: Seconds that one call may take; 120 by default, ``math.inf`` for no end.
+        retries: How often a failed call is tried again; default 0. Only for idempotent tools.
+        strict: Whether the provider shall promise inputs that keep to the schema, where it can and the schema allows it;
+            default ``False``.
+        defer_loading: Whether a model is shown it only after it searched for it: by its provider's own search where there is
+            one, else by the tool ``find_tools``; default ``False``.
+        in_thread: Whether a synchronous body runs in a thread (default), or on the event loop: for bodies that take
+            microseconds.
+        deferred: Whether its result comes from outside, by ``handle.send_tool_result``, after its body has begun the work; what
+            the body returns is dropped, unless it is an error, which is the result. The time-out is the body's; default
+            ``False``.
+        preview: A function of the input that returns a ``ToolPreview`` of one call, for whoever is asked; default ``None``.
+        aliases: Lists of other names that are accepted from a model, by dotted path of the parameter, such as
+            ``"replacements.old_string"``.
     """
 
     category: str

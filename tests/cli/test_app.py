@@ -7,6 +7,8 @@ from __future__ import annotations
 import inspect
 import io
 import json
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
 from typer.testing import CliRunner, Result
 
+from stepengine import load_agent
 from stepengine.cli import bench, main
-from stepengine.cli.app import GROUPS, app
+from stepengine.cli.app import GROUPS, UNDER, app
 from stepengine.testing import ScriptedModel, failure, text, tool_call
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -105,6 +109,76 @@ def test_every_command_stands_in_its_group_with_a_description_that_fits_at_80_co
         first = [(inspect.getdoc(each) or "").partition("\n")[0] for each in commands.values()]
 
         assert [f" {name:{widest}}  {text}" for name, text in zip(commands, first, strict=True)] == listed
+
+
+HELPS = {
+    **{name: each for commands in GROUPS.values() for name, each in commands.items()},
+    **{f"{first} {name}": each for first, (_, _, several) in UNDER.items() for name, each in several.items()},
+}
+
+
+def parsed() -> dict[str, Any]:
+    """
+    Return every command as it is parsed, by its words.
+    """
+    root: Any = typer.main.get_command(app)
+    words = [name.partition(" ") for name in HELPS]
+    return {
+        f"{first}{space}{last}": root.commands[first].commands[last] if last else root.commands[first]
+        for first, space, last in words
+    }
+
+
+def examples(name: str) -> list[tuple[str, list[str]]]:
+    """
+    Return the examples in the help of a command: the words of the command that each is of, and what is typed behind them.
+    """
+    text = inspect.cleandoc(HELPS[name].__doc__ or "").replace("\\\n", "")
+    found = []
+    for line in [line for line in text.splitlines() if line.startswith("  ")]:
+        if typed := re.search(r"(?:^ +|\| )stepengine ((?:mcp |release )?[a-z]+)(.*)", line):
+            words = shlex.split(re.split(r"(?<=\S) {3,}(?=[a-z])", typed[2])[0])
+            found.append((typed[1], words[: words.index("|")] if "|" in words else words))
+    return found
+
+
+@pytest.mark.parametrize("name", HELPS)
+def test_options_and_agents_of_examples_exist(name: str) -> None:
+    assert examples(name) or name in ("version", "acp"), name
+    for words, typed in examples(name):
+        options = {option for each in parsed()[words].params for option in each.opts}
+        first = next((n for n, word in enumerate(typed) if word.startswith("-")), len(typed))
+        agents = {"run": typed[:1], "chat": typed[:1], "mcp serve": typed[:first]}.get(words, [])
+
+        assert words == "mcp inspect" or {word for word in typed if word[:1] == "-" and word != "-"} <= options, typed
+        assert [] == [a for a in agents if "." not in a and a[0] != "-" and not load_agent(a)], typed
+
+
+def test_help_of_a_shared_option_speaks_of_what_the_command_has() -> None:
+    """
+    A command without ``--model`` does not name it, and only one that has a recorded run speaks of it.
+    """
+    known = {*GROUPS["Journals"], *GROUPS["Judge"], "debug"} - {"eval"}
+
+    for name, command in parsed().items():
+        options = {option: getattr(each, "help", None) or "" for each in command.params for option in each.opts}
+        said = " ".join(options.values())
+
+        assert "--model" in options or "--model" not in said, name
+        assert name in known or "recorded one" not in said, name
+
+
+def test_commands_take_no_option_that_would_do_nothing() -> None:
+    """
+    What only repeats a run performs nothing, so that nothing has to be allowed; `pin` prints no JSON.
+    """
+    taken = {name: {option for each in command.params for option in each.opts} for name, command in parsed().items()}
+
+    for name in ("ready", "pin"):
+        assert set() == {"--write", "--shell", "--web", "--verbose"} & taken[name], name
+    assert "--json" not in taken["pin"]
+    assert set() == {"--cwd", "--write", "--verbose"} & taken["eval"]
+    assert set() == {"--verbose"} & (taken["impact"] | taken["blame"])
 
 
 @pytest.mark.parametrize("width", [80, 160])

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from stepengine import Engine, load_agent
 from stepengine.cli import bench
 from stepengine.cli.app import app
 from stepengine.cli.options import Options
@@ -391,6 +392,48 @@ def test_a_divergence_shows_the_commands_that_help_and_each_works_as_it_stands(e
     assert command("replay", ended, "--agent", agent, "-q").stdout == "ONE no\n"
     assert Path("done.txt").read_text() == "onetwo"
     assert "stepengine diff A B" in message
+
+
+LONG = "word " * 100_000
+"""More than the policy of the command line would let a prompt have."""
+
+
+@pytest.fixture
+def programs() -> str:
+    """
+    The journal of a run that a program began, without any hook, and that waits for an answer.
+    """
+    replies = ScriptedModel([tool_call("shout", {"text": "two"}), text("fine")])
+    with Engine([load_agent("agents/desk.py")], models=replies, default_model="test/m") as engine:
+        engine.run_sync("desk", LONG, journal="run.jsonl")
+    return "run.jsonl"
+
+
+def test_a_run_of_a_program_is_gone_on_with_and_repeated_without_the_hooks_of_the_command_line(
+    programs: str, scripted: Any
+) -> None:
+    scripted()
+    assert "1 go on as they are" in command("ready", programs).stdout
+    said = command("resume", programs, "--answer", "q4=yes", "-q")
+    assert ("ONE yes\n", "") == (said.stdout, said.stderr)
+
+    for name in ("replay", "extend"):
+        said = command(name, programs, "-q")
+        assert ("ONE yes\n", "") == (said.stdout, said.stderr), name
+    command("test", programs)
+    command("impact", programs, "--yes")
+
+
+def test_a_hook_of_the_agent_is_not_taken_for_the_one_of_the_command_line(scripted: Any) -> None:
+    own = edited("handle_steps=handle_steps)", "handle_steps=handle_steps, hooks=Hooks(pre_step=[summarize()]))")
+    Path(own).write_text(f"from stepengine.context import summarize\n{Path(own).read_text()}")
+    with Engine([load_agent(own)], models=ScriptedModel([text("fine")]), default_model="test/m") as engine:
+        engine.run_sync("desk", "go", journal="own.jsonl", answers={"Ship it?": "yes"}).unwrap()
+    scripted(text("fine"))
+
+    said = command("replay", "own.jsonl", "--agent", own, "-q")
+
+    assert ("ONE yes\n", "") == (said.stdout, said.stderr)
 
 
 @pytest.mark.spec("replay:D10", "reliability:JR36")

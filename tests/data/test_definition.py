@@ -5,6 +5,7 @@ Agent definitions: immutable, checked where they are built, with errors that nam
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ import attrs
 import pytest
 from pydantic import BaseModel
 
-from stepengine.data.definition import AgentDefinition, InputSchema, check_handler, normalised_id
+from stepengine.data.definition import ELSEWHERE, AgentDefinition, InputSchema, check_handler, normalised_id
 from stepengine.data.functions import location_of, takes_one_argument
 from stepengine.data.hooks import Hooks
 from stepengine.data.json import JsonDict
@@ -97,10 +98,20 @@ def test_a_definition_cannot_be_changed() -> None:
 
 @pytest.mark.spec("requirements:A1")
 def test_an_unknown_field_is_refused() -> None:
-    with pytest.raises(TypeError, match="surprise"):
-        AgentDefinition("a", surprise=1)  # type: ignore[call-arg]
+    with pytest.raises(DefinitionError, match=r"agent 'a' takes no 'surprise'; it takes: id, model, display_name, "):
+        AgentDefinition("a", surprise=1)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         AgentDefinition("a", "model")  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(("name", "meant"), sorted(ELSEWHERE.items()))
+def test_a_field_that_other_libraries_have_is_answered_with_ours(name: str, meant: str) -> None:
+    ours = {field.name for field in attrs.fields(AgentDefinition)}
+
+    assert name not in ours
+    assert {*re.findall(r"^\w+(?=$|=)", meant)} <= ours
+    with pytest.raises(DefinitionError, match=f"takes no '{name}'; you may mean {re.escape(meant)}; it takes: id, "):
+        AgentDefinition("a", **{name: "x"})  # type: ignore[arg-type]
 
 
 @pytest.mark.spec("requirements:A1")

@@ -52,7 +52,8 @@ def execute(block: Block, name: str, names: dict[str, object] | None = None) -> 
     """
     Run a block of Python on its own, or with the *names* of those before it; a failure shows its line of the page.
     """
-    code = compile("\n" * block.line + block.text, str(ROOT / "docs" / name), "exec")
+    # A reader's file does not begin with what this one imports from `__future__`.
+    code = compile("\n" * block.line + block.text, str(ROOT / "docs" / name), "exec", dont_inherit=True)
     exec(code, {"__name__": "page"} if names is None else names)
 
 

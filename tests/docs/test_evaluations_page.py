@@ -22,6 +22,11 @@ def test_every_block_runs_and_shows_what_it_says(tmp_path: Path) -> None:
     assert (tmp_path / "fixed" / "cases" / "sums" / "fixer" / "1.jsonl").is_file()
 
 
+@pytest.mark.deep
+def test_who_comes_from_inspect_sees_what_the_page_shows(tmp_path: Path) -> None:
+    follow("coming-from/inspect.md", tmp_path)
+
+
 @pytest.mark.spec("judging:JG61")
 def test_the_table_has_every_check() -> None:
     from stepengine.judging.evaluation_files import MAKERS

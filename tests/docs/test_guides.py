@@ -4,9 +4,16 @@ Short guides and explanations are so: their Python runs, each block on its own, 
 
 from __future__ import annotations
 
+import inspect
+import re
 from pathlib import Path
 
 import pytest
+
+from stepengine import Tool
+from stepengine.tools.conversion import RESULT_CHARS
+from stepengine.tools.definition import ToolOptions
+from stepengine.tools.execution import TOOL_SECONDS
 
 from .pages import blocks_of, execute, page
 
@@ -15,7 +22,10 @@ NAMES = (
     "the-machine",
     "determinism",
     "promises",
+    "words",
     "hooks",
+    "first-questions",
+    "tools",
     "dependencies",
     "tools-with-images",
     "stateless-bot",
@@ -23,7 +33,9 @@ NAMES = (
     "coming-from/codebuff",
     "coming-from/bu-agent-sdk",
     "coming-from/pydantic-ai",
+    "coming-from/openai-agents",
     "coming-from/langgraph",
+    "coming-from/temporal",
 )
 BLOCKS = [(name, number, block) for name in NAMES for number, block in enumerate(blocks_of(page(f"{name}.md")))]
 
@@ -41,3 +53,25 @@ def test_every_block_runs(name: str, block: object, tmp_path: Path, monkeypatch:
 
 def test_no_kind_of_block_is_passed_over() -> None:
     assert {"python", "{toctree}"} >= {block.kind for _, _, block in BLOCKS}
+
+
+def test_the_table_of_options_of_tools_is_complete_and_says_their_defaults() -> None:
+    """
+    So does the reference, which has no other place for them.
+    """
+    rows = re.findall(
+        r"^\| (`[^|]+) \| [^|]+ \| ([^|]+) \|$", page("tools.md").partition("| option |")[2], re.MULTILINE
+    )
+    told = {name: default for names, default in rows for name in re.findall(r"`(\w+)`", names)}
+    explained = set(re.findall(r"^    (\w+): ", inspect.getdoc(ToolOptions) or "", re.MULTILINE))
+    usual = Tool("usual", "As it is by default.", {"type": "object"}, print)
+
+    assert {*ToolOptions.__annotations__, "name", "description"} == set(told)
+    assert set(ToolOptions.__annotations__) == explained
+    for name, default in told.items():
+        if re.fullmatch(r"`(?:True|False)`|\d+", default) and name not in ("idempotent", "timeout"):
+            found = getattr(usual.spec, name, getattr(usual, name, None))
+
+            assert default.strip("`") == str(found), name
+    assert str(TOOL_SECONDS).removesuffix(".0") == told["timeout"]
+    assert f"{RESULT_CHARS:,} characters" in page("tools.md")

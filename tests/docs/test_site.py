@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from stepengine.cli.settings import KEYS, Settings
 from stepengine.engine import options
 
 from .pages import ROOT, public_modules
@@ -108,6 +109,26 @@ def test_pages_that_are_linked_exist() -> None:
 
 def test_the_page_of_the_command_line_is_what_help_says() -> None:
     assert script("make_command_line").page() == (DOCS / "reference" / "command-line.md").read_text(encoding="utf-8")
+
+
+def test_variables_of_settings_set_what_the_page_of_the_command_line_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = re.findall(r"^\| `([a-z_.<>]+)` \| (`STEPENGINE_[^|]+) \|", script("make_command_line").page(), re.MULTILINE)
+    values = {"a whole number from 1": "7", "a number above 0": "7", "true or false": "true"}
+    kinds = {key.name: key for key in KEYS}
+
+    assert {"model", "limits.max_steps", "models.<agent>"} <= {name for name, _ in rows}
+    for name, variables in rows:
+        for variable in re.findall(r"`(\w+)`", variables):
+            key = kinds[name]
+            value = values.get(key.kind, str(key.default or "always"))
+            with monkeypatch.context() as patch:
+                patch.setenv(variable, value)
+                found = Settings.load(tmp_path)
+
+            assert name.replace("<", "").replace(">", "") in found.values, variable
 
 
 def test_the_pictures_are_made_from_what_they_show() -> None:

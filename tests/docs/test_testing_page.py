@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -100,3 +101,43 @@ def test_the_table_of_modes_is_complete() -> None:
 
 def test_no_kind_of_block_is_passed_over() -> None:
     assert {"toml", "text", "python", "yaml", "sh", "diff"} == {b.kind for b in BLOCKS}
+
+
+def test_the_tables_of_options_settings_and_marks_are_complete() -> None:
+    from stepengine import pytest_plugin
+    from stepengine.pytest_plugin.settings import MARK_ARGUMENTS
+
+    class Parser:
+        """
+        Notes what the plugin adds.
+        """
+
+        def __init__(self) -> None:
+            self.options: dict[str, tuple[str, ...]] = {}
+            self.settings: set[str] = set()
+
+        def getgroup(self, *_: str) -> Parser:
+            return self
+
+        def addoption(self, name: str, **given: Any) -> None:
+            self.options[name] = given.get("choices", ())
+
+        def addini(self, name: str, *_: Any, **__: Any) -> None:
+            self.settings.add(name)
+
+    parser = Parser()
+    pytest_plugin.pytest_addoption(parser)  # type: ignore[arg-type]
+    section = PAGE.partition("## Options, settings, marks")[2]
+    options, settings, marks = [
+        part.partition("\n\n")[0] for part in re.split(r"^\|---\|---\|$", section, flags=re.MULTILINE)[1:]
+    ]
+    rows = dict(re.findall(r"^\| `(--[a-z-]+)[^`]*` \| (.*) \|$", options, re.MULTILINE))
+
+    assert parser.options.keys() == rows.keys()
+    assert {"stepengine-record"} == {
+        name.strip("-")
+        for name, words in parser.options.items()
+        if not all(f"`{word}`" in rows[name] for word in words)
+    }
+    assert parser.settings == set(re.findall(r"`(stepengine_\w+)`", settings))
+    assert MARK_ARGUMENTS == set(re.findall(r"^\| `(\w+)=", marks, re.MULTILINE))

@@ -4,6 +4,8 @@ Every example runs as a script, without keys and without network, and says somet
 
 from __future__ import annotations
 
+import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,20 @@ def test_there_are_the_examples_that_readme_names() -> None:
     named = {"smallest.py", "custom_tool.py", "drive_steps.py", "parallel_children.py", "live.py"}
 
     assert named <= {e.name for e in EXAMPLES}
+
+
+def test_the_list_of_examples_has_each_with_its_first_sentences() -> None:
+    page = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
+    listed = dict(re.findall(r"^\| \[([\w/]+\.py)\]\(\1\) \| (.+) \|$", page, re.MULTILINE))
+    files = [*EXAMPLES, *(ROOT / "examples" / "evaluations").glob("*.py")]
+    first = {file: (ast.get_docstring(ast.parse(file.read_text())) or "").partition("\n\n")[0] for file in files}
+
+    assert {
+        file.relative_to(ROOT / "examples").as_posix(): " ".join(text.replace("``", "`").split())
+        for file, text in first.items()
+    } == listed
+    for target in re.findall(r"\]\(([^)]+)\)", page):
+        assert (ROOT / "examples" / target).exists(), target
 
 
 @pytest.mark.spec("requirements:Q11")

@@ -4,7 +4,9 @@ Crashes: whatever a killed process leaves behind, the run goes on, and nothing t
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from stepengine import AgentDefinition, Parallel, Perform, RunStatus, Tool, ToolCall
+from stepengine import AgentCall, AgentDefinition, Engine, Parallel, Perform, RunStatus, Tool, ToolCall
 from stepengine.data.messages import ToolResult
 from stepengine.errors import UnknownOutcome
 from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, check
@@ -169,6 +171,45 @@ def test_an_effect_in_doubt_that_nobody_catches_fails_the_run(rig):
     result = payer.resume(MemoryJournal(lines))
     assert result.status is RunStatus.FAILED
     assert isinstance(result.error, UnknownOutcome)
+
+
+@pytest.mark.spec("reliability:R3")
+@pytest.mark.parametrize("in_child", [False, True])
+def test_what_an_effect_in_doubt_says_of_a_run_that_it_ended_does_it_again(in_child):
+    """
+    The address stands in the error: of the first effect of a child it is that of the effect before the child.
+    """
+    done = []
+
+    def pay(ctx):
+        return (yield from Perform(done.append, "paid"))
+
+    def lead(ctx):
+        yield from Perform(done.append, "looked")
+        yield from AgentCall("payer")
+
+    agents = [
+        AgentDefinition("payer", handle_steps=pay),
+        AgentDefinition("lead", handle_steps=lead, spawnable_agents=["payer"]),
+    ]
+    name, path = ("lead", "1") if in_child else ("payer", "")
+    whole = MemoryJournal()
+    with Engine(agents) as engine:
+        engine.run_sync(name, journal=whole)
+        lines = whole.lines()
+        records = [json.loads(line) for line in lines]
+        began = next(
+            n for n, r in enumerate(records) if (r["kind"], r.get("path"), r.get("seq")) == ("intent", path, 0)
+        )
+        journal = MemoryJournal(lines[: began + 1])
+        done.clear()
+        said = str(engine.resume_sync(journal).error)
+        (place,) = re.findall(r"engine\.fork\(journal, at='([^']+)', allow_repeat=True\)", said)
+
+        assert done == []
+        assert engine.fork_sync(journal, at=place, allow_repeat=True).status is RunStatus.COMPLETED
+
+    assert ["paid"] == done
 
 
 @pytest.mark.spec("reliability:R3")
