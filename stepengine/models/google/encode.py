@@ -212,10 +212,11 @@ def _assistant_part(part: AssistantPart, flags: Flags, ids: Mapping[str, str]) -
 
 
 def _signed(data: Mapping[str, Any] | None, flags: Flags) -> Json:
-    """Return the signature as it came, for the model that made it."""
+    """Return the signature, and what else came beside a part, as it came, for the model that made it."""
     if not is_own(data, flags.provider, flags.model):
         return {}
-    return {"thoughtSignature": data["signature"]} if data.get("signature") else {}
+    signature = {"thoughtSignature": data["signature"]} if data.get("signature") else {}
+    return {**data.get("more", {}), **signature}
 
 
 def _result(message: ToolMessage, flags: Flags) -> Turn:
