@@ -18,6 +18,7 @@ from stepengine.data.messages import OpaquePart
 from stepengine.data.models import ModelReply
 from stepengine.data.usage import Usage
 from stepengine.models._limits import completed
+from stepengine.models._reply import seen, word_at
 from stepengine.models.base import ModelInfo
 from stepengine.models.routing import route_of
 
@@ -298,7 +299,7 @@ def _is_special(raw: Any) -> bool:
             or (name == "modality" and value != "TEXT")
             for name, value in raw.items()
         )
-    return any(_is_special(entry) for entry in raw)
+    return isinstance(raw, list | tuple) and any(_is_special(entry) for entry in raw)
 
 
 def _context_of(data: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, str]:
@@ -312,22 +313,19 @@ def _context_of(data: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, st
 
 def _run_beside(raw: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the usage of what Anthropic ran beside the message: compactions, advisors and models that stood in."""
-    entries = raw.get("iterations")
-    return [entry for entry in entries or () if isinstance(entry, Mapping) and entry.get("type") != "message"]
+    return [entry for entry in seen(raw, "iterations") if entry.get("type") != "message"]
 
 
 def _searches_of(reply: ModelReply, provider: str, model: str) -> Decimal:
     """Return what the searches of *reply* cost that no usage reports."""
     kinds = [part.data for part in reply.content if type(part) is OpaquePart]
-    web = sum(
-        item.get("type") == "web_search_call" and (item.get("action") or {}).get("type") == "search" for item in kinds
-    )
+    web = sum(item.get("type") == "web_search_call" and word_at(item, "action", "type") == "search" for item in kinds)
     files = sum(item.get("type") == "file_search_call" for item in kinds)
     total: Decimal = WEB_SEARCH.get(provider, Decimal(0)) * web + FILE_SEARCH * files
     data: Mapping[str, Any] = reply.provider_data or {}
     grounding = data.get("groundingMetadata")
     queries = grounding.get("webSearchQueries") if isinstance(grounding, Mapping) else None
-    if queries:
+    if queries and isinstance(queries, list | tuple):
         newer = not model.partition("/")[2].removeprefix("models/").startswith(("gemini-1", "gemini-2"))
         total += GOOGLE_QUERY * len(queries) if newer else GOOGLE_PROMPT
     return total

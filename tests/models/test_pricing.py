@@ -122,6 +122,26 @@ def extracted(reply: ModelReply, name: str, provider: str) -> Decimal | None:
         return None
 
 
+@pytest.mark.spec("requirements:G17", "reliability:MP61")
+@pytest.mark.parametrize(
+    ("told", "more"),
+    [
+        ({"notes": ["x"]}, {}),
+        ({"notes": [5, None]}, {}),
+        ({"notes": [["TEXT"]]}, {}),
+        ({"iterations": 5}, {}),
+        ({}, {"groundingMetadata": {"webSearchQueries": 5}}),
+    ],
+)
+def test_what_a_server_reports_in_forms_that_nobody_knows_costs_what_its_tokens_cost(told, more):
+    raw = {"prompt_tokens": 10, "completion_tokens": 10, **told}
+    data = {"provider": "openai_chat", "usage": raw, **more}
+    content = [OpaquePart("openai_chat", {"type": "web_search_call", "action": "search"}), TextPart("x")]
+    reply = ModelReply(content, usage=Usage(10, 10), provider_data=data)
+
+    assert cost_of("openai_chat/gpt-4o", Usage(10, 10), AT) == cost_of.of_reply("openai_chat/gpt-4o", reply, AT)
+
+
 @needs_recordings
 @pytest.mark.spec("requirements:G17", "providers:PV78", "providers:PV79", "providers:PV80")
 def test_no_recorded_reply_costs_less_than_the_library_extracts_from_what_its_provider_reported() -> None:

@@ -78,7 +78,6 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
     usage = _raw_usage(data)
     if raw in GAVE_UP:
         raise given_up(call, f"it ended with {raw!r}", usage_of(usage))
-    cost: Any = usage.get("cost") if isinstance(usage, Mapping) else None
     return reply_of(
         content,
         call,
@@ -89,8 +88,22 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
         answered=text_at(data, "model"),
         request_id=request_id,
         kept=_kept(data, choice, message),
-        cost=Decimal(str(cost)) if type(cost) in (int, float) and 0 <= cost <= MAX_COST else None,
+        cost=_cost(usage) if isinstance(usage, Mapping) else None,
     )
+
+
+def _cost(usage: Mapping[str, Any]) -> Decimal | None:
+    """Return what the gateway says a reply cost; with a key of the user's own his provider asks for the rest (PV81)."""
+    paid = _dollars(usage.get("cost"))
+    if paid is None or usage.get("is_byok") is not True:
+        return paid
+    beside = usage.get("cost_details")
+    upstream = _dollars(beside.get("upstream_inference_cost")) if isinstance(beside, Mapping) else None
+    return None if upstream is None else paid + upstream
+
+
+def _dollars(value: Any) -> Decimal | None:
+    return Decimal(str(value)) if type(value) in (int, float) and 0 <= value <= MAX_COST else None
 
 
 def _raw_usage(data: Mapping[str, Any]) -> Any:
