@@ -60,6 +60,17 @@ async def unsigned(request: Any) -> None:
         del request.headers["authorization"]
 
 
+def without_openai(client: Any) -> Any:
+    """
+    Return *client* without what the SDK has read from the environment for OpenAI: another company has no business with it.
+
+    The headers of ``OPENAI_CUSTOM_HEADERS`` would even take the place of the key.
+    """
+    client.organization = client.project = None
+    client._custom_headers = {}  # noqa: SLF001 - no public name leaves them out
+    return client
+
+
 class PresetProvider(HttpProvider):
     """
     What the adapters of the ``openai`` SDK share: a preset says where the service is and what it does in its own way.
@@ -254,20 +265,17 @@ class PresetProvider(HttpProvider):
         if not key:
             http_client.event_hooks = {**http_client.event_hooks, "request": [unsigned]}
         if self._api_version:
-            return self._sdk().AsyncAzureOpenAI(azure_endpoint=base_url, api_version=self._api_version, **shared)
+            azure = self._sdk().AsyncAzureOpenAI(azure_endpoint=base_url, api_version=self._api_version, **shared)
+            return without_openai(azure)
         client = self._sdk().AsyncOpenAI(base_url=base_url, **shared)
-        if self._preset.key_variable != "OPENAI_API_KEY":
-            # Read from the environment by the SDK; another company's server has no business with them.
-            client.organization = client.project = None
-        return client
+        return client if self._preset.key_variable == "OPENAI_API_KEY" else without_openai(client)
 
     def _client_of_tokens(self, tokens: TokenSource, base_url: str, http_client: Any) -> Any:
         shared = {"max_retries": 0, "timeout": http_client.timeout, "http_client": http_client}
         if self._api_version:
             version = self._api_version
-            return self._sdk().AsyncAzureOpenAI(
+            azure = self._sdk().AsyncAzureOpenAI(
                 azure_endpoint=base_url, api_version=version, azure_ad_token_provider=tokens, **shared
             )
-        client = self._sdk().AsyncOpenAI(base_url=base_url, api_key=tokens, **shared)
-        client.organization = client.project = None
-        return client
+            return without_openai(azure)
+        return without_openai(self._sdk().AsyncOpenAI(base_url=base_url, api_key=tokens, **shared))

@@ -112,6 +112,24 @@ async def test_azure_is_found_by_its_endpoint_with_and_without_a_dated_api(monke
         Models.standard().check("azure/m")
 
 
+@pytest.mark.spec("reliability:SC12", "requirements:G23")
+@pytest.mark.parametrize("name", ["openai", "groq", "xai", "vllm", "azure", "azure dated"])
+async def test_what_the_environment_holds_for_openai_goes_to_no_other_company(name, monkeypatch):
+    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "Authorization: Bearer sk-openai\nX-Gateway-Key: sk-gateway")
+    monkeypatch.setenv("OPENAI_ORG_ID", "org-mine")
+    monkeypatch.setenv("OPENAI_PROJECT_ID", "proj-mine")
+    name, _, dated = name.partition(" ")
+    environment = {PRESETS[name].key_variable: "the-key", "AZURE_OPENAI_ENDPOINT": "https://mine.openai.azure.com/"}
+    if dated:
+        environment["OPENAI_API_VERSION"] = "2025-04-01-preview"
+    request = await sent_to(name, monkeypatch, **environment)
+
+    headers = str(request.headers.raw)
+    assert (name != "openai") == ("the-key" in headers)
+    for word in ("sk-openai", "sk-gateway", "org-mine", "proj-mine"):
+        assert (name == "openai") == (word in headers), word
+
+
 @pytest.mark.spec("ecosystem:EC107", "ecosystem:EC108")
 @pytest.mark.parametrize("name", ["llamacpp", "lmstudio"])
 def test_a_server_that_cannot_be_told_which_tool_to_call_is_offered_only_that_one(name):
