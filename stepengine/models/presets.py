@@ -58,6 +58,7 @@ class Preset:
         stream_usage: Whether usage must be asked for in a stream.
         nine_letter_ids: Whether call ids are exactly nine letters and digits.
         reasoning_with_calls: The member that every assistant message with calls must hold, even empty.
+        reasoning_with_text: Whether every other assistant message must hold that member, too.
         text_with_calls: Whether an assistant message with calls must hold a text, even an empty one.
         bridged: Models, as a regular expression, that refuse a message of the user right after a tool's result.
         plain_schemas: Models, as a regular expression, whose schemas must do without ``$ref``, ``const`` and null unions.
@@ -104,6 +105,7 @@ class Preset:
     stream_usage: bool = True
     nine_letter_ids: bool = False
     reasoning_with_calls: str = ""
+    reasoning_with_text: bool = False
     text_with_calls: bool = False
     bridged: str = ""
     plain_schemas: str = ""
@@ -244,6 +246,7 @@ PRESETS = {
             model_patterns=(r"deepseek-.+",),
             thinking="deepseek",
             reasoning_with_calls="reasoning_content",
+            reasoning_with_text=True,
             caches=True,
             seed_member="",
             schemas=False,

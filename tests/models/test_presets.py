@@ -199,6 +199,29 @@ def test_deepseek_gets_its_reasoning_back_with_every_call_and_never_has_to_call(
     assert (forced["tool_choice"], forced["thinking"]) == ("required", {"type": "disabled"})
 
 
+@pytest.mark.spec("providers:PV31")
+def test_deepseek_misses_its_reasoning_in_no_message_of_the_assistant_and_moonshot_in_none_with_calls():
+    history = [UserMessage("go"), AssistantMessage("Of another model."), UserMessage("on"), AssistantMessage([call(1)]), result(1)]  # fmt: skip
+    found = {
+        name: [m.get("reasoning_content") for m in body(name, *history, tools=(TOOL,))["messages"]]
+        for name in ("deepseek", "moonshot", "groq")
+    }
+    assert [None, "", None, "", None] == found["deepseek"]
+    assert [None, None, None, "", None] == found["moonshot"]
+    assert [None] * 5 == found["groq"]
+
+
+@pytest.mark.spec("providers:PV37", "requirements:X53")
+@pytest.mark.parametrize(("name", "data"), [
+    ("deepseek", {"member": "reasoning_content"}),
+    ("openrouter", {"member": "reasoning", "reasoning_details": [{"type": "reasoning.text", "text": "hm"}]}),
+])  # fmt: skip
+def test_a_reply_that_was_only_thoughts_goes_back_with_a_text_if_an_empty_one(name, data):
+    thought = ThinkingPart("hm", provider_data={"provider": name, "model": "m", **data})
+    got = body(name, UserMessage("go"), AssistantMessage([thought]), UserMessage("on"))["messages"][1]
+    assert ("assistant", "", "hm") == (got["role"], got["content"], got[data["member"]])
+
+
 @pytest.mark.spec("ecosystem:EC113")
 def test_xai_is_asked_for_encrypted_reasoning_under_one_name_for_the_conversation():
     got = body("xai", UserMessage("one"), system_prompt="s")

@@ -229,8 +229,12 @@ def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> Turn: 
         body["tool_calls"] = calls
         if flags.preset.text_with_calls and body["content"] is None:
             body["content"] = ""
-        if flags.preset.reasoning_with_calls:
-            body.setdefault(flags.preset.reasoning_with_calls, "")
+    elif body["content"] is None and len(body) > 2 and "refusal" not in body:  # noqa: PLR2004 - role and content
+        # A reply that was only thoughts: without calls the API demands a text.
+        body["content"] = ""
+    member = flags.preset.reasoning_with_calls
+    if member and (calls or (flags.preset.reasoning_with_text and body["content"] is not None)):
+        body.setdefault(member, "")
     made = made_by_model(message)
     after = joined([{"type": "text", "text": MADE}, *[_media(part, flags) for part in made]]) if made else b""
     if body["content"] is None and len(body) == 2:  # noqa: PLR2004 - role and content: there is nothing to send
