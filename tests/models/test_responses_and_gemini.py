@@ -421,6 +421,18 @@ def test_no_candidate_is_no_reply_and_a_stream_without_a_finish_reason_is_cut_of
 # --- both -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.spec("requirements:G10", "providers:PV62")
+@pytest.mark.parametrize("name", ["openai", "openai_chat"])
+def test_sentences_that_another_provider_cut_into_texts_with_sources_between_them_stay_sentences(name):
+    parts = [TextPart("Water boils "), TextPart("at 100 °C"), CitationPart("https://a", "A"), TextPart(".")]
+    thought = ThinkingPart("hm", provider_data={"provider": "anthropic", "model": "claude-sonnet-4-5"})
+    said = sent(name, GO, AssistantMessage([*parts, thought, TextPart("And so.")]), ON)[1]
+    assert "Water boils at 100 °C.\n\nAnd so." == said["content"]
+
+    items = [TextPart(text, provider_data={"provider": "xai", "id": text}) for text in ("I look.", "Here.")]
+    assert "I look.\n\nHere." == sent(name, GO, AssistantMessage(items), ON)[1]["content"]
+
+
 @pytest.mark.spec("ecosystem:EC100")
 @pytest.mark.parametrize("name", ["openai", "google"])
 def test_a_history_that_ends_with_the_assistant_is_given_a_nudge_and_a_paused_reply_is_not(name):

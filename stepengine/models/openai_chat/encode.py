@@ -48,6 +48,7 @@ from stepengine.models._wire import (
     encoded,
     file_name,
     filled,
+    goes_on,
     is_own,
     is_paused,
     joined,
@@ -250,17 +251,19 @@ def _nine(call_id: str) -> str:
 def _assistant_content(parts: Sequence[AssistantPart], flags: Flags) -> Any:
     """Return text as one string, a list when there are parts of this provider's own kinds, or nothing."""
     pieces: list[str | Json] = []
-    apart = False
+    before: AssistantPart | None = None
     for part in parts:
+        if isinstance(part, CitationPart):
+            continue
         text = _visible(part, flags)
         own = _own_piece(part, flags)
         if own is not None:
             pieces.append(own)
         elif text and pieces and isinstance(pieces[-1], str):
-            pieces[-1] += f"\n\n{text}" if apart else text
+            pieces[-1] += text if goes_on(before, part) else f"\n\n{text}"
         elif text:
             pieces.append(text)
-        apart = not text
+        before = part
     if all(isinstance(piece, str) for piece in pieces):
         return pieces[0] if pieces else None
     return [{"type": "text", "text": piece} if isinstance(piece, str) else piece for piece in pieces]
