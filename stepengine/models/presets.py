@@ -72,6 +72,7 @@ class Preset:
         seed_member: How a seed is called; ``""`` when it cannot be given.
         logprobs: Whether probabilities of tokens can be asked for.
         keeps: Whether it can be told whether to store replies.
+        describes: Whether its list of models tells their windows and largest replies, as that of OpenRouter.
         schemas: Whether an answer by a schema can be asked for; else a tool takes it.
         quiet_none: Whether tools are left away when none may be called, because the word for that is not obeyed.
         searches: How the names of models begin, as a regular expression, that search tools by themselves (Responses).
@@ -119,6 +120,7 @@ class Preset:
     seed_member: str = "seed"
     logprobs: bool = True
     keeps: bool = False
+    describes: bool = False
     schemas: bool = True
     quiet_none: bool = False
     searches: str = ""
@@ -192,6 +194,7 @@ PRESETS = {
             cache_marks=r"~?(?:anthropic|google)/.*",
             caches=True,
             tiers=OPENROUTER_TIERS,
+            describes=True,
         ),
         Preset(
             name="ollama",

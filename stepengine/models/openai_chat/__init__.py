@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Mapping
+from difflib import get_close_matches
 from functools import cached_property
+from typing import Any
 
 from stepengine.data.models import ModelReply, ModelRequest
+from stepengine.errors import ModelError
 from stepengine.models._http import Body, warn_once
+from stepengine.models._json import count_of
 from stepengine.models._preset_provider import PresetProvider
-from stepengine.models._reply import cut_at_stops
+from stepengine.models._reply import cut_at_stops, seen, word_at
 from stepengine.models._schemas import unpromised
 from stepengine.models._wire import ToolsCache
+from stepengine.models.base import ModelInfo
 from stepengine.models.openai_chat.decode import ChatAccumulator
 from stepengine.models.openai_chat.request import (
     encode,
@@ -30,6 +36,18 @@ from stepengine.models.openai_chat.written import mark_in, with_written_calls
 __all__ = ("OpenAIChatProvider",)
 
 logger = logging.getLogger("stepengine.models")
+
+REASONING = ("reasoning", "reasoning_effort")
+"""OpenRouter's words for thinking among the parameters that a model takes."""
+
+
+def _stated(entry: Mapping[str, Any]) -> ModelInfo:
+    """Return what an entry of OpenRouter's list says of its model."""
+    top, takes = entry.get("top_provider"), entry.get("supported_parameters")
+    most = top.get("max_completion_tokens") if isinstance(top, Mapping) else None
+    words = [word for word in takes if word in REASONING] if isinstance(takes, list) else None
+    window = count_of(entry.get("context_length"))
+    return ModelInfo(window, count_of(most), thinking=None if words is None else tuple(words))
 
 
 class OpenAIChatProvider(PresetProvider):
@@ -57,6 +75,7 @@ class OpenAIChatProvider(PresetProvider):
 
     accumulator = ChatAccumulator
     path = "/chat/completions"
+    _listed: Mapping[str, ModelInfo] | None = None
 
     @cached_property
     def _tools(self) -> ToolsCache:
@@ -69,6 +88,30 @@ class OpenAIChatProvider(PresetProvider):
     @cached_property
     def _strict_tools(self) -> ToolsCache:
         return ToolsCache(encode_strict_tool)
+
+    async def describe(self, model: str) -> ModelInfo | None:
+        """
+        Return what the service states of *model*: window, largest output, and its words for thinking.
+
+        OpenRouter does, in the list of its models, which is asked for once; ``None`` for all others.
+
+        Raises:
+            ModelError: when the question fails, and for a model that is not in the list.
+        """
+        if not self._preset.describes:
+            return None
+        if self._listed is None:
+            body = Body(b"", path="/models", is_question=True)
+            told = await self._answer(body, ModelRequest(f"{self.name}/models"))
+            self._listed = {word_at(entry, "id"): _stated(entry) for entry in seen(told, "data")}
+        name = self.bare(model)
+        # What stands behind a colon may be a way to choose the server, of which the list says nothing.
+        found = self._listed.get(name) or self._listed.get(name.partition(":")[0])
+        if found is None:
+            near = ", ".join(get_close_matches(name, self._listed, n=3)) or "none that looks like it"
+            msg = f"{self.name} lists no model {name!r}; the nearest names of its list: {near}"
+            raise ModelError(msg, kind="unknown_model")
+        return found
 
     def _unpromised(self, request: ModelRequest) -> str:
         if not self._preset.schemas or (self._preset.name == "ollama" and self.bare(request.model).endswith("cloud")):
