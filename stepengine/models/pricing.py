@@ -18,7 +18,6 @@ from stepengine.data.messages import OpaquePart
 from stepengine.data.models import ModelReply
 from stepengine.data.usage import Usage
 from stepengine.models._limits import completed
-from stepengine.models._reply import seen, word_at
 from stepengine.models.base import ModelInfo
 from stepengine.models.routing import route_of
 
@@ -313,13 +312,16 @@ def _context_of(data: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, st
 
 def _run_beside(raw: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the usage of what Anthropic ran beside the message: compactions, advisors and models that stood in."""
-    return [entry for entry in seen(raw, "iterations") if entry.get("type") != "message"]
+    entries = raw.get("iterations")
+    listed = entries if isinstance(entries, list | tuple) else ()
+    return [entry for entry in listed if isinstance(entry, Mapping) and entry.get("type") != "message"]
 
 
 def _searches_of(reply: ModelReply, provider: str, model: str) -> Decimal:
     """Return what the searches of *reply* cost that no usage reports."""
     kinds = [part.data for part in reply.content if type(part) is OpaquePart]
-    web = sum(item.get("type") == "web_search_call" and word_at(item, "action", "type") == "search" for item in kinds)
+    actions = [item.get("action") for item in kinds if item.get("type") == "web_search_call"]
+    web = sum(isinstance(action, Mapping) and action.get("type") == "search" for action in actions)
     files = sum(item.get("type") == "file_search_call" for item in kinds)
     total: Decimal = WEB_SEARCH.get(provider, Decimal(0)) * web + FILE_SEARCH * files
     data: Mapping[str, Any] = reply.provider_data or {}
