@@ -64,6 +64,7 @@ class Preset:
         plain_schemas: Models, as a regular expression, whose schemas must do without ``$ref``, ``const`` and null unions.
         strict: Models, as a regular expression, that can be asked to keep to a schema strictly.
         written_calls: Whether calls that the model wrote as ``<tool_call>`` into its text are read as calls.
+        written_thoughts: Whether thoughts that the model wrote between tags at the beginning of its text are read as such.
         cache_key: Whether to name the conversation, so that it meets the same prompt cache.
         key_member: How a name for the prompt cache is called; ``""`` when it cannot be given.
         caches: Whether prompts are cached without being asked to.
@@ -112,6 +113,7 @@ class Preset:
     plain_schemas: str = ""
     strict: str = ""
     written_calls: bool = False
+    written_thoughts: bool = False
     cache_key: bool = False
     key_member: str = ""
     caches: bool = False

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
-from difflib import get_close_matches
 from functools import cached_property
 from typing import Any
 
@@ -31,7 +30,12 @@ from stepengine.models.openai_chat.request import (
     takes_stops,
     thinking_of,
 )
-from stepengine.models.openai_chat.written import mark_in, with_written_calls
+from stepengine.models.openai_chat.written import (
+    WrittenThoughts,
+    mark_in,
+    with_written_calls,
+    with_written_thoughts,
+)
 
 __all__ = ("OpenAIChatProvider",)
 
@@ -68,6 +72,9 @@ class OpenAIChatProvider(PresetProvider):
         headers: HTTP headers to send with every request, such as OpenRouter's ``HTTP-Referer`` and ``X-Title``.
         written_calls: Whether calls that the model wrote as ``<tool_call>`` into its text are read as calls, for servers
             without a parser of the model's own form; a stream has shown them as text by then.
+        written_thoughts: Whether thoughts that the model wrote between ``<think>`` or ``[THINK]`` at the beginning of its text
+            are read as thinking, for servers without a parser of the model's own form. They go back to the same model as it
+            wrote them; to others they are not sent. Without it they stay text, which ``said`` and outputs leave out.
         token_provider: A function that gives a token for each request, in place of a key, such as one of Entra ID; it may be
             asynchronous. By default, on Azure and where no key is, what ``azure-identity`` finds, if the environment speaks
             of it.
@@ -108,8 +115,7 @@ class OpenAIChatProvider(PresetProvider):
         # What stands behind a colon may be a way to choose the server, of which the list says nothing.
         found = self._listed.get(name) or self._listed.get(name.partition(":")[0])
         if found is None:
-            near = ", ".join(get_close_matches(name, self._listed, n=3)) or "none that looks like it"
-            msg = f"{self.name} lists no model {name!r}; the nearest names of its list: {near}"
+            msg = f"{self.name} lists no model {name!r} among its {len(self._listed)}; write it as its page names it"
             raise ModelError(msg, kind="unknown_model")
         return found
 
@@ -139,7 +145,12 @@ class OpenAIChatProvider(PresetProvider):
         content = encode(request, model, preset, tools, stream=stream, after=after)
         return Body(content, path=f"/deployments/{model}{self.path}" if self._api_version else "")
 
+    def _thoughts(self) -> WrittenThoughts | None:
+        return WrittenThoughts() if self._preset.written_thoughts else None
+
     def _finished(self, reply: ModelReply, request: ModelRequest) -> ModelReply:
+        if self._preset.written_thoughts:
+            reply = with_written_thoughts(reply)
         mark = mark_in(reply) if request.tools else ""
         if mark and self._preset.written_calls:
             reply = with_written_calls(reply)

@@ -252,6 +252,7 @@ def _assistant_content(parts: Sequence[AssistantPart], flags: Flags) -> Any:
     """Return text as one string, a list when there are parts of this provider's own kinds, or nothing."""
     pieces: list[str | Json] = []
     before: AssistantPart | None = None
+    thought = False
     for part in parts:
         if isinstance(part, CitationPart):
             continue
@@ -260,10 +261,11 @@ def _assistant_content(parts: Sequence[AssistantPart], flags: Flags) -> Any:
         if own is not None:
             pieces.append(own)
         elif text and pieces and isinstance(pieces[-1], str):
-            pieces[-1] += text if goes_on(before, part) else f"\n\n{text}"
+            pieces[-1] += text if goes_on(before, part) or thought else f"\n\n{text}"
         elif text:
             pieces.append(text)
-        before = part
+        # What the model wrote before it answered, with the blanks behind it.
+        before, thought = part, type(part) is ThinkingPart and bool(text)
     if all(isinstance(piece, str) for piece in pieces):
         return pieces[0] if pieces else None
     return [{"type": "text", "text": piece} if isinstance(piece, str) else piece for piece in pieces]
@@ -285,7 +287,10 @@ def _visible(part: AssistantPart, flags: Flags) -> str:
             return part.text
         case RefusalPart():
             return "" if flags.preset.refusals else part.text
-        case OpaquePart() | ThinkingPart() | ToolCallPart() | CitationPart() | ImagePart() | DocumentPart():
+        case ThinkingPart():
+            data = part.provider_data
+            return str(data.get("written", "")) if is_own(data, flags.preset.name, flags.model) else ""
+        case OpaquePart() | ToolCallPart() | CitationPart() | ImagePart() | DocumentPart():
             return ""
         case _ as never:
             assert_never(never)
