@@ -71,6 +71,21 @@ def test_a_policy_shortens_what_does_not_fit_once_and_a_replay_repeats_it_withou
     assert len(script.calls[2].messages) < 5
 
 
+@pytest.mark.spec("requirements:G15")
+async def test_a_window_that_the_provider_stated_between_two_runs_counts_in_the_second():
+    class Stating(ScriptedModel):
+        async def describe(self, model: str) -> ModelInfo:
+            return ModelInfo(WINDOW)
+
+    models = Models({"local": Stating([text("ok")])})
+    async with Engine([agent(settings=REFUSE)], models=models) as engine:
+        before = await engine.run("asker", "word " * 2_000)
+        await models.ask("local/m")
+        after = await engine.run("asker", "word " * 2_000)
+
+    assert ("ok", ContextOverflow) == (before.unwrap(), type(after.error))
+
+
 def test_a_handler_is_told_at_its_own_line():
     def handler(ctx: Any) -> Any:
         try:

@@ -26,9 +26,12 @@ from stepengine.data.messages import (
     ToolMessage,
     UserMessage,
 )
+from stepengine.data.models import ModelRequest
+from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage
 from stepengine.errors import ModelError, TruncatedReply
-from stepengine.models._failures import body_failure
+from stepengine.models import GoogleProvider
+from stepengine.models._failures import INVALID_SIGNATURE, body_failure
 from stepengine.models.google.decode import decode as decode_google
 from stepengine.models.google.decode import usage_of as google_usage
 from stepengine.models.google.encode import DUMMY_SIGNATURE, generation_of
@@ -266,6 +269,22 @@ def test_signatures_go_back_byte_for_byte_on_the_part_that_they_came_on():
         {"functionResponse": {"name": "look", "id": "g1", "response": {"output": "saw 2"}}},
         {"functionResponse": {"name": "look", "response": {"output": "saw 3"}}},
     ]
+
+
+@pytest.mark.spec("reliability:MP60", "ecosystem:EC98")
+def test_after_a_refused_signature_no_part_goes_back_with_one():
+    parts = [
+        {"text": "I look.", "thoughtSignature": SIGNATURE},
+        {"executableCode": {"language": "PYTHON", "code": "1"}, "thoughtSignature": "zz=="},
+    ]
+    reply = decode_google(google_chunk(parts, "STOP"), made("google"), MODEL["google"], None)
+    request = ModelRequest(f"google/{MODEL['google']}", "", Transcript([GO, AssistantMessage(reply.content), ON]))
+
+    for after, signatures in (("", [SIGNATURE, "zz=="]), (INVALID_SIGNATURE, [None, None])):
+        content = GoogleProvider("k")._encode(request, stream=False, after=after).content
+        sent_back = json.loads(content)["contents"][1]["parts"]
+        assert signatures == [part.get("thoughtSignature") for part in sent_back]
+        assert {"language": "PYTHON", "code": "1"} == sent_back[1]["executableCode"]
 
 
 @pytest.mark.spec("ecosystem:EC74", "ecosystem:EC91")

@@ -201,7 +201,9 @@ def _assistant_part(part: AssistantPart, flags: Flags, ids: Mapping[str, str]) -
                 call["id"] = ids[part.tool_call_id]
             return {"functionCall": call, **_signed(part.provider_data, flags)}
         case OpaquePart():
-            return dict(part.data) if part.provider == flags.provider else None
+            # Without a model nothing of thinking is sent: a signature was refused.
+            kept = {name: value for name, value in part.data.items() if flags.model or name != "thoughtSignature"}
+            return kept if part.provider == flags.provider else None
         case ImagePart() | DocumentPart():
             own = is_own(part.provider_data, flags.provider, flags.model)
             return {**_media(part, flags), **_signed(part.provider_data, flags)} if own else None
