@@ -278,24 +278,31 @@ class GoogleAccumulator(Accumulator):
         Raises:
             ModelError: for a chunk that holds an error (EC63, reliability MP22).
         """
-        chunk = read_json(data)
+        try:
+            chunk = read_json(data)
+        except ValueError:
+            if not self.ended:
+                raise
+            self.done = True  # behind an end, what cannot be read is no piece of the reply
+            return []
         if chunk.get("error"):
             raise self._failed(chunk)
         self._data.update({key: value for key, value in chunk.items() if key != "candidates" and value is not None})
         deltas: list[ModelDelta] = []
         for candidate in objects_at(chunk, "candidates"):
-            if candidate.get("index"):
-                continue
-            self._candidate.update({k: v for k, v in candidate.items() if k != "content" and v is not None})
-            for member in LIKELY:
-                if tokens := seen(candidate, "logprobsResult", member):
-                    self._likely.setdefault(member, []).extend(tokens)
-            for part in objects_at(object_at(candidate, "content"), "parts"):
-                deltas += self._take(part)
+            if not candidate.get("index"):
+                deltas += self._told(candidate)
         return deltas
 
+    def _told(self, candidate: Mapping[str, Any]) -> list[ModelDelta]:
+        self._candidate.update({k: v for k, v in candidate.items() if k != "content" and v is not None})
+        for member in LIKELY:
+            if tokens := seen(candidate, "logprobsResult", member):
+                self._likely.setdefault(member, []).extend(tokens)
+        return [delta for part in objects_at(object_at(candidate, "content"), "parts") for delta in self._take(part)]
+
     @property
-    def _has_ended(self) -> bool:
+    def ended(self) -> bool:
         """Whether an end was told of; some models and gateways do so with every chunk, so that the last one counts."""
         blocked = text_at(object_at(self._data, "promptFeedback"), "blockReason")
         return bool(self._candidate.get("finishReason") or (blocked and not self._candidate))
@@ -304,7 +311,7 @@ class GoogleAccumulator(Accumulator):
         is_call, is_text = isinstance(part.get("functionCall"), Mapping), _is_text(part)
         text = part["text"] if is_text and not is_call else ""
         last = self._parts[-1] if self._parts else {}
-        plain = PLAIN.issuperset(part) and PLAIN.issuperset(last) and is_text and "text" in last
+        plain = PLAIN.issuperset(part) and PLAIN.issuperset(last) and is_text and _is_text(last)
         if plain and bool(last.get("thought")) == bool(part.get("thought")):
             self._texts[-1].append(text)
         else:
@@ -333,7 +340,7 @@ class GoogleAccumulator(Accumulator):
         Raises:
             TruncatedReply: when neither a finish reason nor the reason of a blocked prompt came.
         """
-        if not self._has_ended:
+        if not self.ended:
             self._truncated("its finishReason is missing")
         self.done = True
         data = dict(self._data)

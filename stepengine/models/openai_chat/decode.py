@@ -228,6 +228,11 @@ class ChatAccumulator(Accumulator):
         self._chosen = False
 
     @property
+    def ended(self) -> bool:
+        """Whether a finish reason came."""
+        return self._finished
+
+    @property
     def usage(self) -> Usage | None:
         """What the reply is known to have used so far."""
         return usage_of(_raw_usage(self._data))
