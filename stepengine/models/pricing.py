@@ -217,8 +217,8 @@ class _Book:
         try:
             extracted = self.snapshot.extract_usage(thaw(freeze(named)), listed, None, flavor).usage
             total = self.snapshot.calc(extracted, name, listed, None, at, context or None).total_price
-        except (LookupError, ValueError):
-            return None
+        except (LookupError, ValueError, TypeError, AttributeError):
+            return None  # the usage is foreign, and the library takes its kinds for granted
         searches = vars(extracted).get("web_searches") or 0
         if searches and getattr(known.get_prices(at), "web_searches_kcount", None) is None:
             total += WEB_SEARCH.get(provider, Decimal(0)) * searches

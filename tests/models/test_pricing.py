@@ -142,6 +142,14 @@ def test_what_a_server_reports_in_forms_that_nobody_knows_costs_what_its_tokens_
     assert cost_of("openai_chat/gpt-4o", Usage(10, 10), AT) == cost_of.of_reply("openai_chat/gpt-4o", reply, AT)
 
 
+@pytest.mark.spec("requirements:G17", "reliability:MP61")
+def test_what_the_library_of_prices_cannot_read_costs_what_its_tokens_cost():
+    raw = {"promptTokenCount": 10, "candidatesTokenCount": 5, "promptTokensDetails": [{"modality": 5, "tokenCount": 3}]}
+    reply = ModelReply("x", usage=Usage(10, 5), provider_data={"provider": "google", "usage": raw})
+    model = "google/gemini-2.5-flash"
+    assert cost_of(model, Usage(10, 5), AT) == cost_of.of_reply(model, reply, AT) is not None
+
+
 @needs_recordings
 @pytest.mark.spec("requirements:G17", "providers:PV78", "providers:PV79", "providers:PV80")
 def test_no_recorded_reply_costs_less_than_the_library_extracts_from_what_its_provider_reported() -> None:
