@@ -59,6 +59,7 @@ class Preset:
         nine_letter_ids: Whether call ids are exactly nine letters and digits.
         reasoning_with_calls: The member that every assistant message with calls must hold, even empty.
         reasoning_with_text: Whether every other assistant message must hold that member, too.
+        tagged_thoughts: Models, as a regular expression, whose thoughts go back in the text, between tags.
         text_with_calls: Whether an assistant message with calls must hold a text, even an empty one.
         bridged: Models, as a regular expression, that refuse a message of the user right after a tool's result.
         plain_schemas: Models, as a regular expression, whose schemas must do without ``$ref``, ``const`` and null unions.
@@ -108,6 +109,7 @@ class Preset:
     nine_letter_ids: bool = False
     reasoning_with_calls: str = ""
     reasoning_with_text: bool = False
+    tagged_thoughts: str = ""
     text_with_calls: bool = False
     bridged: str = ""
     plain_schemas: str = ""
@@ -272,6 +274,7 @@ PRESETS = {
         attrs.evolve(
             _service("cerebras", "https://api.cerebras.ai/v1"),
             thinking="cerebras",
+            tagged_thoughts=r"(?:zai-)?glm-.*|qwen.*",
             told_parallel=False,
         ),
         _service("fireworks", "https://api.fireworks.ai/inference/v1"),

@@ -14,12 +14,18 @@ from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.errors import MissingKey, ModelError, UnknownModel
 from stepengine.models import PRESETS, Models, OpenAIChatProvider, OpenAIProvider
-from stepengine.models._failures import body_failure
+from stepengine.models._failures import Call, body_failure
+from stepengine.models.keys import Credentials
+from stepengine.models.openai_chat.decode import decode
 from tests.faults.scripts import chunk
 from tests.models.wires import TOOL, call, made, provider_of, reader, result
 
 pytestmark = pytest.mark.anyio
 
+DETAILS = [
+    {"type": "reasoning.text", "index": 0, "text": "hm", "signature": "s"},
+    {"type": "reasoning.encrypted", "index": 0, "data": "x"},
+]
 OTHER = ToolSpec("other", "Does else.", {"type": "object", "properties": {}})
 
 
@@ -209,6 +215,57 @@ def test_deepseek_misses_its_reasoning_in_no_message_of_the_assistant_and_moonsh
     assert [None, "", None, "", None] == found["deepseek"]
     assert [None, None, None, "", None] == found["moonshot"]
     assert [None] * 5 == found["groq"]
+
+
+@pytest.mark.spec("providers:PV32")
+@pytest.mark.parametrize(
+    ("name", "model", "came", "goes"),
+    [
+        ("zai", "glm-5.2", {"reasoning_content": " hm\n"}, {"reasoning_content": " hm\n", "content": "Five."}),
+        ("cerebras", "zai-glm-4.7", {"reasoning": "hm"}, {"content": "<think>hm</think>Five."}),
+        ("cerebras", "gpt-oss-120b", {"reasoning": "hm"}, {"reasoning": "hm", "content": "Five."}),
+        ("groq", "gpt-oss-120b", {"reasoning": "hm"}, {"reasoning": "hm", "content": "Five."}),
+        *[
+            (
+                name,
+                "vendor/model",
+                {"reasoning": "hm", "reasoning_details": DETAILS},
+                {"reasoning": "hm", "reasoning_details": DETAILS, "content": "Five."},
+            )
+            for name in ("openrouter", "snowflake")
+        ],
+    ],
+)
+def test_thoughts_go_back_where_each_service_reads_them(name, model, came, goes):
+    message = {"role": "assistant", "content": "Five.", **came}
+    answer = {"choices": [{"message": message, "finish_reason": "stop"}]}
+    asked = Call(provider=name, model=f"{name}/{model}", credentials=Credentials(None, "no key"))
+    reply = decode(answer, asked, model, None)
+    request = ModelRequest(
+        f"{name}/{model}", messages=Transcript([UserMessage("go"), AssistantMessage(reply.content), UserMessage("on")])
+    )
+    sent = json.loads(OpenAIChatProvider(name, "k")._encode(request, stream=False).content)["messages"][1]
+    assert {"role": "assistant", **goes} == sent
+
+
+@pytest.mark.spec("providers:PV32")
+def test_pieces_of_reasoning_are_joined_up_to_its_signature_and_never_by_an_index_alone():
+    it = reader("openrouter")
+    pieces = [
+        {"type": "reasoning.text", "index": 0, "text": "a"},
+        {"type": "reasoning.text", "index": 0, "text": "b"},
+        {"type": "reasoning.text", "index": 0, "text": "", "signature": "s1"},
+        {"type": "reasoning.text", "index": 0, "text": "c", "signature": "s2"},
+        {"type": "reasoning.encrypted", "index": 0, "data": "x"},
+        {"type": "reasoning.encrypted", "index": 0, "data": "y"},
+    ]
+    for piece in pieces:
+        it.feed(chunk({"reasoning_details": [piece]}))
+    it.feed(chunk({"content": "Five."}, "stop"))
+    assert [
+        {"type": "reasoning.text", "index": 0, "text": "ab", "signature": "s1"},
+        *pieces[3:],
+    ] == it.finish().content[0].provider_data["reasoning_details"]
 
 
 @pytest.mark.spec("providers:PV37", "requirements:X53")

@@ -390,7 +390,9 @@ def _merged(details: list[Json]) -> list[Json]:
     for detail in details:
         last = items[-1] if items else {}
         texts = {name: detail[name] for name in TEXTS if isinstance(detail.get(name), str)}
-        if not items or not texts or any(last.get(name) != detail.get(name) for name in ("type", "index")):
+        is_other = any(last.get(name) != detail.get(name) for name in ("type", "index"))
+        # A signature ends an item; several may have one index.
+        if not items or not texts or is_other or (last.get("signature") and any(texts.values())):
             items.append(dict(detail))
             grown.append({name: [text] for name, text in texts.items()})
             continue

@@ -10,6 +10,7 @@ ours.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, assert_never
 
@@ -289,16 +290,26 @@ def _visible(part: AssistantPart, flags: Flags) -> str:
             return "" if flags.preset.refusals else part.text
         case ThinkingPart():
             data = part.provider_data
-            return str(data.get("written", "")) if is_own(data, flags.preset.name, flags.model) else ""
+            if not is_own(data, flags.preset.name, flags.model):
+                return ""
+            tagged = f"<think>{part.text}</think>" if part.text and _is_tagged(flags) else ""
+            return str(data.get("written", tagged))
         case OpaquePart() | ToolCallPart() | CitationPart() | ImagePart() | DocumentPart():
             return ""
         case _ as never:
             assert_never(never)
 
 
+def _is_tagged(flags: Flags) -> bool:
+    tagged = flags.preset.tagged_thoughts
+    return bool(tagged and re.fullmatch(tagged, flags.model))
+
+
 def _thinking(part: AssistantPart, flags: Flags) -> Json:
     """Return the members in which thinking goes back to the same provider and model (EC91, EC99)."""
     if not isinstance(part, ThinkingPart) or not is_own(data := part.provider_data, flags.preset.name, flags.model):
+        return {}
+    if _is_tagged(flags):
         return {}
     members: Json = {str(data["member"]): part.text} if data.get("member") else {}
     if data.get("reasoning_details"):
