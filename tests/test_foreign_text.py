@@ -1384,6 +1384,7 @@ APART: dict[str, str] = {
     "models/openai/encode.py:_call": "UTF-8 that was just made",
     "models/openai/__init__.py:OpenAIProvider._searches": "patterns of a preset for a model's name",
     "models/openai_chat/__init__.py:OpenAIChatProvider._encode": "patterns of a preset for a model's name",
+    "models/openai_chat/encode.py:_is_tagged": "patterns of a preset for a model's name",
     "models/openai_chat/request.py:encode": "patterns of a preset for a model's name",
     "models/openai_chat/encode.py:_call": "UTF-8 that was just made",
     "models/pricing.py:nearest_names": "a model's name, given by the author",
