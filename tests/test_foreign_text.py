@@ -40,7 +40,7 @@ from stepengine.cli.settings import Settings, UsageProblem
 from stepengine.context.project import TAGS
 from stepengine.data.json import JsonDict, freeze_object, mended
 from stepengine.data.matching import BoundedMatcher
-from stepengine.data.models import ModelReply
+from stepengine.data.models import ModelReply, TextChunk
 from stepengine.data.thoughts import parted
 from stepengine.data.tools import ToolSpec
 from stepengine.data.visible import visible
@@ -69,7 +69,7 @@ from stepengine.models._schemas import plain_schema
 from stepengine.models._sse import SSEParser
 from stepengine.models._wire import safe_name
 from stepengine.models.keys import Credentials, printable
-from stepengine.models.openai_chat.written import with_written_calls
+from stepengine.models.openai_chat.written import WrittenThoughts, with_written_calls, with_written_thoughts
 from stepengine.permissions.commands import READ_ONLY, CommandForm, denies, permits
 from stepengine.permissions.policy import Policy
 from stepengine.permissions.rules import Domain, Regex, Request
@@ -282,6 +282,14 @@ def trickled(text: str) -> None:
     for start in range(0, len(text), 16):
         trickle.feed(text[start : start + 16])
     trickle.rest()
+
+
+def thoughts_in_stream(text: str) -> None:
+    """Take the text of a stream a few letters at a time."""
+    told = WrittenThoughts()
+    for start in range(0, len(text), 8):
+        told.of(TextChunk(text[start : start + 8]))
+    told.end()
 
 
 def loaded(read: Callable[[Path], Any]) -> Callable[[bytes], None]:
@@ -879,6 +887,24 @@ PLACES = (
             of("[", "<tool_call><function=a><parameter=b>"),
         ),
     ),
+    Place(
+        "thoughts that a model wrote",
+        lambda text: with_written_thoughts(ModelReply(text)),
+        (
+            *(of(word) for word in ("<think>", "<think></think>", "[THINK]", " ", "</think>\n", "`")),
+            of("a", "[THINK]"),
+            of(" ", "<think>", "</think>x"),
+        ),
+    ),
+    Place(
+        "thoughts in a stream",
+        thoughts_in_stream,
+        (
+            *(of(word) for word in ("<think>", " ", "[THINK]", "<think></think>", "a")),
+            of("a", "<think>"),
+            of(" ", "<think></think>"),
+        ),
+    ),
     Place("name of a tool", safe_name, (of("é"), of("a"), of(" a")), ("models/_wire.py:UNSAFE",)),
     Place(
         "error reply",
@@ -1358,6 +1384,7 @@ APART: dict[str, str] = {
     "models/openai/encode.py:_call": "UTF-8 that was just made",
     "models/openai/__init__.py:OpenAIProvider._searches": "patterns of a preset for a model's name",
     "models/openai_chat/__init__.py:OpenAIChatProvider._encode": "patterns of a preset for a model's name",
+    "models/openai_chat/encode.py:_is_tagged": "patterns of a preset for a model's name",
     "models/openai_chat/request.py:encode": "patterns of a preset for a model's name",
     "models/openai_chat/encode.py:_call": "UTF-8 that was just made",
     "models/pricing.py:nearest_names": "a model's name, given by the author",

@@ -45,7 +45,10 @@ def models(
         typer.Argument(metavar="MODEL", help="Models to describe; without one, all providers are listed."),
     ] = None,
     ask: Annotated[
-        bool, typer.Option("--ask", help="Ask the provider of each MODEL what it takes; Anthropic says so.")
+        bool,
+        typer.Option(
+            "--ask", help="Ask the provider of each MODEL what it takes; Anthropic, Google and OpenRouter say so."
+        ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
     config: Config = None,

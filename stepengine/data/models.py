@@ -229,6 +229,9 @@ class ModelSettings:
         server_tools: Tools that the provider runs by itself.
         unsupported: What happens to a setting that the provider has no word for: ``"warn"`` leaves it out, says so in the log
             once and names it in ``ModelReply.provider_data["dropped"]`` each time; ``"error"`` sends nothing.
+        oversize: What happens to a request that is longer than its model's window, by estimate and where the window is known:
+            ``"send"`` lets the provider judge; ``"refuse"`` is for servers that cut a prompt without a word, and sends nothing:
+            a policy shortens it once, else it is a ``ContextOverflow``. Of a fallback each provider judges.
         extra: What only one provider knows, at the author's own risk: under ``"headers"`` HTTP headers, under ``"body"``
             or beside it further members of the wire body. Objects are merged into what is sent anyway.
 
@@ -260,6 +263,7 @@ class ModelSettings:
     cache_key: str | None = attrs.field(default=None, validator=fine(or_none(TEXT)))
     server_tools: tuple[ServerTool, ...] = attrs.field(default=(), converter=_several, validator=fine(SERVER_TOOLS))
     unsupported: Literal["warn", "error"] = attrs.field(default="warn", validator=fine(one_of("warn", "error")))
+    oversize: Literal["send", "refuse"] = attrs.field(default="send", validator=fine(one_of("send", "refuse")))
     extra: JsonDict = attrs.field(factory=JsonDict, converter=_extra)
 
     def merged(self, over: ModelSettings | None) -> ModelSettings:

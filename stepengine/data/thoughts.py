@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from typing import NamedTuple
 
-__all__ = ("Parted", "parted")
+__all__ = ("TAGS", "Parted", "parted")
 
 TAGS = ("think", "thinking", "thought", "reasoning")
 OPENING = tuple([f"<{tag}>" for tag in TAGS])

@@ -305,14 +305,14 @@ class Launcher:
         if self.services.pricing is None:
             return None
         windows = self._windows.setdefault(models, {})
-        if model not in windows:
+        known = windows.get(model)
+        if known is None:  # nor was it known before: the provider may have been asked since
             try:
-                windows[model] = models.info(model).context_window
+                known = windows[model] = models.info(model).context_window
             except UnknownModel:
                 if not offline:
                     raise
-                return None
-        return windows[model]
+        return known
 
     # --- what people allowed for good ---------------------------------------------------------------------------------
 

@@ -142,6 +142,9 @@ OVERFLOW = {
 }
 """What says, in lower case, that a request is longer than the model's window, and who says so."""
 
+WORDLESS = frozenset({"cerebras"})
+"""Who refuses a request that is too long without a word (PV84)."""
+
 PER_MINUTE = "tokens per minute"
 """Groq's 413 for a request larger than a minute's allowance, which says nothing of the window."""
 
@@ -195,6 +198,7 @@ NO_SUCH_MODEL = "provided model identifier is invalid"
 AWS_TYPE = "x-amzn-errortype"
 """The header in which AWS says what kind of error a body tells of."""
 SHOWN_LARGEST = 3
+BYTES_OF_TOKEN = 4
 HTTP_REDIRECT, HTTP_CLIENT_ERROR, HTTP_SERVER_ERROR = 300, 400, 500
 
 
@@ -317,6 +321,8 @@ def _is_overflow(problem: _Problem, status: int | None, call: Call) -> bool:
     text = problem.text.casefold()
     if PER_MINUTE in text:
         return False
+    if not text and status == BAD_REQUEST and call.provider in WORDLESS:
+        return _may_be_too_long(call)
     if INPUTS_AND_NEW in text:
         # Said of a prompt that is too long, and of a max_tokens that alone is more than the window.
         limit = text.partition(INPUTS_AND_NEW)[2].split()[:1]
@@ -327,6 +333,14 @@ def _is_overflow(problem: _Problem, status: int | None, call: Call) -> bool:
         or not problem.words.isdisjoint({"context_length_exceeded", "1261"})
         or any(words in text for words in OVERFLOW)
     )
+
+
+def _may_be_too_long(call: Call) -> bool:
+    """Return whether a request may be longer than its model's window: its bytes tell that within a factor of two."""
+    from stepengine.models.pricing import info_of
+
+    window = info_of(call.model).context_window
+    return window is None or call.size >= BYTES_OF_TOKEN / 2 * window
 
 
 def _is_large_limit(text: str, call: Call) -> bool:

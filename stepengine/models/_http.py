@@ -12,10 +12,10 @@ import logging
 import os
 from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from functools import cache, partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 from weakref import WeakKeyDictionary
 
 import attrs
@@ -91,6 +91,37 @@ class Body:
     headers: Mapping[str, str] = attrs.field(factory=dict)
     path: str = ""
     is_question: bool = False
+
+
+class Thoughts(Protocol):
+    """Tells thoughts from what is said in the text of a stream."""
+
+    def of(self, delta: ModelDelta) -> Iterable[ModelDelta]:
+        """Return what *delta* is for those who watch."""
+
+    def end(self) -> Iterable[ModelDelta]:
+        """Return what was held back."""
+
+
+@attrs.frozen
+class _Shown:
+    """What the pieces of a stream are for those who watch it."""
+
+    answers: AnswerChunks | None
+    thoughts: Thoughts | None
+
+    def of(self, deltas: Iterable[ModelDelta]) -> Iterable[ModelDelta]:
+        """Return what *deltas* are for them."""
+        if self.answers is not None:
+            told = map(self.answers.of, deltas)
+            deltas = [delta for delta in told if delta is not None]
+        if self.thoughts is not None:
+            deltas = [told for delta in deltas for told in self.thoughts.of(delta)]
+        return deltas
+
+    def end(self) -> Iterable[ModelDelta]:
+        """Return what was held back."""
+        return () if self.thoughts is None else self.thoughts.end()
 
 
 class SecondTries:
@@ -193,6 +224,10 @@ class HttpProvider(Provider):
     def _searches(self, model: str) -> bool:
         """Return whether the provider itself searches tools for *model*, so that hidden ones can be sent to it."""
         return False
+
+    def _thoughts(self) -> Thoughts | None:
+        """Return what tells thoughts from what is said in the text of a stream; ``None`` where nobody has to."""
+        return None
 
     def _unpromised(self, request: ModelRequest) -> str:
         """Return why the provider cannot promise an answer by the schema of *request*; ``""`` when it can."""
@@ -354,15 +389,15 @@ class HttpProvider(Provider):
             return
         reader = self._reader(exchange, request)
         done: ModelReply | None = None
-        chunks = AnswerChunks() if is_by_tool(request) else None
+        shown = _Shown(AnswerChunks() if is_by_tool(request) else None, self._thoughts())
         async with aclosing(pieces_of(exchange, reader)) as pieces:
             async for piece, clean in pieces:
-                for delta in reader.feed(piece) if piece is not None else ():
-                    shown = delta if chunks is None else chunks.of(delta)
-                    if shown is not None:
-                        yield shown
+                for delta in shown.of(reader.feed(piece)) if piece is not None else ():
+                    yield delta
                 if piece is None or reader.done:
                     done = reader.finish(clean=clean)
+        for delta in shown.end():
+            yield delta
         if done is not None:
             yield ReplyDone(self._completed(done, request))
 

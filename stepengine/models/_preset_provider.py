@@ -60,6 +60,17 @@ async def unsigned(request: Any) -> None:
         del request.headers["authorization"]
 
 
+def without_openai(client: Any) -> Any:
+    """
+    Return *client* without what the SDK has read from the environment for OpenAI: another company has no business with it.
+
+    The headers of ``OPENAI_CUSTOM_HEADERS`` would even take the place of the key.
+    """
+    client.organization = client.project = None
+    client._custom_headers = {}  # noqa: SLF001 - no public name leaves them out
+    return client
+
+
 class PresetProvider(HttpProvider):
     """
     What the adapters of the ``openai`` SDK share: a preset says where the service is and what it does in its own way.
@@ -74,6 +85,8 @@ class PresetProvider(HttpProvider):
         headers: HTTP headers to send with every request, such as OpenRouter's ``HTTP-Referer`` and ``X-Title``.
         written_calls: Whether calls that the model wrote as ``<tool_call>`` into its text are read as calls (Chat
             Completions), for servers without a parser of the model's own form; a stream has shown them as text by then.
+        written_thoughts: Whether thoughts that the model wrote between ``<think>`` or ``[THINK]`` at the beginning of its text
+            are read as thinking (Chat Completions).
         token_provider: A function that gives a token for each request, in place of a key, such as one of Entra ID; it may be
             asynchronous. By default, on Azure and where no key is, what ``azure-identity`` finds, if the environment speaks
             of it.
@@ -93,12 +106,13 @@ class PresetProvider(HttpProvider):
         timeouts: Timeouts | None = None,
         headers: Mapping[str, str] | None = None,
         written_calls: bool = False,
+        written_thoughts: bool = False,
         token_provider: TokenSource | None = None,
     ) -> None:
         only_one_of(name, api_key=api_key, token_provider=token_provider)
         self._preset = preset_of(name, base_url)
-        if written_calls:
-            self._preset = attrs.evolve(self._preset, written_calls=True)
+        if written_calls or written_thoughts:
+            self._preset = attrs.evolve(self._preset, written_calls=written_calls, written_thoughts=written_thoughts)
         patience = timeouts or self._preset.timeouts
         super().__init__(name, api_key, base_url, transport, timeouts=patience, headers=headers, key_env=key_env)
         self.model_patterns = self._preset.model_patterns
@@ -254,20 +268,17 @@ class PresetProvider(HttpProvider):
         if not key:
             http_client.event_hooks = {**http_client.event_hooks, "request": [unsigned]}
         if self._api_version:
-            return self._sdk().AsyncAzureOpenAI(azure_endpoint=base_url, api_version=self._api_version, **shared)
+            azure = self._sdk().AsyncAzureOpenAI(azure_endpoint=base_url, api_version=self._api_version, **shared)
+            return without_openai(azure)
         client = self._sdk().AsyncOpenAI(base_url=base_url, **shared)
-        if self._preset.key_variable != "OPENAI_API_KEY":
-            # Read from the environment by the SDK; another company's server has no business with them.
-            client.organization = client.project = None
-        return client
+        return client if self._preset.key_variable == "OPENAI_API_KEY" else without_openai(client)
 
     def _client_of_tokens(self, tokens: TokenSource, base_url: str, http_client: Any) -> Any:
         shared = {"max_retries": 0, "timeout": http_client.timeout, "http_client": http_client}
         if self._api_version:
             version = self._api_version
-            return self._sdk().AsyncAzureOpenAI(
+            azure = self._sdk().AsyncAzureOpenAI(
                 azure_endpoint=base_url, api_version=version, azure_ad_token_provider=tokens, **shared
             )
-        client = self._sdk().AsyncOpenAI(base_url=base_url, api_key=tokens, **shared)
-        client.organization = client.project = None
-        return client
+            return without_openai(azure)
+        return without_openai(self._sdk().AsyncOpenAI(base_url=base_url, api_key=tokens, **shared))

@@ -98,6 +98,11 @@ class Accumulator(ABC):
         self._request_id = request_id
 
     @property
+    def ended(self) -> bool:
+        """Whether an end was told of, behind which the body may still say something or stay open."""
+        return self.done
+
+    @property
     @abstractmethod
     def usage(self) -> Usage | None:
         """What the reply is known to have used so far."""
@@ -138,6 +143,11 @@ class ReplyReader:
     def done(self) -> bool:
         """Whether the terminal marker has come, after which nothing counts."""
         return self._accumulator.done
+
+    @property
+    def ended(self) -> bool:
+        """Whether an end was told of, so that silence behind it costs nothing."""
+        return self._accumulator.ended
 
     @property
     def usage(self) -> Usage | None:
@@ -346,7 +356,7 @@ async def pieces_of(exchange: Exchange, reader: ReplyReader) -> AsyncGenerator[t
             }
             when = min(deadlines)
             chunk, clean, in_time = await _next(chunks, exchange.call, when)
-            if not in_time:
+            if not in_time and not reader.ended:
                 raise late(exchange.call, deadlines[when], timeouts, reader.usage)
             yield chunk, clean
             if chunk is None:

@@ -166,7 +166,10 @@ def usage_in_totals(raw: Any, prompt: str, completion: str, *, hits: tuple[str, 
     whole, output = _figure(raw, prompt), _figure(raw, completion)
     read = min(whole, _figure(inside, "cached_tokens") or max([_figure(raw, name) for name in hits], default=0))
     written = min(whole - read, _figure(inside, "cache_write_tokens"))
-    reasoning = min(output, _figure(outside, "reasoning_tokens"))
+    reasoning = _figure(outside, "reasoning_tokens")
+    if reasoning and count_of(raw.get("total_tokens")) == whole + output + reasoning:
+        output += reasoning  # xAI counts it beside the completion (PV81)
+    reasoning = min(output, reasoning)
     unsure = any(count_of(raw.get(name)) is None for name in (prompt, completion))
     return Usage(whole - read - written, output - reasoning, read, written, reasoning, at_least=unsure)
 

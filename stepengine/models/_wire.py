@@ -13,6 +13,7 @@ import attrs
 from stepengine.data.json import compact
 from stepengine.data.messages import (
     AssistantMessage,
+    AssistantPart,
     DocumentPart,
     ImagePart,
     JsonPart,
@@ -46,6 +47,7 @@ __all__ = (
     "extra_headers",
     "file_name",
     "filled",
+    "goes_on",
     "is_own",
     "is_paused",
     "join_members",
@@ -302,6 +304,19 @@ def document_text(name: str, data: bytes) -> str:
 def filled(parts: Sequence[ResultPart]) -> list[ResultPart]:
     """Return *parts* without empty texts."""
     return [part for part in parts if not isinstance(part, TextPart) or part.text]
+
+
+def goes_on(before: AssistantPart | None, part: AssistantPart) -> bool:
+    """
+    Return whether *part* is a text that goes on the one *before* it, and no paragraph of its own.
+
+    Providers cut a sentence where a source belongs to a piece of it; what they call items are paragraphs.
+    """
+    return type(before) is type(part) and _item_of(before) == _item_of(part)
+
+
+def _item_of(part: Any) -> Any:
+    return (getattr(part, "provider_data", None) or {}).get("id")
 
 
 def plain_text(parts: Iterable[ResultPart]) -> str:

@@ -58,11 +58,14 @@ class Preset:
         stream_usage: Whether usage must be asked for in a stream.
         nine_letter_ids: Whether call ids are exactly nine letters and digits.
         reasoning_with_calls: The member that every assistant message with calls must hold, even empty.
+        reasoning_with_text: Whether every other assistant message must hold that member, too.
+        tagged_thoughts: Models, as a regular expression, whose thoughts go back in the text, between tags.
         text_with_calls: Whether an assistant message with calls must hold a text, even an empty one.
         bridged: Models, as a regular expression, that refuse a message of the user right after a tool's result.
         plain_schemas: Models, as a regular expression, whose schemas must do without ``$ref``, ``const`` and null unions.
         strict: Models, as a regular expression, that can be asked to keep to a schema strictly.
         written_calls: Whether calls that the model wrote as ``<tool_call>`` into its text are read as calls.
+        written_thoughts: Whether thoughts that the model wrote between tags at the beginning of its text are read as such.
         cache_key: Whether to name the conversation, so that it meets the same prompt cache.
         key_member: How a name for the prompt cache is called; ``""`` when it cannot be given.
         caches: Whether prompts are cached without being asked to.
@@ -71,6 +74,7 @@ class Preset:
         seed_member: How a seed is called; ``""`` when it cannot be given.
         logprobs: Whether probabilities of tokens can be asked for.
         keeps: Whether it can be told whether to store replies.
+        describes: Whether its list of models tells their windows and largest replies, as that of OpenRouter.
         schemas: Whether an answer by a schema can be asked for; else a tool takes it.
         quiet_none: Whether tools are left away when none may be called, because the word for that is not obeyed.
         searches: How the names of models begin, as a regular expression, that search tools by themselves (Responses).
@@ -104,11 +108,14 @@ class Preset:
     stream_usage: bool = True
     nine_letter_ids: bool = False
     reasoning_with_calls: str = ""
+    reasoning_with_text: bool = False
+    tagged_thoughts: str = ""
     text_with_calls: bool = False
     bridged: str = ""
     plain_schemas: str = ""
     strict: str = ""
     written_calls: bool = False
+    written_thoughts: bool = False
     cache_key: bool = False
     key_member: str = ""
     caches: bool = False
@@ -117,6 +124,7 @@ class Preset:
     seed_member: str = "seed"
     logprobs: bool = True
     keeps: bool = False
+    describes: bool = False
     schemas: bool = True
     quiet_none: bool = False
     searches: str = ""
@@ -190,6 +198,7 @@ PRESETS = {
             cache_marks=r"~?(?:anthropic|google)/.*",
             caches=True,
             tiers=OPENROUTER_TIERS,
+            describes=True,
         ),
         Preset(
             name="ollama",
@@ -244,6 +253,7 @@ PRESETS = {
             model_patterns=(r"deepseek-.+",),
             thinking="deepseek",
             reasoning_with_calls="reasoning_content",
+            reasoning_with_text=True,
             caches=True,
             seed_member="",
             schemas=False,
@@ -264,6 +274,7 @@ PRESETS = {
         attrs.evolve(
             _service("cerebras", "https://api.cerebras.ai/v1"),
             thinking="cerebras",
+            tagged_thoughts=r"(?:zai-)?glm-.*|qwen.*",
             told_parallel=False,
         ),
         _service("fireworks", "https://api.fireworks.ai/inference/v1"),

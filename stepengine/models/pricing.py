@@ -217,8 +217,8 @@ class _Book:
         try:
             extracted = self.snapshot.extract_usage(thaw(freeze(named)), listed, None, flavor).usage
             total = self.snapshot.calc(extracted, name, listed, None, at, context or None).total_price
-        except (LookupError, ValueError):
-            return None
+        except (LookupError, ValueError, TypeError, AttributeError):
+            return None  # the usage is foreign, and the library takes its kinds for granted
         searches = vars(extracted).get("web_searches") or 0
         if searches and getattr(known.get_prices(at), "web_searches_kcount", None) is None:
             total += WEB_SEARCH.get(provider, Decimal(0)) * searches
@@ -298,7 +298,7 @@ def _is_special(raw: Any) -> bool:
             or (name == "modality" and value != "TEXT")
             for name, value in raw.items()
         )
-    return any(_is_special(entry) for entry in raw)
+    return isinstance(raw, list | tuple) and any(_is_special(entry) for entry in raw)
 
 
 def _context_of(data: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, str]:
@@ -313,21 +313,21 @@ def _context_of(data: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, st
 def _run_beside(raw: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the usage of what Anthropic ran beside the message: compactions, advisors and models that stood in."""
     entries = raw.get("iterations")
-    return [entry for entry in entries or () if isinstance(entry, Mapping) and entry.get("type") != "message"]
+    listed = entries if isinstance(entries, list | tuple) else ()
+    return [entry for entry in listed if isinstance(entry, Mapping) and entry.get("type") != "message"]
 
 
 def _searches_of(reply: ModelReply, provider: str, model: str) -> Decimal:
     """Return what the searches of *reply* cost that no usage reports."""
     kinds = [part.data for part in reply.content if type(part) is OpaquePart]
-    web = sum(
-        item.get("type") == "web_search_call" and (item.get("action") or {}).get("type") == "search" for item in kinds
-    )
+    actions = [item.get("action") for item in kinds if item.get("type") == "web_search_call"]
+    web = sum(isinstance(action, Mapping) and action.get("type") == "search" for action in actions)
     files = sum(item.get("type") == "file_search_call" for item in kinds)
     total: Decimal = WEB_SEARCH.get(provider, Decimal(0)) * web + FILE_SEARCH * files
     data: Mapping[str, Any] = reply.provider_data or {}
     grounding = data.get("groundingMetadata")
     queries = grounding.get("webSearchQueries") if isinstance(grounding, Mapping) else None
-    if queries:
+    if queries and isinstance(queries, list | tuple):
         newer = not model.partition("/")[2].removeprefix("models/").startswith(("gemini-1", "gemini-2"))
         total += GOOGLE_QUERY * len(queries) if newer else GOOGLE_PROMPT
     return total

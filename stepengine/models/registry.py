@@ -362,6 +362,12 @@ class _Renamed(Provider):
     async def describe(self, model: str) -> ModelInfo | None:
         return await self._provider.describe(self._model)
 
+    def answered(self, request: ModelRequest) -> None:
+        self._provider.answered(attrs.evolve(request, model=self._model))
+
+    async def count_tokens(self, request: ModelRequest) -> int | None:
+        return await self._provider.count_tokens(attrs.evolve(request, model=self._model))
+
     async def complete(self, request: ModelRequest) -> ModelReply:
         return self._named(await self._provider.complete(attrs.evolve(request, model=self._model)))
 

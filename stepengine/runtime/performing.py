@@ -47,6 +47,7 @@ from stepengine.data.state import AgentState, ChildResult, RunStatus, prompt_tok
 from stepengine.data.tools import Asking, Ordinary
 from stepengine.data.usage import Usage, add_cost
 from stepengine.errors import (
+    ContextOverflow,
     DataError,
     LimitExceeded,
     ModelError,
@@ -60,6 +61,7 @@ from stepengine.runtime.logs import LOGGER, Lines
 from stepengine.runtime.performer import IO, Item, child_path
 from stepengine.runtime.rates import Notice, Obstacle, ParsingRegistry, queued
 from stepengine.runtime.retry import Retries, known_usage
+from stepengine.runtime.sizes import estimated_tokens
 from stepengine.tools.context import WORKSPACE, ResourceMap, ToolContext, Workspace
 from stepengine.tools.conversion import as_result
 from stepengine.tools.threads import ThreadPool
@@ -170,8 +172,21 @@ class Innermost:
             await self._services.clock.sleep(wait)
             attempt += 1
 
+    def _refuse_oversize(self, request: ModelRequest) -> None:
+        """Raise for a request that is longer than its model's window (PV84)."""
+        window = None if "|" in request.model else self._services.window(request.model)
+        if window is None or (size := estimated_tokens(request)) <= window:
+            return
+        msg = (
+            f"{request.model!r} takes {window} tokens, and the request has about {size}; shorten it with a context policy such as "
+            "truncate(), or leave oversize= of ModelSettings out to let the provider judge"
+        )
+        raise ContextOverflow(msg, kind="context_overflow")
+
     def _provider(self, item: Item, io: IO, request: ModelRequest) -> ModelProvider:
         """Return the provider of a model; with rate limits it waits for its turn, and tells of that for this call."""
+        if request.settings.oversize == "refuse":
+            self._refuse_oversize(request)
         model, models, rates = request.model, self._services.models, self._services.rates
         if rates is not None:
             return queued(cast("ParsingRegistry", models), rates, model, _notice(item, io, request))

@@ -29,9 +29,13 @@ def event(data: dict[str, Any]) -> bytes:
     return b"event: %s\ndata: %s\n\n" % (data["type"].encode(), json.dumps(data).encode())
 
 
+def unnamed(data: dict[str, Any]) -> bytes:
+    return b"data: %s\n\n" % json.dumps(data).encode()
+
+
 def chunk(delta: dict[str, Any], finish: str | None = None, **more: Any) -> bytes:
     choice = {"index": 0, "delta": delta, "finish_reason": finish}
-    return b"data: %s\n\n" % json.dumps({"id": "x", "model": "gpt-4o", "choices": [choice], **more}).encode()
+    return unnamed({"id": "x", "model": "gpt-4o", "choices": [choice], **more})
 
 
 def anthropic_stream(text: str, calls: list[tuple[str, str]], stop: str) -> list[bytes]:

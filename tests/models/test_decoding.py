@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -179,10 +180,41 @@ def test_anthropic_usage_falls_into_disjoint_buckets(raw, usage):
         ({"prompt_tokens": 10, "completion_tokens": 1, "cached_tokens": 4}, Usage(6, 1, 4)),
         ({"prompt_tokens": 2, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 99}}, Usage(0, 1, 2)),
         ({"prompt_tokens": 2.0, "completion_tokens": -1}, Usage(2, 0, at_least=True)),
+        (
+            {
+                "prompt_tokens": 10,
+                "completion_tokens": 3,
+                "total_tokens": 18,
+                "completion_tokens_details": {"reasoning_tokens": 5},
+            },
+            Usage(10, 3, 0, 0, 5),
+        ),
     ],
 )
 def test_chat_usage_falls_into_disjoint_buckets_even_when_the_sums_do_not_add_up(raw, usage):
     assert chat_usage(raw) == usage
+
+
+@pytest.mark.spec("requirements:G17", "providers:PV81")
+@pytest.mark.parametrize(
+    ("told", "dollars"),
+    [
+        ({"cost": 0.25}, "0.25"),
+        ({"cost": 0.25, "is_byok": False, "cost_details": {"upstream_inference_cost": 0.25}}, "0.25"),
+        ({"cost": 0.01, "is_byok": True, "cost_details": {"upstream_inference_cost": 0.2}}, "0.21"),
+        ({"cost": 0, "is_byok": True, "cost_details": {"upstream_inference_cost": None}}, None),
+        ({"cost": 0, "is_byok": True, "cost_details": "x"}, None),
+        ({"cost": "0.25"}, None),
+        ({"cost": -1}, None),
+    ],
+)
+def test_a_gateway_s_cost_counts_with_what_the_user_s_own_key_is_charged_and_only_if_that_is_said(told, dollars):
+    data = {
+        "choices": [{"message": {"content": "x"}, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 1, "completion_tokens": 1, **told},
+    }
+    cost = decode_chat(data, made("openrouter"), "m", None).cost
+    assert (None if dollars is None else Decimal(dollars)) == cost
 
 
 # --- tool arguments -------------------------------------------------------------------------------------------------

@@ -100,6 +100,17 @@ async def test_a_connection_that_dies_in_mid_stream_may_be_tried_again(wire, err
     assert (caught.value.__cause__, caught.value.__context__) == (None, None)
 
 
+@pytest.mark.spec("reliability:MP23", "reliability:MP29")
+async def test_a_whole_reply_counts_although_its_connection_stays_open_in_silence(wire):
+    events = [piece for piece in wire.stream("It is five.", [], "end_turn") if b"[DONE]" not in piece]
+    provider = wire.make(transport=dying(TimeoutError(), b"".join(events)))
+    *_, done = [delta async for delta in provider.stream(wire.request())]
+    assert done.reply.text == "It is five."
+    with pytest.raises(ModelError) as caught:
+        await failure_of(wire, dying(TimeoutError(), events[0]), stream=True)
+    assert caught.value.kind == "timeout"
+
+
 @pytest.mark.spec("ecosystem:EC70")
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "complete"])
 @pytest.mark.parametrize("miss", [Miss("not recorded"), SoftMiss("not recorded")], ids=["miss", "soft miss"])

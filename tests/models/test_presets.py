@@ -14,12 +14,18 @@ from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.errors import MissingKey, ModelError, UnknownModel
 from stepengine.models import PRESETS, Models, OpenAIChatProvider, OpenAIProvider
-from stepengine.models._failures import body_failure
+from stepengine.models._failures import Call, body_failure
+from stepengine.models.keys import Credentials
+from stepengine.models.openai_chat.decode import decode
 from tests.faults.scripts import chunk
 from tests.models.wires import TOOL, call, made, provider_of, reader, result
 
 pytestmark = pytest.mark.anyio
 
+DETAILS = [
+    {"type": "reasoning.text", "index": 0, "text": "hm", "signature": "s"},
+    {"type": "reasoning.encrypted", "index": 0, "data": "x"},
+]
 OTHER = ToolSpec("other", "Does else.", {"type": "object", "properties": {}})
 
 
@@ -112,6 +118,24 @@ async def test_azure_is_found_by_its_endpoint_with_and_without_a_dated_api(monke
         Models.standard().check("azure/m")
 
 
+@pytest.mark.spec("reliability:SC12", "requirements:G23")
+@pytest.mark.parametrize("name", ["openai", "groq", "xai", "vllm", "azure", "azure dated"])
+async def test_what_the_environment_holds_for_openai_goes_to_no_other_company(name, monkeypatch):
+    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "Authorization: Bearer sk-openai\nX-Gateway-Key: sk-gateway")
+    monkeypatch.setenv("OPENAI_ORG_ID", "org-mine")
+    monkeypatch.setenv("OPENAI_PROJECT_ID", "proj-mine")
+    name, _, dated = name.partition(" ")
+    environment = {PRESETS[name].key_variable: "the-key", "AZURE_OPENAI_ENDPOINT": "https://mine.openai.azure.com/"}
+    if dated:
+        environment["OPENAI_API_VERSION"] = "2025-04-01-preview"
+    request = await sent_to(name, monkeypatch, **environment)
+
+    headers = str(request.headers.raw)
+    assert (name != "openai") == ("the-key" in headers)
+    for word in ("sk-openai", "sk-gateway", "org-mine", "proj-mine"):
+        assert (name == "openai") == (word in headers), word
+
+
 @pytest.mark.spec("ecosystem:EC107", "ecosystem:EC108")
 @pytest.mark.parametrize("name", ["llamacpp", "lmstudio"])
 def test_a_server_that_cannot_be_told_which_tool_to_call_is_offered_only_that_one(name):
@@ -179,6 +203,80 @@ def test_deepseek_gets_its_reasoning_back_with_every_call_and_never_has_to_call(
     assert body("deepseek", settings=ModelSettings(thinking=Thinking("enabled")))["thinking"] == {"type": "enabled"}
     forced = body("deepseek", tools=(TOOL,), tool_choice="required")
     assert (forced["tool_choice"], forced["thinking"]) == ("required", {"type": "disabled"})
+
+
+@pytest.mark.spec("providers:PV31")
+def test_deepseek_misses_its_reasoning_in_no_message_of_the_assistant_and_moonshot_in_none_with_calls():
+    history = [UserMessage("go"), AssistantMessage("Of another model."), UserMessage("on"), AssistantMessage([call(1)]), result(1)]  # fmt: skip
+    found = {
+        name: [m.get("reasoning_content") for m in body(name, *history, tools=(TOOL,))["messages"]]
+        for name in ("deepseek", "moonshot", "groq")
+    }
+    assert [None, "", None, "", None] == found["deepseek"]
+    assert [None, None, None, "", None] == found["moonshot"]
+    assert [None] * 5 == found["groq"]
+
+
+@pytest.mark.spec("providers:PV32")
+@pytest.mark.parametrize(
+    ("name", "model", "came", "goes"),
+    [
+        ("zai", "glm-5.2", {"reasoning_content": " hm\n"}, {"reasoning_content": " hm\n", "content": "Five."}),
+        ("cerebras", "zai-glm-4.7", {"reasoning": "hm"}, {"content": "<think>hm</think>Five."}),
+        ("cerebras", "gpt-oss-120b", {"reasoning": "hm"}, {"reasoning": "hm", "content": "Five."}),
+        ("groq", "gpt-oss-120b", {"reasoning": "hm"}, {"reasoning": "hm", "content": "Five."}),
+        *[
+            (
+                name,
+                "vendor/model",
+                {"reasoning": "hm", "reasoning_details": DETAILS},
+                {"reasoning": "hm", "reasoning_details": DETAILS, "content": "Five."},
+            )
+            for name in ("openrouter", "snowflake")
+        ],
+    ],
+)
+def test_thoughts_go_back_where_each_service_reads_them(name, model, came, goes):
+    message = {"role": "assistant", "content": "Five.", **came}
+    answer = {"choices": [{"message": message, "finish_reason": "stop"}]}
+    asked = Call(provider=name, model=f"{name}/{model}", credentials=Credentials(None, "no key"))
+    reply = decode(answer, asked, model, None)
+    request = ModelRequest(
+        f"{name}/{model}", messages=Transcript([UserMessage("go"), AssistantMessage(reply.content), UserMessage("on")])
+    )
+    sent = json.loads(OpenAIChatProvider(name, "k")._encode(request, stream=False).content)["messages"][1]
+    assert {"role": "assistant", **goes} == sent
+
+
+@pytest.mark.spec("providers:PV32")
+def test_pieces_of_reasoning_are_joined_up_to_its_signature_and_never_by_an_index_alone():
+    it = reader("openrouter")
+    pieces = [
+        {"type": "reasoning.text", "index": 0, "text": "a"},
+        {"type": "reasoning.text", "index": 0, "text": "b"},
+        {"type": "reasoning.text", "index": 0, "text": "", "signature": "s1"},
+        {"type": "reasoning.text", "index": 0, "text": "c", "signature": "s2"},
+        {"type": "reasoning.encrypted", "index": 0, "data": "x"},
+        {"type": "reasoning.encrypted", "index": 0, "data": "y"},
+    ]
+    for piece in pieces:
+        it.feed(chunk({"reasoning_details": [piece]}))
+    it.feed(chunk({"content": "Five."}, "stop"))
+    assert [
+        {"type": "reasoning.text", "index": 0, "text": "ab", "signature": "s1"},
+        *pieces[3:],
+    ] == it.finish().content[0].provider_data["reasoning_details"]
+
+
+@pytest.mark.spec("providers:PV37", "requirements:X53")
+@pytest.mark.parametrize(("name", "data"), [
+    ("deepseek", {"member": "reasoning_content"}),
+    ("openrouter", {"member": "reasoning", "reasoning_details": [{"type": "reasoning.text", "text": "hm"}]}),
+])  # fmt: skip
+def test_a_reply_that_was_only_thoughts_goes_back_with_a_text_if_an_empty_one(name, data):
+    thought = ThinkingPart("hm", provider_data={"provider": name, "model": "m", **data})
+    got = body(name, UserMessage("go"), AssistantMessage([thought]), UserMessage("on"))["messages"][1]
+    assert ("assistant", "", "hm") == (got["role"], got["content"], got[data["member"]])
 
 
 @pytest.mark.spec("ecosystem:EC113")

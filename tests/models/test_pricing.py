@@ -122,6 +122,34 @@ def extracted(reply: ModelReply, name: str, provider: str) -> Decimal | None:
         return None
 
 
+@pytest.mark.spec("requirements:G17", "reliability:MP61")
+@pytest.mark.parametrize(
+    ("told", "more"),
+    [
+        ({"notes": ["x"]}, {}),
+        ({"notes": [5, None]}, {}),
+        ({"notes": [["TEXT"]]}, {}),
+        ({"iterations": 5}, {}),
+        ({}, {"groundingMetadata": {"webSearchQueries": 5}}),
+    ],
+)
+def test_what_a_server_reports_in_forms_that_nobody_knows_costs_what_its_tokens_cost(told, more):
+    raw = {"prompt_tokens": 10, "completion_tokens": 10, **told}
+    data = {"provider": "openai_chat", "usage": raw, **more}
+    content = [OpaquePart("openai_chat", {"type": "web_search_call", "action": "search"}), TextPart("x")]
+    reply = ModelReply(content, usage=Usage(10, 10), provider_data=data)
+
+    assert cost_of("openai_chat/gpt-4o", Usage(10, 10), AT) == cost_of.of_reply("openai_chat/gpt-4o", reply, AT)
+
+
+@pytest.mark.spec("requirements:G17", "reliability:MP61")
+def test_what_the_library_of_prices_cannot_read_costs_what_its_tokens_cost():
+    raw = {"promptTokenCount": 10, "candidatesTokenCount": 5, "promptTokensDetails": [{"modality": 5, "tokenCount": 3}]}
+    reply = ModelReply("x", usage=Usage(10, 5), provider_data={"provider": "google", "usage": raw})
+    model = "google/gemini-2.5-flash"
+    assert cost_of(model, Usage(10, 5), AT) == cost_of.of_reply(model, reply, AT) is not None
+
+
 @needs_recordings
 @pytest.mark.spec("requirements:G17", "providers:PV78", "providers:PV79", "providers:PV80")
 def test_no_recorded_reply_costs_less_than_the_library_extracts_from_what_its_provider_reported() -> None:

@@ -114,6 +114,25 @@ async def test_an_alias_is_asked_for_by_the_model_that_it_stands_for():
         models.parse("a")
 
 
+@pytest.mark.spec("requirements:G14")
+@pytest.mark.anyio
+async def test_behind_an_alias_tokens_are_counted_and_recorded_calls_passed_over_as_without_it():
+    class Counting(Echo):
+        async def count_tokens(self, request):
+            self.asked.append(request.model)
+            return 7
+
+        def answered(self, request):
+            self.asked.append(request.model)
+
+    echo = Counting()
+    provider = Models({"echo": echo}, aliases={"default": "echo/one"}).provider_for("default")
+
+    assert 7 == await provider.count_tokens(ModelRequest("default"))
+    provider.answered(ModelRequest("default"))
+    assert ["echo/one", "echo/one"] == echo.asked
+
+
 @pytest.mark.spec("requirements:G15")
 def test_what_the_caller_knows_of_a_model_wins_over_the_data_of_the_package():
     models = Models.standard(info={"ollama/llama3": ModelInfo(8_192, 1_000), "openai/gpt-4o": ModelInfo(1)})

@@ -26,15 +26,18 @@ from stepengine.data.messages import (
     ToolMessage,
     UserMessage,
 )
+from stepengine.data.models import ModelRequest
+from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage
 from stepengine.errors import ModelError, TruncatedReply
-from stepengine.models._failures import body_failure
+from stepengine.models import GoogleProvider
+from stepengine.models._failures import INVALID_SIGNATURE, body_failure
 from stepengine.models.google.decode import decode as decode_google
 from stepengine.models.google.decode import usage_of as google_usage
 from stepengine.models.google.encode import DUMMY_SIGNATURE, generation_of
 from stepengine.models.openai.decode import decode as decode_responses
 from stepengine.models.openai.decode import usage_of as responses_usage
-from tests.faults.scripts import event, google_chunk
+from tests.faults.scripts import event, google_chunk, unnamed
 from tests.models.wires import MODEL, PNG, call, made, reader, result, sent
 
 PDF = base64.b64encode(b"%PDF").decode()
@@ -268,6 +271,22 @@ def test_signatures_go_back_byte_for_byte_on_the_part_that_they_came_on():
     ]
 
 
+@pytest.mark.spec("reliability:MP60", "ecosystem:EC98")
+def test_after_a_refused_signature_no_part_goes_back_with_one():
+    parts = [
+        {"text": "I look.", "thoughtSignature": SIGNATURE},
+        {"executableCode": {"language": "PYTHON", "code": "1"}, "thoughtSignature": "zz=="},
+    ]
+    reply = decode_google(google_chunk(parts, "STOP"), made("google"), MODEL["google"], None)
+    request = ModelRequest(f"google/{MODEL['google']}", "", Transcript([GO, AssistantMessage(reply.content), ON]))
+
+    for after, signatures in (("", [SIGNATURE, "zz=="]), (INVALID_SIGNATURE, [None, None])):
+        content = GoogleProvider("k")._encode(request, stream=False, after=after).content
+        sent_back = json.loads(content)["contents"][1]["parts"]
+        assert signatures == [part.get("thoughtSignature") for part in sent_back]
+        assert {"language": "PYTHON", "code": "1"} == sent_back[1]["executableCode"]
+
+
 @pytest.mark.spec("ecosystem:EC74", "ecosystem:EC91")
 def test_a_signed_part_of_a_stream_is_not_joined_with_its_neighbours():
     it = reader("google")
@@ -276,6 +295,37 @@ def test_a_signed_part_of_a_stream_is_not_joined_with_its_neighbours():
     it.feed(b"data: %s\r\n\r\n" % json.dumps(google_chunk([], "STOP")).encode())
     found = [(p.text, (p.provider_data or {}).get("signature")) for p in it.finish().content]
     assert found == [("ab", None), ("c", "s1"), ("d", None), ("", "s2")]
+
+
+@pytest.mark.spec("ecosystem:EC74", "reliability:MP20")
+def test_what_comes_behind_a_first_finish_reason_of_gemini_is_no_less_said():
+    it = reader("google")
+    for text, reason in (("", "STOP"), ("a", "STOP"), ("b", None), ("c", "STOP")):
+        it.feed(unnamed(google_chunk([{"text": text}] if text else [], reason)))
+    trailer = {"candidates": [{"finishReason": None}], "usageMetadata": {"promptTokenCount": 3}}
+    it.feed(unnamed(trailer))
+    reply = it.finish()
+    assert ("abc", "STOP", Usage(3, 0)) == (reply.text, reply.raw_stop_reason, reply.usage)
+
+
+@pytest.mark.spec("requirements:G8", "ecosystem:EC74")
+def test_a_part_with_a_member_that_is_newer_than_this_package_says_and_calls_all_the_same_and_goes_back_as_it_came():
+    parts = [
+        {"text": "Hm.", "thought": True, "fromTheFuture": {"a": 1}},
+        {"text": "I look.", "fromTheFuture": 2, "thoughtSignature": SIGNATURE},
+        {"functionCall": {"name": "look", "args": {"at": "3"}}, "fromTheFuture": 3, "thoughtSignature": "x/y+"},
+    ]
+    it = reader("google")
+    shown = [delta for part in parts for delta in it.feed(unnamed(google_chunk([part])))]
+    it.feed(unnamed(google_chunk([], "STOP")))
+    reply = it.finish()
+
+    assert decode_google(google_chunk(parts, "STOP"), made("google"), "m", None).content == reply.content
+    assert ["Hm.", "I look.", '{"at":"3"}'] == [delta.text for delta in shown if hasattr(delta, "text")]
+    assert ("I look.", "look", {"at": "3"}) == (reply.text, reply.tool_calls[0].tool_name, reply.tool_calls[0].input)
+    whole = decode_google(google_chunk(parts, "STOP"), made("google"), MODEL["google"], None)
+    content = [attrs.evolve(p, tool_call_id="c3") if isinstance(p, ToolCallPart) else p for p in whole.content]
+    assert {"role": "model", "parts": parts} == sent("google", GO, AssistantMessage(content), result(3))[1]
 
 
 @pytest.mark.spec("requirements:G10", "reliability:MP60", "ecosystem:EC91")
@@ -388,6 +438,18 @@ def test_no_candidate_is_no_reply_and_a_stream_without_a_finish_reason_is_cut_of
 
 
 # --- both -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("requirements:G10", "providers:PV62")
+@pytest.mark.parametrize("name", ["openai", "openai_chat"])
+def test_sentences_that_another_provider_cut_into_texts_with_sources_between_them_stay_sentences(name):
+    parts = [TextPart("Water boils "), TextPart("at 100 °C"), CitationPart("https://a", "A"), TextPart(".")]
+    thought = ThinkingPart("hm", provider_data={"provider": "anthropic", "model": "claude-sonnet-4-5"})
+    said = sent(name, GO, AssistantMessage([*parts, thought, TextPart("And so.")]), ON)[1]
+    assert "Water boils at 100 °C.\n\nAnd so." == said["content"]
+
+    items = [TextPart(text, provider_data={"provider": "xai", "id": text}) for text in ("I look.", "Here.")]
+    assert "I look.\n\nHere." == sent(name, GO, AssistantMessage(items), ON)[1]["content"]
 
 
 @pytest.mark.spec("ecosystem:EC100")

@@ -1,4 +1,4 @@
-"""What is known of a model: our tables, and what its provider states when it is asked (PV1)."""
+"""What is known of a model: our tables, and what its provider states when it is asked (PV1, PV2)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,15 @@ from stepengine.data.messages import UserMessage
 from stepengine.data.models import ModelRequest, ModelSettings, Thinking
 from stepengine.data.transcript import Transcript
 from stepengine.errors import ModelError
-from stepengine.models import AnthropicProvider, ModelInfo, Models
+from stepengine.models import (
+    AnthropicProvider,
+    GoogleProvider,
+    ModelInfo,
+    Models,
+    OpenAIChatProvider,
+    OpenAIProvider,
+)
+from stepengine.models.google import sending
 
 NEW = "claude-novel-9"
 TYPES = ("adaptive", "enabled", "disabled", "between_tools")
@@ -186,6 +194,106 @@ def test_a_replay_asks_nothing_of_what_a_model_takes(tmp_path):
 
     assert ["GET", "POST"] == [method for method, _ in api.seen]
     assert ("Hi.", "Hi.", []) == (recorded.output, replayed.output, later.seen)
+
+
+class States:
+    """A server that answers questions about models, and nothing else; ``seen`` holds path and authorization of each."""
+
+    def __init__(self, answer: Any, status: int = 200) -> None:
+        self.answer, self.status = answer, status
+        self.seen: list[tuple[str, str, str | None]] = []
+
+    def __call__(self, request: httpx2.Request) -> httpx2.Response:
+        key = request.headers.get("x-goog-api-key") or request.headers.get("authorization")
+        self.seen.append((request.method, request.url.path, key))
+        return httpx2.Response(self.status, json=self.answer)
+
+
+@pytest.mark.spec("providers:PV2", "requirements:G15")
+@pytest.mark.parametrize("private", [True, False])
+@pytest.mark.parametrize(
+    ("told", "stated"),
+    [
+        (
+            {"inputTokenLimit": 2_000_000, "outputTokenLimit": 70_000, "thinking": True},
+            ModelInfo(2_000_000, 70_000, thinking=("thinking",)),
+        ),
+        ({"inputTokenLimit": 8_192, "thinking": False}, ModelInfo(8_192, None, thinking=())),
+        ({"inputTokenLimit": "many", "outputTokenLimit": -1, "thinking": "yes"}, ModelInfo()),
+        ({}, ModelInfo()),
+    ],
+)
+async def test_gemini_states_windows_and_whether_a_model_thinks_when_it_is_asked_once(
+    told, stated, private, monkeypatch
+):
+    if not private:
+        monkeypatch.setattr(sending, "_has_private_names", lambda client: False)
+    api = States({"name": "models/gemini-9-flash", **told})
+    provider = GoogleProvider("the-key", transport=httpx2.MockTransport(api))
+
+    for model in ("google/gemini-9-flash", "gemini-9-flash"):
+        assert stated == await provider.describe(model)
+    assert [("GET", "/v1/models/gemini-9-flash", "the-key")] == api.seen
+    await provider.close()
+
+
+LISTED = {
+    "data": [
+        {
+            "id": "vendor/model",
+            "context_length": 131_072,
+            "top_provider": {"context_length": 131_072, "max_completion_tokens": 16_384},
+            "supported_parameters": ["tools", "reasoning", "include_reasoning"],
+        },
+        {"id": "vendor/model:free", "context_length": 32_768, "top_provider": {"max_completion_tokens": None}},
+        {"id": "vendor/plain", "context_length": 8_192, "supported_parameters": ["tools"]},
+        {"id": "vendor/odd", "context_length": "x", "top_provider": 5, "supported_parameters": {}},
+        {"id": 7},
+        "x",
+    ]
+}
+
+
+@pytest.mark.spec("providers:PV2", "requirements:G15")
+async def test_openrouter_states_what_its_list_says_of_a_model_and_is_asked_for_the_list_once():
+    api = States(LISTED)
+    models = Models({"openrouter": OpenAIChatProvider("openrouter", "the-key", transport=httpx2.MockTransport(api))})
+    stated = {
+        "vendor/model": ModelInfo(131_072, 16_384, thinking=("reasoning",)),
+        "vendor/model:nitro": ModelInfo(131_072, 16_384, thinking=("reasoning",)),
+        "vendor/model:free": ModelInfo(32_768),
+        "vendor/plain": ModelInfo(8_192, thinking=()),
+        "vendor/odd": ModelInfo(),
+    }
+    for name, info in stated.items():
+        assert info == await models.ask(f"openrouter/{name}") == models.info(f"openrouter/{name}"), name
+    with pytest.raises(ModelError, match="openrouter lists no model 'vendor/modle' among its 5"):
+        await models.ask("openrouter/vendor/modle")
+
+    assert [("GET", "/api/v1/models", "Bearer the-key")] == api.seen
+    await models.close()
+
+
+@pytest.mark.spec("providers:PV2")
+@pytest.mark.parametrize("name", ["openrouter", "google"])
+async def test_a_question_about_a_model_that_fails_is_no_answer(name):
+    api = States({"error": {"code": 503, "message": "Busy."}}, 503)
+    kind = GoogleProvider if name == "google" else OpenAIChatProvider
+    provider = kind(api_key="k", name=name, transport=httpx2.MockTransport(api))
+    for _ in range(2):
+        with pytest.raises(ModelError) as caught:
+            await provider.describe(f"{name}/m")
+    assert (503, True, 2) == (caught.value.status, caught.value.retryable, len(api.seen))
+    await provider.close()
+
+
+@pytest.mark.spec("providers:PV2")
+async def test_a_server_that_states_nothing_is_not_asked():
+    api = States(LISTED)
+    transport = httpx2.MockTransport(api)
+    for provider in (OpenAIChatProvider("groq", "k", transport=transport), OpenAIProvider("k", transport=transport)):
+        assert None is await provider.describe(f"{provider.name}/vendor/model")
+    assert [] == api.seen
 
 
 @pytest.mark.spec("requirements:G15", "providers:PV3")

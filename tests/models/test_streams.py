@@ -11,10 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepengine.data.messages import TextPart, ThinkingPart
+from stepengine.data.models import TextChunk, ThinkingChunk
 from stepengine.data.usage import Usage
 from stepengine.errors import ModelError, TruncatedReply
 from stepengine.models._sse import SSEParser
-from tests.faults.scripts import chunk, event
+from stepengine.models.google import decode as google_decode
+from stepengine.models.openai_chat import decode as chat_decode
+from stepengine.models.openai_chat.calls import _Slot
+from tests.faults.scripts import chunk, event, google_chunk, unnamed
 from tests.models.wires import reader
 
 # --- tool calls in pieces -------------------------------------------------------------------------------------------
@@ -74,6 +78,24 @@ def test_no_call_is_offered_when_neither_the_finish_reason_nor_its_last_brace_co
         it.finish()
 
 
+@pytest.mark.spec("ecosystem:EC116")
+def test_arguments_that_come_with_the_name_in_every_piece_are_put_together_only_where_they_may_be_whole(monkeypatch):
+    asked = 0
+    whole = _Slot.arguments.fget
+
+    def arguments(slot: Any) -> str:
+        nonlocal asked
+        asked += 1
+        return whole(slot)
+
+    monkeypatch.setattr(_Slot, "arguments", property(arguments))
+    numbers = [f"{number}," for number in range(100)]
+    deltas = [[piece("f", text, index=0)] for text in ('{"n":[', *numbers, "7]}", "\n")]
+
+    assert [("f", {"n": [*range(100), 7]}, None)] == pieces(*deltas)
+    assert asked < 5
+
+
 @given(st.lists(st.tuples(st.sampled_from(["f", "g"]), st.integers(0, 99)), min_size=1, max_size=4), st.data())
 def test_calls_with_indices_survive_any_cutting_of_their_arguments(wanted, data):
     deltas = []
@@ -107,6 +129,101 @@ def test_streamed_reasoning_is_put_together_and_kept_for_the_same_provider():
         {"type": "reasoning.encrypted", "data": "d", "index": 1},
     ]
     assert float(reply.cost) == 0.25
+
+
+@pytest.mark.spec("ecosystem:EC90", "requirements:G5")
+def test_a_thought_that_a_server_says_under_two_names_is_one_and_comes_before_what_is_said_with_it():
+    it = reader("vllm")
+    shown = it.feed(chunk({"reasoning": "Hm", "reasoning_content": "Hm"}))
+    shown += it.feed(chunk({"content": "Five.", "reasoning": "m.", "reasoning_content": "m."}))
+    it.feed(chunk({}, "stop"))
+
+    assert [ThinkingChunk("Hm"), ThinkingChunk("m."), TextChunk("Five.")] == shown
+    thinking, text = it.finish().content
+    assert ("Hmm.", "reasoning_content", TextPart("Five.")) == (thinking.text, thinking.provider_data["member"], text)
+
+
+class Counted(str):
+    """A text that counts how many characters were copied by putting it together with others one by one."""
+
+    copied = 0
+    __slots__ = ()
+
+    def __add__(self, other: str) -> Counted:
+        Counted.copied += len(self) + len(other)
+        return Counted(str.__add__(self, other))
+
+
+def counted(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: counted(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [counted(inner) for inner in value]
+    return Counted(value) if isinstance(value, str) else value
+
+
+def thought(text: str) -> dict[str, Any]:
+    return {"type": "thinking", "thinking": [{"type": "text", "text": text}]}
+
+
+@pytest.mark.spec("reliability:MP24", "reliability:MP27")
+@pytest.mark.parametrize(
+    ("wire", "piece", "end"),
+    [
+        ("google", google_chunk([{"text": "ab"}]), google_chunk([], "STOP")),
+        ("google", google_chunk([{"text": "ab", "thought": True}]), google_chunk([], "STOP")),
+        ("mistral", {"content": [{"type": "text", "text": "ab"}]}, None),
+        ("mistral", {"content": [thought("ab")]}, None),
+        ("openrouter", {"reasoning_details": [{"type": "reasoning.text", "text": "ab"}], "reasoning": "ab"}, None),
+    ],
+)
+def test_the_pieces_of_a_text_are_put_together_once(wire, piece, end, monkeypatch):
+    for module in (google_decode, chat_decode):
+        monkeypatch.setattr(module, "read_json", lambda data: counted(json.loads(data)))
+    monkeypatch.setattr(Counted, "copied", 0)
+    it = reader(wire)
+    for _ in range(200):
+        it.feed(unnamed(piece) if end else chunk(piece))
+    it.feed(unnamed(end) if end else chunk({}, "stop"))
+
+    (part,) = it.finish().content
+    assert "ab" * 200 == part.text
+    assert 0 == Counted.copied
+    if wire == "openrouter":
+        assert "ab" * 200 == part.provider_data["reasoning_details"][0]["text"]
+
+
+@pytest.mark.parametrize("wire", ["google", "openai_chat"])
+def test_the_probabilities_of_a_stream_are_looked_at_once(wire, monkeypatch):
+    looked = 0
+    module = google_decode if wire == "google" else chat_decode
+
+    def seen(value: Any, *path: str) -> list[Any]:
+        nonlocal looked
+        found = plain(value, *path)
+        looked += len(found)
+        return found
+
+    plain = module.seen
+    monkeypatch.setattr(module, "seen", seen)
+    it = reader(wire)
+    for number in range(100):
+        token = {"token": str(number), "logprob": -1.0}
+        if wire == "google":
+            told = google_chunk([{"text": "a"}], "STOP" if number == 99 else None)
+            told["candidates"][0]["logprobsResult"] = {"chosenCandidates": [token]}
+            it.feed(unnamed(told))
+        else:
+            it.feed(
+                unnamed({"choices": [{"delta": {"content": "a"}, "logprobs": {"content": [token], "refusal": None}}]})
+            )
+    if wire == "openai_chat":
+        it.feed(chunk({}, "stop"))
+    data = it.finish().provider_data
+
+    tokens = data["logprobsResult"]["chosenCandidates"] if wire == "google" else data["logprobs"]["content"]
+    assert [str(number) for number in range(100)] == [token["token"] for token in tokens]
+    assert 100 == looked
 
 
 START = event(

@@ -10,10 +10,11 @@ from stepengine.data.models import ModelRequest
 from stepengine.errors import ModelError
 from stepengine.models._failures import Call, body_failure, transport_failure
 from stepengine.models._http import NO_KEY, Body, HttpProvider, warn_once
+from stepengine.models._json import count_of
 from stepengine.models._reading import Timeouts
 from stepengine.models._thinking import asked_of_gemini
 from stepengine.models._wire import ToolsCache, tool_choice_of
-from stepengine.models.base import ProviderSettings
+from stepengine.models.base import ModelInfo, ProviderSettings
 from stepengine.models.google import sending
 from stepengine.models.google.decode import GoogleAccumulator
 from stepengine.models.google.encode import generation_of
@@ -86,6 +87,7 @@ class GoogleProvider(HttpProvider):
         super().__init__(name, api_key, base_url, transport, timeouts=timeouts, headers=headers, key_env=key_env)
         self._api_version = api_version
         self._tools = ToolsCache(encode_tool)
+        self._described: dict[str, ModelInfo] = {}
 
     def settings(self) -> ProviderSettings:
         """Return where its key and address come from."""
@@ -123,6 +125,25 @@ class GoogleProvider(HttpProvider):
 
     async def _post(self, client: Any, body: Body, *, stream: bool) -> Any:
         return await sending.post(client, body.path, None if body.is_question else body.content, body.headers)
+
+    async def describe(self, model: str) -> ModelInfo:
+        """
+        Return what the API states of *model*, asked once: window, largest output, and its word for thinking if it thinks.
+
+        Raises:
+            ModelError: when it does not say so, such as for a model that it does not have.
+        """
+        model = self.bare(model)
+        if model not in self._described:
+            body = Body(b"", path=quote(path_of(model, "")[:-1]), is_question=True)
+            told = await self._answer(body, ModelRequest(f"{self.name}/{model}"))
+            thinks = told.get("thinking")
+            self._described[model] = ModelInfo(
+                count_of(told.get("inputTokenLimit")),
+                count_of(told.get("outputTokenLimit")),
+                thinking=("thinking",) if thinks is True else () if thinks is False else None,
+            )
+        return self._described[model]
 
     def batch_group(self, request: ModelRequest) -> str:
         """

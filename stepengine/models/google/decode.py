@@ -77,10 +77,20 @@ TOOLS = {
     "CODE_EXECUTION": "code_execution",
 }
 """The API's words for its tools, and ours."""
+PLAIN = frozenset({"text", "thought"})
 TEXT = frozenset({"text", "thought", "thoughtSignature"})
 CALL = frozenset({"functionCall", "thought", "thoughtSignature"})
+OTHERS = frozenset(
+    {
+        *("executableCode", "codeExecutionResult", "fileData", "functionResponse", "inlineData"),
+        *("toolCall", "toolResponse"),
+    }
+)
+"""What a part holds that is neither text nor a call."""
 MADE = frozenset({"inlineData", "thoughtSignature"})
 BLOB = frozenset({"mimeType", "data"})
+LIKELY = ("chosenCandidates", "topCandidates")
+"""The lists of probabilities of tokens, which come in pieces."""
 
 Json = dict[str, Any]
 
@@ -140,24 +150,36 @@ def _refuse_unusable(candidate: Mapping[str, Any], raw: str | None, call: Call, 
 def _part(part: Mapping[str, Any], mark: Json) -> AssistantPart | None:
     """Return a part in our terms; ``None`` for one that says nothing at all."""
     signature = text_at(part, "thoughtSignature")
-    signed = {**mark, "signature": signature} if signature else None
+    signed = {"signature": signature} if signature else {}
     call = part.get("functionCall")
-    if isinstance(call, Mapping) and CALL.issuperset(part):
+    if isinstance(call, Mapping):
         given = {"id": call["id"]} if text_at(call, "id") else {}
-        return call_part(text_at(call, "name"), call.get("args"), {**mark, **(signed or {}), **given})
-    if isinstance(part.get("text"), str) and TEXT.issuperset(part):
+        data = {**mark, **signed, **_beside(part, CALL), **given}
+        return call_part(text_at(call, "name"), call.get("args"), data)
+    if _is_text(part):
+        kept = {**signed, **_beside(part, TEXT)}
         if part.get("thought"):
-            return ThinkingPart(part["text"], provider_data=freeze(signed or mark))
-        if not part["text"] and signed is None:
+            return ThinkingPart(part["text"], provider_data=freeze({**mark, **kept}))
+        if not part["text"] and not kept:
             return None
-        return TextPart(part["text"], provider_data=None if signed is None else freeze(signed))
+        return TextPart(part["text"], provider_data=freeze({**mark, **kept}) if kept else None)
     blob = part.get("inlineData")
     if isinstance(blob, Mapping) and BLOB.issuperset(blob) and MADE.issuperset(part):
-        made = made_part(blob.get("data"), word_at(blob, "mimeType") or UNKNOWN, signed or mark)
+        made = made_part(blob.get("data"), word_at(blob, "mimeType") or UNKNOWN, {**mark, **signed})
         if made is not None:
             return made
     tool, text = _shown(part)
     return OpaquePart(mark["provider"], freeze(part), tool=tool, text=text)
+
+
+def _is_text(part: Mapping[str, Any]) -> bool:
+    return isinstance(part.get("text"), str) and OTHERS.isdisjoint(part)
+
+
+def _beside(part: Mapping[str, Any], known: frozenset[str]) -> Json:
+    """Return the members of a part that are newer than this package: they go back, and what is said is no less said."""
+    more = {name: value for name, value in part.items() if name not in known}
+    return {"more": more} if more else {}
 
 
 def _shown(part: Mapping[str, Any]) -> tuple[str, str]:
@@ -225,14 +247,6 @@ def usage_of(raw: Any) -> Usage | None:
     return Usage(prompt - read + for_tools, output, read, 0, thoughts, at_least=unsure)
 
 
-def _likely(before: Any, more: Any) -> Json:
-    """Return the probabilities of tokens, whose lists come in pieces."""
-    if not isinstance(before, Mapping) or not isinstance(more, Mapping):
-        return {}
-    lists = {name: [*seen(before, name), *seen(more, name)] for name in ("chosenCandidates", "topCandidates")}
-    return {"logprobsResult": {**before, **more, **{name: value for name, value in lists.items() if value}}}
-
-
 class GoogleAccumulator(Accumulator):
     """
     Turns the chunks of one stream into the completed reply.
@@ -248,6 +262,8 @@ class GoogleAccumulator(Accumulator):
         self._data: Json = {}
         self._candidate: Json = {}
         self._parts: list[Mapping[str, Any]] = []
+        self._texts: list[list[str]] = []
+        self._likely: dict[str, list[Any]] = {}
         self._calls = 0
 
     @property
@@ -262,36 +278,47 @@ class GoogleAccumulator(Accumulator):
         Raises:
             ModelError: for a chunk that holds an error (EC63, reliability MP22).
         """
-        chunk = read_json(data)
+        try:
+            chunk = read_json(data)
+        except ValueError:
+            if not self.ended:
+                raise
+            self.done = True  # behind an end, what cannot be read is no piece of the reply
+            return []
         if chunk.get("error"):
             raise self._failed(chunk)
         self._data.update({key: value for key, value in chunk.items() if key != "candidates" and value is not None})
         deltas: list[ModelDelta] = []
         for candidate in objects_at(chunk, "candidates"):
-            if candidate.get("index"):
-                continue
-            likely = _likely(self._candidate.get("logprobsResult"), candidate.get("logprobsResult"))
-            self._candidate.update({key: value for key, value in candidate.items() if key != "content"} | likely)
-            for part in objects_at(object_at(candidate, "content"), "parts"):
-                deltas += self._take(part)
-        blocked = text_at(object_at(self._data, "promptFeedback"), "blockReason")
-        self.done = bool(self._candidate.get("finishReason") or (blocked and not self._candidate))
+            if not candidate.get("index"):
+                deltas += self._told(candidate)
         return deltas
 
+    def _told(self, candidate: Mapping[str, Any]) -> list[ModelDelta]:
+        self._candidate.update({k: v for k, v in candidate.items() if k != "content" and v is not None})
+        for member in LIKELY:
+            if tokens := seen(candidate, "logprobsResult", member):
+                self._likely.setdefault(member, []).extend(tokens)
+        return [delta for part in objects_at(object_at(candidate, "content"), "parts") for delta in self._take(part)]
+
+    @property
+    def ended(self) -> bool:
+        """Whether an end was told of; some models and gateways do so with every chunk, so that the last one counts."""
+        blocked = text_at(object_at(self._data, "promptFeedback"), "blockReason")
+        return bool(self._candidate.get("finishReason") or (blocked and not self._candidate))
+
     def _take(self, part: Mapping[str, Any]) -> list[ModelDelta]:
-        if isinstance(part.get("functionCall"), Mapping):
-            self._parts.append(part)
-            return self._called(part["functionCall"])
-        text = part.get("text")
-        if not isinstance(text, str) or not TEXT.issuperset(part):
-            self._parts.append(part)
-            return []
+        is_call, is_text = isinstance(part.get("functionCall"), Mapping), _is_text(part)
+        text = part["text"] if is_text and not is_call else ""
         last = self._parts[-1] if self._parts else {}
-        plain = "thoughtSignature" not in part and "thoughtSignature" not in last and TEXT.issuperset(last)
-        if plain and "text" in last and bool(last.get("thought")) == bool(part.get("thought")):
-            self._parts[-1] = {**last, "text": last["text"] + text}
+        plain = PLAIN.issuperset(part) and PLAIN.issuperset(last) and is_text and _is_text(last)
+        if plain and bool(last.get("thought")) == bool(part.get("thought")):
+            self._texts[-1].append(text)
         else:
             self._parts.append(part)
+            self._texts.append([text])
+        if is_call:
+            return self._called(part["functionCall"])
         if not text:
             return []
         return [ThinkingChunk(text) if part.get("thought") else TextChunk(text)]
@@ -313,9 +340,19 @@ class GoogleAccumulator(Accumulator):
         Raises:
             TruncatedReply: when neither a finish reason nor the reason of a blocked prompt came.
         """
-        if not self.done:
+        if not self.ended:
             self._truncated("its finishReason is missing")
+        self.done = True
         data = dict(self._data)
         if self._candidate:
-            data["candidates"] = [{**self._candidate, "content": {"parts": self._parts}}]
+            parts = [
+                {**part, "text": "".join(texts)} if len(texts) > 1 else part
+                for part, texts in zip(self._parts, self._texts, strict=True)
+            ]
+            data["candidates"] = [{**self._candidate, "content": {"parts": parts}}]
+            if self._likely:
+                data["candidates"][0]["logprobsResult"] = {
+                    **object_at(self._candidate, "logprobsResult"),
+                    **self._likely,
+                }
         return self._decoded(data)

@@ -201,7 +201,9 @@ def _assistant_part(part: AssistantPart, flags: Flags, ids: Mapping[str, str]) -
                 call["id"] = ids[part.tool_call_id]
             return {"functionCall": call, **_signed(part.provider_data, flags)}
         case OpaquePart():
-            return dict(part.data) if part.provider == flags.provider else None
+            # Without a model nothing of thinking is sent: a signature was refused.
+            kept = {name: value for name, value in part.data.items() if flags.model or name != "thoughtSignature"}
+            return kept if part.provider == flags.provider else None
         case ImagePart() | DocumentPart():
             own = is_own(part.provider_data, flags.provider, flags.model)
             return {**_media(part, flags), **_signed(part.provider_data, flags)} if own else None
@@ -212,10 +214,11 @@ def _assistant_part(part: AssistantPart, flags: Flags, ids: Mapping[str, str]) -
 
 
 def _signed(data: Mapping[str, Any] | None, flags: Flags) -> Json:
-    """Return the signature as it came, for the model that made it."""
+    """Return the signature, and what else came beside a part, as it came, for the model that made it."""
     if not is_own(data, flags.provider, flags.model):
         return {}
-    return {"thoughtSignature": data["signature"]} if data.get("signature") else {}
+    signature = {"thoughtSignature": data["signature"]} if data.get("signature") else {}
+    return {**data.get("more", {}), **signature}
 
 
 def _result(message: ToolMessage, flags: Flags) -> Turn:

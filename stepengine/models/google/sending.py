@@ -96,8 +96,10 @@ async def _post_publicly(way: Way, path: str, content: bytes | None, headers: Ma
             await models.count_tokens(model=model, contents=QUESTION)
         elif method == "batchGenerateContent":
             await way.client.aio.batches.create(model=model, src=[{"contents": QUESTION}])
-        elif content is None:
+        elif content is None and path.startswith("batches/"):
             await way.client.aio.batches.get(name=path)
+        elif content is None:
+            await models.get(model=path)
         else:
             await models.generate_content(model=model, contents=QUESTION)
         msg = "the SDK answered without sending a request"

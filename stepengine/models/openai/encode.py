@@ -49,6 +49,7 @@ from stepengine.models._wire import (
     encoded,
     file_name,
     filled,
+    goes_on,
     is_own,
     is_paused,
     joined,
@@ -181,8 +182,12 @@ def _user(message: UserMessage, flags: Flags) -> bytes:
 def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> Turn:  # noqa: FBT001 - private
     ids = wire_ids(message.tool_calls, flags.provider, own=own_ids)
     items: list[Json] = []
+    before: AssistantPart | None = None
     for part in message.content:
-        _add(items, part, flags, ids)
+        if isinstance(part, CitationPart):
+            continue
+        _add(items, part, flags, ids, apart=not goes_on(before, part))
+        before = part
     items = _followed(items)
     made = [part for part in made_by_model(message) if not _own_items(part, flags)]
     moved = [{"type": "input_text", "text": MADE}, *[_media(part, flags) for part in made]]
@@ -205,12 +210,12 @@ def _followed(items: list[Json]) -> list[Json]:
     return kept[::-1]
 
 
-def _add(items: list[Json], part: AssistantPart, flags: Flags, ids: Mapping[str, str]) -> None:
+def _add(items: list[Json], part: AssistantPart, flags: Flags, ids: Mapping[str, str], *, apart: bool) -> None:
     match part:
         case TextPart():
-            _say(items, part, {"type": "output_text", "text": part.text}, flags)
+            _say(items, part, {"type": "output_text", "text": part.text}, flags, apart=apart)
         case RefusalPart():
-            _say(items, part, {"type": "refusal", "refusal": part.text}, flags)
+            _say(items, part, {"type": "refusal", "refusal": part.text}, flags, apart=apart)
         case ThinkingPart():
             items += _reasoning(part, flags)
         case ToolCallPart():
@@ -252,8 +257,8 @@ def _reasoning(part: ThinkingPart, flags: Flags) -> list[Json]:
     return [dict(item)] if sendable and isinstance(item, Mapping) else []
 
 
-def _say(items: list[Json], part: TextPart | RefusalPart, content: Json, flags: Flags) -> None:
-    """Add a text to the message item that it came in, or to a plain message."""
+def _say(items: list[Json], part: TextPart | RefusalPart, content: Json, flags: Flags, *, apart: bool) -> None:
+    """Add a text to the message item that it came in, or to a plain message; *apart* is one that does not go on another."""
     data = part.provider_data
     last = items[-1] if items else {}
     own = data if is_own(data, flags.provider, flags.model) else {}
@@ -262,7 +267,7 @@ def _say(items: list[Json], part: TextPart | RefusalPart, content: Json, flags: 
         if not part.text:
             return
         if last.get("role") == "assistant" and "id" not in last and last.get("phase") == own.get("phase"):
-            last["content"] += f"\n\n{part.text}"
+            last["content"] += f"\n\n{part.text}" if apart else part.text
         else:
             items.append({"role": "assistant", "content": part.text, **phase})
         return

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Mapping
 from functools import cached_property
+from typing import Any
 
 from stepengine.data.models import ModelReply, ModelRequest
+from stepengine.errors import ModelError
 from stepengine.models._http import Body, warn_once
+from stepengine.models._json import count_of
 from stepengine.models._preset_provider import PresetProvider
-from stepengine.models._reply import cut_at_stops
+from stepengine.models._reply import cut_at_stops, seen, word_at
 from stepengine.models._schemas import unpromised
 from stepengine.models._wire import ToolsCache
+from stepengine.models.base import ModelInfo
 from stepengine.models.openai_chat.decode import ChatAccumulator
 from stepengine.models.openai_chat.request import (
     encode,
@@ -25,11 +30,28 @@ from stepengine.models.openai_chat.request import (
     takes_stops,
     thinking_of,
 )
-from stepengine.models.openai_chat.written import mark_in, with_written_calls
+from stepengine.models.openai_chat.written import (
+    WrittenThoughts,
+    mark_in,
+    with_written_calls,
+    with_written_thoughts,
+)
 
 __all__ = ("OpenAIChatProvider",)
 
 logger = logging.getLogger("stepengine.models")
+
+REASONING = ("reasoning", "reasoning_effort")
+"""OpenRouter's words for thinking among the parameters that a model takes."""
+
+
+def _stated(entry: Mapping[str, Any]) -> ModelInfo:
+    """Return what an entry of OpenRouter's list says of its model."""
+    top, takes = entry.get("top_provider"), entry.get("supported_parameters")
+    most = top.get("max_completion_tokens") if isinstance(top, Mapping) else None
+    words = [word for word in takes if word in REASONING] if isinstance(takes, list) else None
+    window = count_of(entry.get("context_length"))
+    return ModelInfo(window, count_of(most), thinking=None if words is None else tuple(words))
 
 
 class OpenAIChatProvider(PresetProvider):
@@ -50,6 +72,9 @@ class OpenAIChatProvider(PresetProvider):
         headers: HTTP headers to send with every request, such as OpenRouter's ``HTTP-Referer`` and ``X-Title``.
         written_calls: Whether calls that the model wrote as ``<tool_call>`` into its text are read as calls, for servers
             without a parser of the model's own form; a stream has shown them as text by then.
+        written_thoughts: Whether thoughts that the model wrote between ``<think>`` or ``[THINK]`` at the beginning of its text
+            are read as thinking, for servers without a parser of the model's own form. They go back to the same model as it
+            wrote them; to others they are not sent. Without it they stay text, which ``said`` and outputs leave out.
         token_provider: A function that gives a token for each request, in place of a key, such as one of Entra ID; it may be
             asynchronous. By default, on Azure and where no key is, what ``azure-identity`` finds, if the environment speaks
             of it.
@@ -57,6 +82,7 @@ class OpenAIChatProvider(PresetProvider):
 
     accumulator = ChatAccumulator
     path = "/chat/completions"
+    _listed: Mapping[str, ModelInfo] | None = None
 
     @cached_property
     def _tools(self) -> ToolsCache:
@@ -69,6 +95,29 @@ class OpenAIChatProvider(PresetProvider):
     @cached_property
     def _strict_tools(self) -> ToolsCache:
         return ToolsCache(encode_strict_tool)
+
+    async def describe(self, model: str) -> ModelInfo | None:
+        """
+        Return what the service states of *model*: window, largest output, and its words for thinking.
+
+        OpenRouter does, in the list of its models, which is asked for once; ``None`` for all others.
+
+        Raises:
+            ModelError: when the question fails, and for a model that is not in the list.
+        """
+        if not self._preset.describes:
+            return None
+        if self._listed is None:
+            body = Body(b"", path="/models", is_question=True)
+            told = await self._answer(body, ModelRequest(f"{self.name}/models"))
+            self._listed = {word_at(entry, "id"): _stated(entry) for entry in seen(told, "data")}
+        name = self.bare(model)
+        # What stands behind a colon may be a way to choose the server, of which the list says nothing.
+        found = self._listed.get(name) or self._listed.get(name.partition(":")[0])
+        if found is None:
+            msg = f"{self.name} lists no model {name!r} among its {len(self._listed)}; write it as its page names it"
+            raise ModelError(msg, kind="unknown_model")
+        return found
 
     def _unpromised(self, request: ModelRequest) -> str:
         if not self._preset.schemas or (self._preset.name == "ollama" and self.bare(request.model).endswith("cloud")):
@@ -96,7 +145,12 @@ class OpenAIChatProvider(PresetProvider):
         content = encode(request, model, preset, tools, stream=stream, after=after)
         return Body(content, path=f"/deployments/{model}{self.path}" if self._api_version else "")
 
+    def _thoughts(self) -> WrittenThoughts | None:
+        return WrittenThoughts() if self._preset.written_thoughts else None
+
     def _finished(self, reply: ModelReply, request: ModelRequest) -> ModelReply:
+        if self._preset.written_thoughts:
+            reply = with_written_thoughts(reply)
         mark = mark_in(reply) if request.tools else ""
         if mark and self._preset.written_calls:
             reply = with_written_calls(reply)

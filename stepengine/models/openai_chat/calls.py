@@ -36,11 +36,12 @@ class _Slot:
     @property
     def complete(self) -> bool:
         """Whether the arguments are a whole JSON value."""
-        text = self.arguments.strip()
-        if not text.endswith(("}", "]", "l", '"')):
+        # Asked for with every piece that repeats the name, of which only few can be the last.
+        last = next((piece.rstrip() for piece in reversed(self.pieces) if not piece.isspace()), "")
+        if not last.endswith(("}", "]", "l", '"')):
             return False
         try:
-            read_json(utf8(text))
+            read_json(utf8(self.arguments.strip()))
         except ValueError:
             return False
         return True
@@ -112,7 +113,7 @@ class CallPieces:
             return False
         if index is None and not first:
             return True
-        return slot.complete and (bool(text) or name != slot.name)
+        return slot.complete and (bool(text.strip()) or name != slot.name)
 
 
 def _grow(slot: _Slot, call_id: str, name: str, text: str) -> list[ModelDelta]:

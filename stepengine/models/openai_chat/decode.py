@@ -78,7 +78,6 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
     usage = _raw_usage(data)
     if raw in GAVE_UP:
         raise given_up(call, f"it ended with {raw!r}", usage_of(usage))
-    cost: Any = usage.get("cost") if isinstance(usage, Mapping) else None
     return reply_of(
         content,
         call,
@@ -89,8 +88,22 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
         answered=text_at(data, "model"),
         request_id=request_id,
         kept=_kept(data, choice, message),
-        cost=Decimal(str(cost)) if type(cost) in (int, float) and 0 <= cost <= MAX_COST else None,
+        cost=_cost(usage) if isinstance(usage, Mapping) else None,
     )
+
+
+def _cost(usage: Mapping[str, Any]) -> Decimal | None:
+    """Return what the gateway says a reply cost; with a key of the user's own his provider asks for the rest (PV81)."""
+    paid = _dollars(usage.get("cost"))
+    if paid is None or usage.get("is_byok") is not True:
+        return paid
+    beside = usage.get("cost_details")
+    upstream = _dollars(beside.get("upstream_inference_cost")) if isinstance(beside, Mapping) else None
+    return None if upstream is None else paid + upstream
+
+
+def _dollars(value: Any) -> Decimal | None:
+    return Decimal(str(value)) if type(value) in (int, float) and 0 <= value <= MAX_COST else None
 
 
 def _raw_usage(data: Mapping[str, Any]) -> Any:
@@ -205,12 +218,19 @@ class ChatAccumulator(Accumulator):
         self._data: Json = {}
         self._choice: Json = {}
         self._texts: dict[str, list[str]] = {}
+        self._contents: dict[str, list[_Piece]] = {}
         self._lists: dict[str, list[Any]] = {}
+        self._likely: dict[str, list[Any]] = {}
         self._calls = CallPieces()
         self._audio: Json = {}
         self._sound: list[str] = []
         self._finished = False
         self._chosen = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether a finish reason came."""
+        return self._finished
 
     @property
     def usage(self) -> Usage | None:
@@ -243,10 +263,10 @@ class ChatAccumulator(Accumulator):
         if choice.get("error"):
             raise body_failure({"error": choice["error"]}, None, {}, self._call)
         deltas = self._delta(object_at(choice, "delta"))
-        likely = {**self._choice.get("logprobs", {}), **_grown(self._choice.get("logprobs"), choice.get("logprobs"))}
         self._choice.update({key: value for key, value in choice.items() if key != "delta" and value is not None})
-        if likely:
-            self._choice["logprobs"] = likely
+        for name in ("content", "refusal"):
+            if tokens := seen(choice, "logprobs", name):
+                self._likely.setdefault(name, []).extend(tokens)
         if choice.get("finish_reason") and not self._finished:
             self._finished = True
             deltas += self._calls.end()
@@ -254,17 +274,21 @@ class ChatAccumulator(Accumulator):
 
     def _delta(self, delta: Mapping[str, Any]) -> list[ModelDelta]:
         deltas: list[ModelDelta] = []
-        for name in ("content", "refusal", *REASONING):
+        # vLLM says each thought under both names.
+        member = next((name for name in REASONING if delta.get(name) and isinstance(delta[name], str)), "")
+        if member:
+            known = next((name for name in REASONING if name in self._texts), member)
+            self._texts.setdefault(known, []).append(delta[member])
+            deltas.append(ThinkingChunk(delta[member]))
+        for name in ("content", "refusal"):
             value = delta.get(name)
             if isinstance(value, list):
                 deltas += self._pieces(name, value)
-            elif isinstance(value, str) and value and name in self._lists:
-                deltas += self._pieces(name, [{"type": "text", "text": value}])
-            elif isinstance(value, str) and value:
-                self._texts.setdefault(name, []).append(value)
-                deltas.append(ThinkingChunk(value) if name in REASONING else TextChunk(value))
-            elif name not in REASONING:
-                text_at(delta, name)
+            elif value and name in self._contents:
+                deltas += self._pieces(name, [{"type": "text", "text": text_at(delta, name)}])
+            elif text := text_at(delta, name):
+                self._texts.setdefault(name, []).append(text)
+                deltas.append(TextChunk(text))
         for name in ("reasoning_details", "annotations", "images"):
             if pieces := list_at(delta, name):
                 self._lists.setdefault(name, []).extend(pieces)
@@ -284,19 +308,19 @@ class ChatAccumulator(Accumulator):
     def _pieces(self, name: str, pieces: list[Any]) -> list[ModelDelta]:
         """Take a list in place of a text; text that came before it is its first piece."""
         before = "".join(self._texts.pop(name, []))
-        kept = self._lists.setdefault(name, [{"type": "text", "text": before}] if before else [])
+        kept = self._contents.setdefault(name, [_Piece({"type": "text"}, [before])] if before else [])
         deltas: list[ModelDelta] = []
         for given in pieces:
             piece = {"type": "text", "text": given} if isinstance(given, str) else given
-            thinks = piece.get("type") == "thinking"
+            kind = piece.get("type")
+            thinks = kind == "thinking"
             text = _thought(piece) if thinks else text_at(piece, "text")
-            last = kept[-1] if kept else {}
-            if text and last.get("type") == piece.get("type") == "text":
-                kept[-1] = {**last, "text": last["text"] + text}
-            elif thinks and last.get("type") == "thinking":
-                kept[-1] = {**last, **piece, "thinking": [{"type": "text", "text": _thought(last) + text}]}
+            last = kept[-1] if kept else None
+            if last is not None and last.data.get("type") == kind and (thinks or (text and kind == "text")):
+                last.texts.append(text)
+                last.data.update(piece)
             else:
-                kept.append(piece)
+                kept.append(_Piece(dict(piece), [text]))
             if text:
                 deltas.append(ThinkingChunk(text) if thinks else TextChunk(text))
         return deltas
@@ -313,6 +337,7 @@ class ChatAccumulator(Accumulator):
         self.done = True
         message: Json = {name: "".join(pieces) for name, pieces in self._texts.items()}
         message.update(self._lists)
+        message.update({name: [piece.whole() for piece in pieces] for name, pieces in self._contents.items()})
         if self._audio or self._sound or "transcript" in message:
             message["audio"] = {
                 **self._audio,
@@ -322,8 +347,32 @@ class ChatAccumulator(Accumulator):
         if "reasoning_details" in message:
             message["reasoning_details"] = _merged(message["reasoning_details"])
         message["tool_calls"] = self._calls.joined()
-        data = {**self._data, "choices": [{**self._choice, "message": message}]}
-        return self._decoded(data)
+        choice = {**self._choice, "message": message}
+        if self._likely:
+            choice["logprobs"] = {**object_at(choice, "logprobs"), **self._likely}
+        return self._decoded({**self._data, "choices": [choice]})
+
+
+@attrs.frozen
+class _Piece:
+    """
+    A piece of a content list.
+
+    Attributes:
+        data: Its members as they came last.
+        texts: What came of its text.
+    """
+
+    data: Json
+    texts: list[str]
+
+    def whole(self) -> Json:
+        """Return the piece as the server would have sent it at once."""
+        if self.data.get("type") == "text":
+            return {**self.data, "text": "".join(self.texts)}
+        if len(self.texts) > 1:
+            return {**self.data, "thinking": [{"type": "text", "text": "".join(self.texts)}]}
+        return self.data
 
 
 def _joined(pieces: list[str]) -> str:
@@ -334,25 +383,25 @@ def _joined(pieces: list[str]) -> str:
         return ""
 
 
-def _grown(before: Any, more: Any) -> Json:
-    """Return the probabilities of tokens, whose lists come in pieces."""
-    if not isinstance(more, Mapping):
-        return {}
-    return {name: [*seen(before, name), *seen(more, name)] for name in ("content", "refusal") if more.get(name)}
-
-
 def _merged(details: list[Json]) -> list[Json]:
     """Join the pieces of streamed reasoning items: neighbours of one type and index are one item."""
     items: list[Json] = []
+    grown: list[dict[str, list[str]]] = []
     for detail in details:
-        last = items[-1] if items else None
-        texts = [name for name in TEXTS if isinstance(detail.get(name), str)]
-        same = last is not None and all(last.get(name) == detail.get(name) for name in ("type", "index")) and texts
-        if last is None or not same:
+        last = items[-1] if items else {}
+        texts = {name: detail[name] for name in TEXTS if isinstance(detail.get(name), str)}
+        is_other = any(last.get(name) != detail.get(name) for name in ("type", "index"))
+        # A signature ends an item; several may have one index.
+        if not items or not texts or is_other or (last.get("signature") and any(texts.values())):
             items.append(dict(detail))
+            grown.append({name: [text] for name, text in texts.items()})
             continue
         for name, value in detail.items():
-            last[name] = (
-                (last.get(name) or "") + value if name in texts else (value if value is not None else last.get(name))
-            )
-    return items
+            if name in texts:
+                grown[-1].setdefault(name, []).append(value)
+            else:
+                last[name] = last.get(name) if value is None else value
+    return [
+        {**item, **{name: "".join(texts) for name, texts in pieces.items()}}
+        for item, pieces in zip(items, grown, strict=True)
+    ]

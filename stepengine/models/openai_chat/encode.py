@@ -10,6 +10,7 @@ ours.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, assert_never
 
@@ -48,6 +49,7 @@ from stepengine.models._wire import (
     encoded,
     file_name,
     filled,
+    goes_on,
     is_own,
     is_paused,
     joined,
@@ -229,8 +231,12 @@ def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> Turn: 
         body["tool_calls"] = calls
         if flags.preset.text_with_calls and body["content"] is None:
             body["content"] = ""
-        if flags.preset.reasoning_with_calls:
-            body.setdefault(flags.preset.reasoning_with_calls, "")
+    elif body["content"] is None and len(body) > 2 and "refusal" not in body:  # noqa: PLR2004 - role and content
+        # A reply that was only thoughts: without calls the API demands a text.
+        body["content"] = ""
+    member = flags.preset.reasoning_with_calls
+    if member and (calls or (flags.preset.reasoning_with_text and body["content"] is not None)):
+        body.setdefault(member, "")
     made = made_by_model(message)
     after = joined([{"type": "text", "text": MADE}, *[_media(part, flags) for part in made]]) if made else b""
     if body["content"] is None and len(body) == 2:  # noqa: PLR2004 - role and content: there is nothing to send
@@ -246,17 +252,21 @@ def _nine(call_id: str) -> str:
 def _assistant_content(parts: Sequence[AssistantPart], flags: Flags) -> Any:
     """Return text as one string, a list when there are parts of this provider's own kinds, or nothing."""
     pieces: list[str | Json] = []
-    apart = False
+    before: AssistantPart | None = None
+    thought = False
     for part in parts:
+        if isinstance(part, CitationPart):
+            continue
         text = _visible(part, flags)
         own = _own_piece(part, flags)
         if own is not None:
             pieces.append(own)
         elif text and pieces and isinstance(pieces[-1], str):
-            pieces[-1] += f"\n\n{text}" if apart else text
+            pieces[-1] += text if goes_on(before, part) or thought else f"\n\n{text}"
         elif text:
             pieces.append(text)
-        apart = not text
+        # What the model wrote before it answered, with the blanks behind it.
+        before, thought = part, type(part) is ThinkingPart and bool(text)
     if all(isinstance(piece, str) for piece in pieces):
         return pieces[0] if pieces else None
     return [{"type": "text", "text": piece} if isinstance(piece, str) else piece for piece in pieces]
@@ -278,15 +288,28 @@ def _visible(part: AssistantPart, flags: Flags) -> str:
             return part.text
         case RefusalPart():
             return "" if flags.preset.refusals else part.text
-        case OpaquePart() | ThinkingPart() | ToolCallPart() | CitationPart() | ImagePart() | DocumentPart():
+        case ThinkingPart():
+            data = part.provider_data
+            if not is_own(data, flags.preset.name, flags.model):
+                return ""
+            tagged = f"<think>{part.text}</think>" if part.text and _is_tagged(flags) else ""
+            return str(data.get("written", tagged))
+        case OpaquePart() | ToolCallPart() | CitationPart() | ImagePart() | DocumentPart():
             return ""
         case _ as never:
             assert_never(never)
 
 
+def _is_tagged(flags: Flags) -> bool:
+    tagged = flags.preset.tagged_thoughts
+    return bool(tagged and re.fullmatch(tagged, flags.model))
+
+
 def _thinking(part: AssistantPart, flags: Flags) -> Json:
     """Return the members in which thinking goes back to the same provider and model (EC91, EC99)."""
     if not isinstance(part, ThinkingPart) or not is_own(data := part.provider_data, flags.preset.name, flags.model):
+        return {}
+    if _is_tagged(flags):
         return {}
     members: Json = {str(data["member"]): part.text} if data.get("member") else {}
     if data.get("reasoning_details"):

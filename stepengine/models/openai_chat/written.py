@@ -1,5 +1,5 @@
 """
-Tool calls that a model wrote into its text, as local servers give them that have no parser for the model's own form.
+Calls and thoughts that a model wrote into its text, as local servers give them that have no parser for the model's own form.
 
 Text of a model is foreign: it is searched for fixed words, once from front to back.
 """
@@ -11,15 +11,20 @@ from typing import Any
 
 import attrs
 
-from stepengine.data.messages import AssistantPart, TextPart, ToolCallPart
-from stepengine.data.models import ModelReply, StopReason
+from stepengine.data.json import freeze
+from stepengine.data.messages import AssistantPart, TextPart, ThinkingPart, ToolCallPart
+from stepengine.data.models import ModelDelta, ModelReply, StopReason, TextChunk, ThinkingChunk
+from stepengine.data.thoughts import TAGS, parted
 from stepengine.models._json import call_part, read_json, utf8
 
-__all__ = ("mark_in", "with_written_calls")
+__all__ = ("WrittenThoughts", "mark_in", "with_written_calls", "with_written_thoughts")
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FUNCTION, PARAMETER = "<function=", "<parameter="
 MARKS = (OPEN, "<codebuff_tool_call>", "[TOOL_CALLS]", FUNCTION, "<|tool_call")
+BRACKETS = ("[THINK]", "[/THINK]")
+"""How Magistral begins and ends its thoughts."""
+CLOSED_BY = {**{f"<{tag}>": f"</{tag}>" for tag in TAGS}, BRACKETS[0]: BRACKETS[1]}
 ENDED = frozenset({StopReason.END_TURN, StopReason.STOP_SEQUENCE, StopReason.TOOL_USE})
 
 
@@ -40,11 +45,116 @@ def with_written_calls(reply: ModelReply) -> ModelReply:
     """
     if reply.tool_calls or reply.stop_reason not in ENDED:
         return reply
-    data = {name: reply.provider_data[name] for name in ("provider", "model") if name in reply.provider_data}
+    data = _mark(reply)
     content = [found for part in reply.content for found in _apart(part, data)]
     if not any(type(part) is ToolCallPart for part in content):
         return reply
     return attrs.evolve(reply, content=tuple(content), stop_reason=StopReason.TOOL_USE)
+
+
+def _mark(reply: ModelReply) -> dict[str, Any]:
+    return {name: reply.provider_data[name] for name in ("provider", "model") if name in reply.provider_data}
+
+
+def with_written_thoughts(reply: ModelReply) -> ModelReply:
+    """
+    Return *reply* with the thoughts at the beginning of its text as a part of their own, which holds them as they were written.
+
+    Text of nothing but blanks beside thoughts or calls says nothing, and is left out (PV76).
+    """
+    content: list[AssistantPart] = []
+    said = False
+    for part in reply.content:
+        if type(part) is not TextPart or said:
+            content.append(part)
+            continue
+        said = bool(part.text.strip())
+        thoughts, head = _thoughts_in(part.text)
+        if head:
+            data = {**_mark(reply), "written": head}
+            content.append(ThinkingPart("\n\n".join(thoughts), provider_data=freeze(data)))
+        rest = part.text[len(head) :]
+        if rest.strip():
+            content.append(attrs.evolve(part, text=rest) if head else part)
+    return attrs.evolve(reply, content=tuple(content)) if content else reply
+
+
+def _thoughts_in(text: str) -> tuple[tuple[str, ...], str]:
+    """Return the thoughts with which *text* begins, and all of it that belongs to them; ``""`` when there are none."""
+    begin, end = BRACKETS
+    thoughts: tuple[str, ...]
+    if text.lstrip().startswith(begin):
+        inside, closed, _ = text.lstrip().removeprefix(begin).partition(end)
+        after = text.index(begin) + len(begin) + len(inside) + len(closed)
+        thoughts, said = (inside.strip(),), text[after:].strip()
+    else:
+        thoughts, said = parted(text)
+        if said == text:
+            return (), ""
+    whole = text.rstrip()
+    return thoughts, whole[: len(whole) - len(said)] if said else text
+
+
+class WrittenThoughts:
+    """
+    Tells in the pieces of a stream the thoughts with which a text begins from what is said.
+
+    Those whose opening tag the server swallowed are known only when they end: a stream has shown them as text by then.
+    """
+
+    def __init__(self) -> None:
+        self._held: list[str] = []
+        self._begin = ""
+        self._closing = ""
+        self._is_behind = False
+        self._said = False
+
+    def of(self, delta: ModelDelta) -> list[ModelDelta]:
+        """Return what *delta* is for those who watch; what may belong to a tag is held back."""
+        if type(delta) is not TextChunk:
+            return [delta] if type(delta) is ThinkingChunk else [*self.end(), delta]
+        if self._said:
+            return [delta]
+        if self._is_behind:
+            return self._behind(delta.text)
+        return self._inside(delta.text) if self._closing else self._before(delta.text)
+
+    def end(self) -> list[ModelDelta]:
+        """Return what was held back."""
+        text, begin = "".join(self._held), self._begin
+        self._held, self._begin = [], ""
+        if self._closing:
+            return [ThinkingChunk(text)] if text else []
+        return [TextChunk(text)] if begin else []
+
+    def _before(self, text: str) -> list[ModelDelta]:
+        self._held.append(text)
+        self._begin = self._begin + text if self._begin else text.lstrip()
+        opening = next((tag for tag in CLOSED_BY if self._begin.startswith(tag)), "")
+        if opening:
+            self._closing, inside = CLOSED_BY[opening], self._begin.removeprefix(opening)
+            self._held, self._begin = [], ""
+            return self._inside(inside)
+        if any(tag.startswith(self._begin) for tag in CLOSED_BY):
+            return []
+        self._said = True
+        return self.end()
+
+    def _inside(self, text: str) -> list[ModelDelta]:
+        text = "".join([*self._held, text])
+        thought, closed, after = text.partition(self._closing)
+        if closed:
+            self._held, self._closing = [], ""
+            thoughts: list[ModelDelta] = [ThinkingChunk(thought)] if thought else []
+            return thoughts + self._behind(after)
+        safe = len(text) - len(self._closing) + 1
+        self._held = [text[max(0, safe) :]]
+        return [ThinkingChunk(text[:safe])] if safe > 0 else []
+
+    def _behind(self, text: str) -> list[ModelDelta]:
+        said = text.lstrip()
+        self._is_behind, self._said = True, bool(said)
+        return [TextChunk(said)] if said else []
 
 
 def _apart(part: AssistantPart, data: Mapping[str, Any]) -> list[AssistantPart]:
