@@ -41,6 +41,7 @@ from stepengine.data.events import (
     TextDelta,
     ThinkingCompleted,
     ThinkingDelta,
+    TodosChanged,
     ToolFinished,
     ToolInputDelta,
     ToolLog,
@@ -510,6 +511,15 @@ class _Page:
             subagent_run_id=self._agent(event.path),
         )
 
+    def _todos(self, event: TodosChanged) -> Iterator[BaseEvent]:
+        yield self._core.ActivitySnapshotEvent(
+            message_id=f"{self._agent(event.path) or self._root}-todos",
+            activity_type="stepengine.todos",
+            content={"todos": thaw(event.todos)},
+            replace=True,
+            subagent_run_id=self._agent(event.path),
+        )
+
     def _answered(self, event: AnswerReceived | PermissionDecided) -> Iterator[BaseEvent]:
         if isinstance(event, AnswerReceived):
             told = {"questionId": event.question_id, "answer": event.answer}
@@ -556,6 +566,7 @@ SHOWN: Mapping[type[Event], Callable[[_Page, Any], Iterator[BaseEvent]]] = {
     ToolFinished: _Page._tool_finished,  # noqa: SLF001
     ToolProgress: _Page._progress,  # noqa: SLF001
     ToolLog: _Page._progress,  # noqa: SLF001
+    TodosChanged: _Page._todos,  # noqa: SLF001
     AnswerReceived: _Page._answered,  # noqa: SLF001
     PermissionDecided: _Page._answered,  # noqa: SLF001
 }
