@@ -56,6 +56,7 @@ def chats(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 # --- files and commands of the person ---------------------------------------------------------------------------------
 
 
+@pytest.mark.spec("interfaces:IF74")
 def test_a_file_goes_along_only_from_inside_the_folder_and_only_what_tools_may_read(folder: Path) -> None:
     (folder.parent / "outside.txt").write_text("outside")
     (folder / ".env").write_text("KEY=secret")
@@ -71,6 +72,7 @@ def test_a_file_goes_along_only_from_inside_the_folder_and_only_what_tools_may_r
     assert ["../outside.txt", "link", ".env", "large", "bytes", "none"] == refused
 
 
+@pytest.mark.spec("interfaces:IF74")
 def test_files_that_are_too_much_together_stay_behind(folder: Path) -> None:
     for name in "uvwxyz":
         (folder / name).write_text(name * 60_000)
@@ -80,6 +82,7 @@ def test_files_that_are_too_much_together_stay_behind(folder: Path) -> None:
     assert "it has more than" in found.notes[-1]
 
 
+@pytest.mark.spec("interfaces:IF75")
 async def test_a_command_of_the_person_shows_both_streams_and_its_exit_code(folder: Path) -> None:
     said = await shell_output("cat a.txt; echo wrong >&2; exit 3", folder)
 
@@ -104,6 +107,7 @@ async def test_a_command_of_the_person_that_cannot_be_started_ends_no_chat(folde
     assert ["it was not run: embedded null byte"] == said
 
 
+@pytest.mark.spec("interfaces:IF83")
 def test_only_a_turn_that_there_was_can_be_forked_from(chats: Any) -> None:
     wrong = ["/fork", "/fork x", f"/fork {'9' * 5_000}", "/fork 2"]
     result, _ = chats(
@@ -116,6 +120,7 @@ def test_only_a_turn_that_there_was_can_be_forked_from(chats: Any) -> None:
     assert 0 == result.exit_code
 
 
+@pytest.mark.spec("interfaces:IF78")
 def test_every_command_of_the_table_is_there_and_help_lists_it(chats: Any) -> None:
     result, _ = chats(typed="/help\n")
     listed = re.findall(r"^  /(\w+) ", result.stdout, re.MULTILINE)
@@ -124,6 +129,7 @@ def test_every_command_of_the_table_is_there_and_help_lists_it(chats: Any) -> No
     assert {"quit"} == {name for name in COMMANDS if not hasattr(Chat, f"_do_{name}")}
 
 
+@pytest.mark.spec("interfaces:IF78")
 def test_a_slash_is_for_the_chat_two_are_for_the_agent_and_an_unknown_one_is_sent_nowhere(chats: Any) -> None:
     result, model = chats(text("Yes?"), typed="/hlep\n//help me\n!rm a.txt\n/quit\nnever\n")
 
@@ -133,6 +139,7 @@ def test_a_slash_is_for_the_chat_two_are_for_the_agent_and_an_unknown_one_is_sen
     assert Path("a.txt").exists()
 
 
+@pytest.mark.spec("interfaces:IF81", "interfaces:IF83")
 def test_a_conversation_is_saved_forked_and_compacted(chats: Any) -> None:
     result, model = chats(
         text("One. " * 2_000), text("Two."), text("It was about numbers."), text("Three."),
@@ -159,6 +166,7 @@ def prompt_in(folder: Path, typed: str = "") -> Prompt:
     )
 
 
+@pytest.mark.spec("interfaces:IF70")
 def test_a_paste_in_which_the_word_of_another_one_stands_is_sent_as_it_was(folder: Path) -> None:
     prompt = prompt_in(folder)
     texts = ["[paste 2: 12 lines]\n" * 10 + "end", "line\n" * 11 + "end"]
@@ -177,6 +185,7 @@ def test_files_are_completed_among_any_number_and_none_where_they_cannot_be_look
     assert [] == _paths(folder, "x" * 300 + "/") == _paths(folder, "a\0/") == _paths(folder, "../")
 
 
+@pytest.mark.spec("interfaces:IF67")
 def test_without_its_extra_a_terminal_is_read_line_by_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def prompt() -> Prompt:
         return prompt_in(folder, "said\n")
@@ -189,7 +198,7 @@ def test_without_its_extra_a_terminal_is_read_line_by_line(folder: Path, monkeyp
     assert "said" == asyncio.run(without.next())
 
 
-@pytest.mark.spec("requirements:P9", "requirements:X55")
+@pytest.mark.spec("requirements:P9", "requirements:X55", "interfaces:IF77")
 def test_the_last_conversation_of_a_folder_goes_on_with_all_that_was_said(chats: Any) -> None:
     none, _ = chats(typed="", options=("--resume",))
     chats(text("One."), text("Two."), typed="first\nsecond\n")
@@ -202,12 +211,14 @@ def test_the_last_conversation_of_a_folder_goes_on_with_all_that_was_said(chats:
     assert ["third", "second", "first"] == [entry.text("title") for entry in entries()]
 
 
+@pytest.mark.spec("interfaces:IF79")
 def test_another_model_holds_from_the_next_turn_on(chats: Any) -> None:
     _, model = chats(text("One."), text("Two."), typed="first\n/model scripted/other\nsecond\n")
 
     assert ["scripted/m", "scripted/other"] == [call.model for call in model.calls]
 
 
+@pytest.mark.spec("interfaces:IF81", "interfaces:IF84", "interfaces:IF85")
 def test_what_the_chat_tells_of_itself_comes_from_the_turns(chats: Any) -> None:
     todos = [{"task": "look", "completed": True}, {"task": "write \x1b[2Jit", "completed": True}]
     result, _ = chats(
@@ -232,6 +243,7 @@ def test_in_the_mode_plan_nothing_is_written_and_in_bypass_nobody_gets_by_asking
     assert "plan" in next(m.text for m in model.calls[-1].messages if m.role == "tool")
 
 
+@pytest.mark.spec("interfaces:IF80", "interfaces:IF83")
 def test_another_agent_and_a_cleared_chat_know_nothing_of_what_was_said(chats: Any, folder: Path) -> None:
     (folder / "other.py").write_text(
         "from stepengine import AgentDefinition\nagent = AgentDefinition(id='other', description='Says little.')\n"
@@ -247,6 +259,7 @@ def test_another_agent_and_a_cleared_chat_know_nothing_of_what_was_said(chats: A
     ]
 
 
+@pytest.mark.spec("interfaces:IF77")
 def test_a_conversation_goes_on_by_the_name_of_its_run(chats: Any) -> None:
     chats(text("One."), typed="first\n")
     chats(text("Other."), typed="another\n")
@@ -306,7 +319,15 @@ def somebody(folder: Path) -> Iterator[Any]:
 
 
 @pytest.mark.deep
-@pytest.mark.spec("requirements:P9", "reliability:UI03")
+@pytest.mark.spec(
+    "requirements:P9",
+    "reliability:UI03",
+    "interfaces:IF67",
+    "interfaces:IF69",
+    "interfaces:IF71",
+    "interfaces:IF72",
+    "interfaces:IF82",
+)
 def test_somebody_talks_decides_undoes_interrupts_and_leaves_in_a_terminal(somebody: Any, folder: Path) -> None:
     there = somebody()
     there.sees(READY)
@@ -344,6 +365,7 @@ def test_somebody_talks_decides_undoes_interrupts_and_leaves_in_a_terminal(someb
     assert 0o600 == history.stat().st_mode & 0o777
 
 
+@pytest.mark.spec("interfaces:IF76")
 @pytest.mark.deep
 @pytest.mark.parametrize(("arguments", "variables"), [(["--plain"], {}), ([], {"TERM": "dumb"}), ([], {"CI": "1"})])
 def test_a_plain_chat_shows_what_was_said_as_it_is_and_redraws_nothing(
@@ -389,7 +411,7 @@ def gated(replies: str) -> str:
 
 
 @pytest.mark.deep
-@pytest.mark.spec("reliability:UI01")
+@pytest.mark.spec("reliability:UI01", "interfaces:IF68", "interfaces:IF71")
 def test_what_is_typed_while_a_reply_streams_is_sent_and_commands_wait_for_the_end(somebody: Any, folder: Path) -> None:
     there = somebody(program=gated("text('Open \\x1b[2J block ' + 'word ' * 300), last, last"))
     there.sees(READY)
@@ -410,7 +432,7 @@ def test_what_is_typed_while_a_reply_streams_is_sent_and_commands_wait_for_the_e
 
 
 @pytest.mark.deep
-@pytest.mark.spec("requirements:P9")
+@pytest.mark.spec("requirements:P9", "interfaces:IF72", "interfaces:IF77")
 def test_a_second_ctrl_c_within_a_turn_leaves_and_the_chat_goes_on_where_it_was_left(
     somebody: Any, folder: Path
 ) -> None:
@@ -435,6 +457,7 @@ def test_a_second_ctrl_c_within_a_turn_leaves_and_the_chat_goes_on_where_it_was_
     assert signal.SIGINT + 128 == there.leaves()
 
 
+@pytest.mark.spec("interfaces:IF70", "interfaces:IF75")
 @pytest.mark.deep
 def test_a_long_paste_is_one_word_until_it_is_sent_and_a_pasted_command_is_not_run(somebody: Any, folder: Path) -> None:
     there = somebody(program=gated("last, last"))
@@ -463,6 +486,7 @@ def test_a_long_paste_is_one_word_until_it_is_sent_and_a_pasted_command_is_not_r
     assert (folder / "a.txt").exists()
 
 
+@pytest.mark.spec("interfaces:IF71", "interfaces:IF75")
 @pytest.mark.deep
 def test_tab_completes_shift_tab_changes_the_mode_and_ctrl_c_ends_a_command_of_the_person(
     somebody: Any, folder: Path
@@ -488,6 +512,7 @@ def test_tab_completes_shift_tab_changes_the_mode_and_ctrl_c_ends_a_command_of_t
     assert 0 == there.leaves()
 
 
+@pytest.mark.spec("interfaces:IF71")
 def test_what_is_kept_of_what_was_said_holds_no_secret(folder: Path) -> None:
     secret = "sk-ant-api03-" + "a1B2" * 23 + "AA"
     _remember(f"My key is {secret}, use it")

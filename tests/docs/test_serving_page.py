@@ -126,7 +126,15 @@ def read_on(server: Server, path: str, got: list[dict[str, Any]], kind: str, *, 
     raise AssertionError(got)
 
 
-@pytest.mark.spec("requirements:X57", "requirements:N5", "requirements:E27")
+@pytest.mark.spec(
+    "requirements:X57",
+    "requirements:N5",
+    "requirements:E27",
+    "interfaces:IF14",
+    "interfaces:IF15",
+    "interfaces:IF16",
+    "interfaces:IF18",
+)
 def test_the_application_of_the_page_loses_no_event_over_reconnects(tmp_path: Path) -> None:
     server, got = Server(tmp_path), list[dict[str, Any]]()
     with server.running():
@@ -156,7 +164,15 @@ def test_the_application_of_the_page_loses_no_event_over_reconnects(tmp_path: Pa
 
 
 @pytest.mark.deep
-@pytest.mark.spec("requirements:X57", "requirements:K10")
+@pytest.mark.spec(
+    "requirements:X57",
+    "requirements:K10",
+    "interfaces:IF14",
+    "interfaces:IF15",
+    "interfaces:IF16",
+    "interfaces:IF17",
+    "interfaces:IF18",
+)
 def test_the_application_goes_on_after_a_kill_with_what_waits_and_what_was_cut_off(tmp_path: Path) -> None:
     server, before = Server(tmp_path), list[dict[str, Any]]()
     with server.running(end=signal.SIGKILL):
