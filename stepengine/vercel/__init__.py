@@ -425,7 +425,8 @@ class _Page:
             yield from self._tool_started(event) if isinstance(event, ToolStarted) else self._tool_finished(event)
 
     def _agent_finished(self, event: AgentFinished) -> Iterator[Chunk]:
-        yield self._agent(event.child_path, agentId=event.agent_id, status=event.status.value, tool="")
+        why = {"error": event.error} if event.error else {}
+        yield self._agent(event.child_path, agentId=event.agent_id, status=event.status.value, tool="", **why)
 
     def _agent(self, path: str, **changes: Any) -> Chunk:
         self._agents[path] = {**self._agents.get(path, {"path": path}), **changes}

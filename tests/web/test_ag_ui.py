@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 from stepengine import AgentDefinition, Answer, Engine, Usage
 from stepengine.ag_ui import CUSTOM, SHOWN, ag_ui, answers_of, prompt_of
 from stepengine.data import events as ev
+from stepengine.data.state import RunStatus
 from stepengine.errors import InputError, StepEngineError
 from stepengine.testing import ScriptedModel
 
@@ -345,3 +346,18 @@ def test_every_event_that_there_is_has_its_place_or_is_left_out_on_purpose() -> 
 
     assert {type(event) for event in TOLD} | {ev.FileChanged} == set(CUSTOM)
     assert ours == {*SHOWN, *CUSTOM, *[type(event) for event in UNTOLD]}
+
+
+@pytest.mark.spec("interfaces:IF33", "interfaces:IF12")
+async def test_a_child_that_fails_says_why() -> None:
+    got = await shown(
+        all_of(
+            ev.AgentSpawned(agent_id="kid", child_path="3"),
+            ev.AgentSpawned(path="3", agent_id="grandkid", child_path="3.1"),
+            ev.AgentFinished(agent_id="kid", child_path="3", status=RunStatus.FAILED, error="the model is down"),
+        )
+    )
+
+    assert ["grandkid ended as failed", "kid ended as failed: the model is down"] == [
+        event["message"] for event in got if event["type"] == "SUBAGENT_ERROR"
+    ]

@@ -11,6 +11,7 @@ import pytest
 
 from stepengine import Answer, Question, Usage
 from stepengine.data import events as ev
+from stepengine.data.state import RunStatus
 from stepengine.errors import InputError, StepEngineError
 from stepengine.vercel import answers_of, prompt_of, sse, vercel
 
@@ -278,3 +279,12 @@ async def test_what_else_happens_is_told_in_passing_and_the_engine_s_own_affairs
 
     assert ["start", *[f"data-{event.type.replace('_', '-')}" for event in TOLD]] == [chunk["type"] for chunk in chunks]
     assert {True} == {chunk["transient"] for chunk in chunks[1:]}
+
+
+@pytest.mark.spec("interfaces:IF33", "interfaces:IF12")
+async def test_a_child_that_fails_says_why() -> None:
+    failed = ev.AgentFinished(agent_id="kid", child_path="3", status=RunStatus.FAILED, error="the model is down")
+    chunks = await shown(all_of(ev.AgentSpawned(agent_id="kid", child_path="3"), failed))
+
+    assert ["running", "failed"] == [chunk["data"]["status"] for chunk in chunks[1:]]
+    assert "the model is down" == chunks[-1]["data"]["error"]
