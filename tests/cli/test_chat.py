@@ -21,17 +21,29 @@ from typer.testing import CliRunner, Result
 
 from stepengine.cli import bench
 from stepengine.cli.app import app
-from stepengine.cli.chat import COMMANDS, Chat
-from stepengine.cli.console import Lines, console_on
-from stepengine.cli.prompt import Above, Prompt, _history, _paths, _remember, attached, shell_output
+from stepengine.cli.chat import COMMANDS, UNDONE, Chat
+from stepengine.cli.console import Lines, Screen, console_on
+from stepengine.cli.prompt import (
+    PASTE_BYTES,
+    PASTED,
+    Above,
+    Prompt,
+    _history,
+    _paths,
+    _remember,
+    attached,
+    shell_output,
+)
 from stepengine.cli.recording import entries, runs_folder
+from stepengine.data import events as ev
 from stepengine.data.usage import Usage
 from stepengine.runtime.handle import RunHandle
-from stepengine.testing import ScriptedModel, text, tool_call
+from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
 
 from .terminal import READY, Person
 
 WRITES = tool_call("write_file", {"path": "b.txt", "content": "colour\n"})
+REAL_MODELS = bench.models_of
 
 
 @pytest.fixture
@@ -80,6 +92,18 @@ def test_files_that_are_too_much_together_stay_behind(folder: Path) -> None:
 
     assert [True] * 4 + [False] * 2 == [note.startswith("+ ") for note in found.notes]
     assert "it has more than" in found.notes[-1]
+
+
+@pytest.mark.spec("interfaces:IF74")
+def test_of_a_folder_the_names_in_it_go_along_without_those_that_may_hold_secrets(folder: Path) -> None:
+    (folder / "sub/below").mkdir(parents=True)
+    for name in ("b.txt", ".env", "below/deep.txt"):
+        (folder / "sub" / name).write_text("content")
+    (folder / "out").symlink_to(folder.parent)
+    found = attached("Look at @sub/, @out and @..", folder)
+
+    assert 'Look at @sub/, @out and @..\n\n<folder path="sub/">\nb.txt\nbelow/\n</folder>' == found.text
+    assert ["+ sub/ (12 bytes)", True] == [found.notes[0], found.notes[1].startswith("out does not go along: ")]
 
 
 @pytest.mark.spec("interfaces:IF75")
@@ -176,6 +200,15 @@ def test_a_paste_in_which_the_word_of_another_one_stands_is_sent_as_it_was(folde
     assert "[paste 3: 1 lines]" == prompt._unfolded("[paste 3: 1 lines]")
 
 
+@pytest.mark.spec("interfaces:IF70")
+def test_a_paste_of_few_lines_stands_as_it_is_and_one_that_is_too_large_is_left_out(folder: Path) -> None:
+    prompt = prompt_in(folder)
+    short, wide = "line\n" * 9 + "end", "x" * 2_000
+
+    assert [short, wide, ""] == [prompt._folded(pasted) for pasted in (short, wide, "x" * (PASTE_BYTES + 1))]
+    assert ["[paste 1: 11 lines]", "[paste 2: 1 lines]"] == [prompt._folded(f"{short}\n"), prompt._folded(f"{wide}x")]
+
+
 def test_files_are_completed_among_any_number_and_none_where_they_cannot_be_looked_up(folder: Path) -> None:
     for number in range(1_100):
         (folder / f"a{number:04}").touch()
@@ -267,6 +300,167 @@ def test_a_conversation_goes_on_by_the_name_of_its_run(chats: Any) -> None:
     _, model = chats(text("Two."), typed="second\n", options=("--resume", older))
 
     assert ["first", "One.", "second"] == [m.text for m in model.calls[0].messages if m.role in ("user", "assistant")]
+
+
+@pytest.mark.spec("interfaces:IF85")
+def test_the_notes_of_the_project_and_of_the_person_are_shown(
+    chats: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from stepengine.tools import FileMemory
+    from stepengine.tools.remembering import project_scope
+
+    monkeypatch.setenv("XDG_DATA_HOME", str(folder.parent / "data"))
+    none, _ = chats(typed="/memory\n")
+    store = FileMemory()
+    for scope, note in ((project_scope(folder), "Tests need \x1b[2Jdocker."), ("user", "Small commits.")):
+        asyncio.run(store.write(scope, note, ["x"], "run 1"))
+    result, _ = chats(typed="/memory\n")
+
+    assert "there are no notes" in none.stdout
+    shown = re.findall(r"^  (\w+)  - \[m1\] .* #x run 1: (.*)$", result.stdout, re.MULTILINE)
+    assert [("project", r"Tests need \x1b[2Jdocker."), ("user", "Small commits.")] == shown
+
+
+@pytest.mark.spec("interfaces:IF85")
+def test_the_instructions_of_a_skill_are_sent_with_what_is_said_and_send_no_files_along(
+    chats: Any, folder: Path
+) -> None:
+    place = folder / ".agents/skills/greet"
+    place.mkdir(parents=True)
+    (place / "SKILL.md").write_text("---\nname: greet\ndescription: Says hello.\n---\nRead @a.txt and greet.\n")
+    result, model = chats(text("Hello."), typed="/skill\n/skill gret\n/skill greet in @a.txt\n")
+    (asked,) = [m.text for m in model.calls[0].messages if m.role == "user" and "greet" in m.text]
+
+    assert "  greet  Says hello." in result.stdout
+    assert "there is no skill 'gret'; near to it: greet" in result.stdout
+    assert 1 == len(model.calls)
+    assert "Read @a.txt and greet." in asked
+    assert asked.endswith('in @a.txt\n\n<file path="a.txt">\ncolor\n\n</file>')
+    assert 1 == asked.count("<file ")
+    assert "/skill greet in @a.txt" == entries()[0].text("title")
+
+
+@pytest.mark.spec("interfaces:IF85")
+def test_where_the_last_turn_is_recorded_is_said(chats: Any) -> None:
+    result, _ = chats(text("One."), typed="/debug\nfirst\n/debug\n")
+
+    assert "no turn of this chat is recorded" in result.stdout
+    assert f"look into it with: stepengine debug {entries()[0].journal}" in result.stdout.replace("\n", " ")
+
+
+@pytest.mark.spec("interfaces:IF82")
+def test_what_a_turn_wrote_is_brought_back_when_that_is_confirmed_and_the_agent_is_told(chats: Any) -> None:
+    change = tool_call("write_file", {"path": "a.txt", "content": "colour\n"})
+    result, model = chats(
+        tool_calls(WRITES, change), text("Written."), change, text("Again."), text("I see."),
+        typed="/undo\n/mode accept_edits\nwrite\n/undo\nn\n/undo\ny\nand now\n/undo\ny\nthen\n",
+    )  # fmt: skip
+    told = [[m.text for m in call.messages if m.role == "user"][-1] for call in model.calls]
+
+    assert "there is no recorded turn to undo" in result.stdout
+    assert ("nothing was done" in result.stdout, "removed   b.txt" in result.stdout) == (True, True)
+    assert (False, "color\n") == (Path("b.txt").exists(), Path("a.txt").read_text())
+    assert ["write", "write", f"{UNDONE}\n\nand now", f"{UNDONE}\n\nand now", f"{UNDONE}\n\nthen"] == told
+
+
+@pytest.mark.spec("interfaces:IF82")
+def test_files_that_were_changed_since_the_turn_are_listed_and_left(
+    chats: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def changed(request: Any) -> Any:
+        (folder / "b.txt").write_text("mine\n")
+        return text("Written.")
+
+    result, _ = chats(WRITES, changed, typed="/mode accept_edits\nwrite\n/undo\ny\n")
+
+    assert "left      b.txt: it was changed since" in result.stdout
+    assert "mine\n" == Path("b.txt").read_text()
+
+
+@pytest.mark.spec("interfaces:IF79")
+def test_a_model_without_a_provider_is_refused_and_the_one_of_now_is_shown_with_its_price(
+    chats: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result, model = chats(text("One."), typed="/model openai/gpt-4o\n/model\nfirst\n")
+    monkeypatch.undo()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            bench, "models_of", lambda options, *_: REAL_MODELS(options) if "nowhere/x" in options.model else model
+        )
+        refused = CliRunner().invoke(app, ["chat", "--model", "scripted/m"], input="/model nowhere/x\n")
+
+    assert "now: openai/gpt-4o\n" in result.stdout
+    assert re.search(r"  price    input \$[\d.]+, output \$[\d.]+.* per million tokens", result.stdout)
+    assert "names the provider 'nowhere'" in refused.stdout
+    assert "from the next turn on" not in refused.stdout
+
+
+@pytest.mark.spec("interfaces:IF80")
+def test_who_may_spawn_whom_is_a_tree(chats: Any) -> None:
+    Path("boss.py").write_text(
+        "from stepengine import AgentDefinition\nkid = AgentDefinition('kid')\n"
+        "agent = AgentDefinition('boss', tools=['spawn_agents'], spawnable_agents=[kid])\n"
+    )
+    result, _ = chats(typed="/agent boss.py\n/agents\n")
+
+    assert ["boss", "boss", "kid"] == [  # the one of now, and the tree
+        line.split()[-1] for line in result.stdout.splitlines() if line.endswith(("boss", "kid"))
+    ]
+
+
+@pytest.mark.spec("interfaces:IF77")
+def test_of_a_long_conversation_the_last_twenty_things_that_were_said_are_shown(chats: Any) -> None:
+    chats(*[text(f"reply {n}") for n in range(12)], typed="\n".join([f"said {n}" for n in range(12)]))
+    result, _ = chats(typed="", options=("--resume",))
+    shown = [line.split()[-1] for line in result.stdout.splitlines() if re.match(r"(> said|  reply) ", line)]
+
+    assert [str(n) for n in range(2, 12) for _ in range(2)] == shown
+
+
+@pytest.mark.spec("interfaces:IF75")
+async def test_the_agent_is_told_of_a_command_of_the_person_unless_they_do_not_want_it(folder: Path) -> None:
+    """
+    Only what somebody typed is run: a paste is not, and neither is what comes through a pipe.
+    """
+    said: list[str] = []
+    terminal = SimpleNamespace(
+        was_pasted=False, lines=SimpleNamespace(is_terminal=True), say=lambda text, *_: said.append(text)
+    )
+    chat = object.__new__(Chat)
+    chat._options, chat._terminal, chat._notes = cast("Any", SimpleNamespace(cwd=folder)), cast("Any", terminal), []
+    await chat._shell("!cat a.txt; head -c 20000 /dev/zero | tr '\\0' x")
+    await chat._shell("!!echo quiet")
+    terminal.was_pasted = True
+    await chat._shell("!touch pasted")
+
+    (note,) = chat._notes
+    assert note.startswith("(I ran `cat a.txt; ")
+    assert ("color\nxxx" in note, 8_192, "quiet" in note) == (True, len(note.partition("printed:)\n")[2]), False)
+    assert ["quiet", PASTED] == said[1:]
+    assert not (folder / "pasted").exists()
+
+
+def shown_blocks(*pieces: str) -> list[str]:
+    """
+    What stands in the scrollback after each piece of a reply.
+    """
+    file = io.StringIO()
+    screen = Screen(console_on(file), markdown=True)
+    lines = []
+    for piece in pieces:
+        screen.on_event(ev.TextDelta(text=piece))
+        lines.append(file.getvalue())
+    return lines
+
+
+@pytest.mark.spec("interfaces:IF68")
+def test_a_block_is_shown_at_its_empty_line_outside_a_fence_or_when_it_is_long() -> None:
+    first, second, fence, closed = shown_blocks("One\n", "two.\n\nThree", "\n\n```\na = 1\n\nb", " = 2\n```\n\n")
+    long = shown_blocks("word\n" * 700, "word\n" * 200)
+
+    assert ("", "One two.") == (first, second.rstrip())
+    assert ("a = 1" in fence, "Three" in fence, "b = 2" in closed) == (False, True, True)
+    assert ("", True) == (long[0], "word" in long[1])
 
 
 # --- in a terminal ----------------------------------------------------------------------------------------------------

@@ -497,6 +497,35 @@ def test_what_is_allowed_for_good_is_allowed_for_the_rest_of_the_chat(
     assert "colour\n" == (folder / "b.txt").read_text()
 
 
+@pytest.mark.spec("interfaces:IF84")
+@pytest.mark.parametrize("between", [[], ["/mode default"]], ids=["of the engine", "of the policy"])
+def test_what_was_allowed_for_good_is_asked_about_again_when_it_is_forgotten(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], between: list[str]
+) -> None:
+    answers = ["a", "n"]
+    words: list[str | None] = [
+        "/forget 1", "Write it.", *between, "/rules", "/forget 2", "/forget x", "Again.", "/forget 1", "/rules", "More.", None,
+    ]  # fmt: skip
+
+    async def line(_: Terminal, prompt: str) -> str | None:
+        return answers.pop(0) if prompt == PERMISSION else words.pop(0)
+
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(Terminal, "line", line)
+    model = ScriptedModel([WRITES, text("One."), WRITES, text("Two."), WRITES, text("Three.")])
+    monkeypatch.setattr(bench, "models_of", lambda *_: model)
+    with terminal() as (_, stream):
+        monkeypatch.setattr(sys, "stdin", stream)
+        code = chat(agent="coder", model=["scripted/m"])
+        monkeypatch.undo()
+    said = capsys.readouterr().out
+
+    assert (0, [], []) == (code, answers, [word for word in words if word])
+    assert 1 == said.count("nothing was allowed for good yet") == said.count("asked about again in this chat: ")
+    assert 2 == said.count("asked about again, 1 to 1")
+    assert 1 == said.count("  always 1  ")
+
+
 @pytest.mark.spec("requirements:P9", "requirements:M17", "requirements:X55")
 def test_where_nobody_can_be_asked_a_chat_changes_nothing(chats: Any, folder: Path) -> None:
     result, _ = chats(WRITES, REMOVES, text("I could not."), typed="Write it.\n")
