@@ -327,14 +327,15 @@ def test_the_instructions_of_a_skill_are_sent_with_what_is_said_and_send_no_file
 ) -> None:
     place = folder / ".agents/skills/greet"
     place.mkdir(parents=True)
-    (place / "SKILL.md").write_text("---\nname: greet\ndescription: Says hello.\n---\nRead @a.txt and greet.\n")
+    (place / "SKILL.md").write_text("---\nname: greet\ndescription: Says hello.\n---\nRead @b.txt and greet.\n")
+    (folder / "b.txt").write_text("not asked for")
     result, model = chats(text("Hello."), typed="/skill\n/skill gret\n/skill greet in @a.txt\n")
     (asked,) = [m.text for m in model.calls[0].messages if m.role == "user" and "greet" in m.text]
 
     assert "  greet  Says hello." in result.stdout
     assert "there is no skill 'gret'; near to it: greet" in result.stdout
     assert 1 == len(model.calls)
-    assert "Read @a.txt and greet." in asked
+    assert "Read @b.txt and greet." in asked
     assert asked.endswith('in @a.txt\n\n<file path="a.txt">\ncolor\n\n</file>')
     assert 1 == asked.count("<file ")
     assert "/skill greet in @a.txt" == entries()[0].text("title")
@@ -371,10 +372,11 @@ def test_files_that_were_changed_since_the_turn_are_listed_and_left(
         (folder / "b.txt").write_text("mine\n")
         return text("Written.")
 
-    result, _ = chats(WRITES, changed, typed="/mode accept_edits\nwrite\n/undo\ny\n")
+    change = tool_call("write_file", {"path": "a.txt", "content": "colour\n"})
+    result, _ = chats(tool_calls(WRITES, change), changed, typed="/mode accept_edits\nwrite\n/undo\ny\n")
 
-    assert "left      b.txt: it was changed since" in result.stdout
-    assert "mine\n" == Path("b.txt").read_text()
+    assert 2 == result.stdout.count("left      b.txt: it was changed since")
+    assert ("mine\n", "color\n") == (Path("b.txt").read_text(), Path("a.txt").read_text())
 
 
 @pytest.mark.spec("interfaces:IF79")
