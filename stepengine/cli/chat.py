@@ -14,6 +14,7 @@ import secrets
 import shlex
 import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
@@ -246,6 +247,7 @@ class Chat:
         self._terminal.say(f"{self._agent.id}: {one_line(self._agent.description, 200)}".rstrip(": "))
         self._terminal.say(HELP)
         async with self._engines:
+            self._engines.enter_context(_terminated())
             self._engines.enter_context(self._terminal.taken())
             await self._engines.enter_async_context(self._bench.engine)
             if self._waiting is not None:
@@ -641,6 +643,9 @@ class Chat:
         tell_more(result, options)
         if run.code is not Exit.COMPLETED:
             complain(reason_of(run, options, self._bench))
+        if signal.SIGTERM in received:
+            self._leaves = True
+            return Exit.TERMINATED
         return run.code
 
     @contextlib.contextmanager
@@ -682,6 +687,19 @@ class Chat:
         """Show the last thoughts or the last result of a tool with nothing left out."""
         whole = "" if self._screen is None else self._screen.whole
         self._terminal.say(visible(whole) if whole else "(no thoughts and no result yet)", "dim", gutter="| ")
+
+
+@contextlib.contextmanager
+def _terminated() -> Iterator[None]:
+    """Leave at SIGTERM as at any other end while nothing runs: what was taken is given back, the terminal too."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(Exit.TERMINATED))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _said(state: AgentState) -> list[UserMessage | AssistantMessage]:

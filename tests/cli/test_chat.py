@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import sys
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -651,6 +652,22 @@ def test_a_second_ctrl_c_within_a_turn_leaves_and_the_chat_goes_on_where_it_was_
     there.sees("left in the middle of a turn", "go on with: stepengine resume ")
 
     assert signal.SIGINT + 128 == there.leaves()
+
+
+@pytest.mark.deep
+@pytest.mark.spec("interfaces:IF72")
+@pytest.mark.parametrize("is_idle", [True, False], ids=["idle", "in a turn"])
+def test_a_chat_that_is_told_to_end_leaves_and_gives_the_terminal_back(somebody: Any, is_idle: bool) -> None:
+    there = somebody(program=gated("last"))
+    there.sees(READY)
+    if not is_idle:
+        there.types("first\r")
+        there.sees("calling model")
+    there.process.send_signal(signal.SIGTERM)
+
+    assert 128 + signal.SIGTERM == there.leaves()
+    assert termios.ECHO | termios.ICANON == termios.tcgetattr(there.keyboard)[3] & (termios.ECHO | termios.ICANON)
+    assert ([] if is_idle else ["interrupted"]) == [entry.status for entry in entries()]
 
 
 @pytest.mark.spec("interfaces:IF70", "interfaces:IF75")
