@@ -15,7 +15,7 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -83,6 +83,8 @@ COMMANDS = {
 }
 """What may be said to the chat itself; each but the last is a method of ``Chat``."""
 SENT_CHARS = 8_192
+SEAT_SECONDS = 1.0
+"""How long a question waits for whoever sits there to be shown it: the run goes on before its events are read."""
 SHOWN_TURNS = 20
 SHOWN_NOTES = 50
 UNDONE = "(The files that the last turn wrote were brought back to what they were before it.)"
@@ -597,11 +599,12 @@ class Chat:
                     return Exit.SUSPENDED
             try:
                 handle = await self._bench.engine.start_resume(
-                    journal, agent=self._agent, limits=limits, in_doubt="ask", answers=answers
-                )
+                    journal, agent=self._agent, limits=limits, in_doubt="ask", answers=answers,
+                    wait_for_answers=SEAT_SECONDS,
+                )  # fmt: skip
             except StepEngineError as error:
                 return complain(visible(message_of(error)))
-            code = await self._watched(handle, Recording(journal, entry), self._options)
+            code = await self._watched(handle, Recording(journal, entry), self._options, settled=answers)
             if questions:
                 break
             # Only the journal knew that something was cut off in the middle: that is the question.
@@ -620,11 +623,14 @@ class Chat:
             question, answer, lambda typed: self._terminal.say_next([typed] if typed else [])
         )
 
-    async def _watched(self, handle: RunHandle[Any], recording: Recording, options: Options) -> Exit:
+    async def _watched(
+        self, handle: RunHandle[Any], recording: Recording, options: Options, *, settled: Collection[str] = ()
+    ) -> Exit:
         """Show a turn to its end and keep what came of it."""
         screen = self._screen = Screen(self._console, **self._shown)
         # Where nobody sits there, the engine refuses what needs a person's permission.
-        turn = asyncio.ensure_future(follow(handle, screen, self._terminal, permits=self._terminal.lines.is_terminal))
+        permits = self._terminal.lines.is_terminal
+        turn = asyncio.ensure_future(follow(handle, screen, self._terminal, permits=permits, settled=settled))
         with self._interruptible(handle, turn) as received:
             await asyncio.wait((turn,))
         self._diffs += screen.diffs

@@ -466,6 +466,39 @@ def test_a_block_is_shown_at_its_empty_line_outside_a_fence_or_when_it_is_long()
     assert ("", True) == (long[0], "word" in long[1])
 
 
+@pytest.mark.spec("requirements:N16")
+@pytest.mark.parametrize(
+    ("returned", "shown"),
+    [("ctx.prompt.upper()", ["PAINT."]), ("{'size': 3}", ["size: 3"]), ("'Said.'", []), ("None", [])],
+    ids=["text", "object", "said by the model", "nothing"],
+)
+def test_what_a_handler_returns_is_shown_unless_its_model_said_it(
+    chats: Any, folder: Path, returned: str, shown: list[str]
+) -> None:
+    (folder / "own.py").write_text(
+        "from stepengine import STEP, AgentDefinition\n\ndef handle_steps(ctx):\n    yield STEP\n"
+        f"    return {returned}\n\nagent = AgentDefinition('own', handle_steps=handle_steps)\n"
+    )
+    result, _ = chats(text("Said."), typed="Paint.\n", options=("own.py",))
+    lines = result.stdout.splitlines()
+
+    assert ["Said.", *shown] == [line for line in lines if line in ("Said.", "PAINT.", "size: 3")]
+
+
+@pytest.mark.spec("interfaces:IF77")
+def test_a_conversation_that_waits_is_asked_its_question_at_once_and_the_next_one_too(chats: Any, folder: Path) -> None:
+    (folder / "asks.py").write_text(
+        "from stepengine import AgentDefinition, Ask\n\ndef handle_steps(ctx):\n    colour = yield from Ask('Which?', ['red', 'blue'])\n"
+        "    why = yield from Ask('Why?')\n    return f'{colour}, {why}'\n\n"
+        "agent = AgentDefinition('asks', handle_steps=handle_steps)\n"
+    )
+    waiting, _ = chats(typed="Paint.\n", options=("asks.py",))
+    result, _ = chats(typed="1\nit is warm\n", options=("--resume",))
+
+    assert (3, 0) == (waiting.exit_code, result.exit_code), (waiting.output, result.output)
+    assert "red, it is warm" in result.stdout
+
+
 # --- in a terminal ----------------------------------------------------------------------------------------------------
 
 PROGRAM = """
@@ -535,6 +568,8 @@ def test_somebody_talks_decides_undoes_interrupts_and_leaves_in_a_terminal(someb
     assert not (folder / "b.txt").exists()
     there.types("y\n")
     there.sees("Written.", READY)
+    there.types("\x0f")
+    there.sees("| {", "b.txt")
     assert "colour\n" == (folder / "b.txt").read_text()
     there.types("/undo\r")
     there.sees("removed   b.txt", "y/n >")
@@ -713,7 +748,11 @@ def test_tab_completes_shift_tab_changes_the_mode_and_ctrl_c_ends_a_command_of_t
     there.types("\x1b[Z")
     there.sees("mode plan, from the next turn on")
     there.types("/mode\r")
-    there.sees("now: plan")
+    there.sees("now: plan", READY)
+    there.types("\x1b[A\r")  # what was said last
+    there.sees("now: plan", READY)
+    there.types("nonsense\x03/todos\r")  # what is cleared is not said
+    there.sees("there are no todos", READY)
     there.types("!touch began; sleep 60; touch ended\r")
     while not (folder / "began").exists():
         assert there.process.poll() is None

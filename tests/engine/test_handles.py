@@ -10,6 +10,7 @@ import threading
 import tracemalloc
 from collections.abc import Callable
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import attrs
@@ -369,6 +370,44 @@ async def test_a_run_that_is_resumed_in_the_background_shows_only_what_is_new_in
         await engine.start_resume(MemoryJournal())
 
 
+@pytest.mark.spec("interfaces:IF8")
+async def test_a_fork_in_the_background_can_be_watched_and_answered():
+    journal = MemoryJournal()
+    async with Engine([plain(handle_steps=asks, model=None)]) as engine:
+        first = await engine.run("a", "go", journal=journal, answers={"Which?": "this"})
+        hasty = await (await engine.start_fork(journal, at=-1)).result()
+        handle = await engine.start_fork(journal, at=-1, wait_for_answers=None)
+        await holds(lambda: handle.questions)
+        handle.answer(handle.questions[0].id, "that")
+        events = await all_of(handle.events())
+
+    assert ("this", "suspended", "that") == (first.output, hasty.status.value, (await handle.result()).output)
+    assert {handle.run_id} == {e.run_id for e in events}
+    assert ("run_started", "run_finished") == (events[0].type, events[-1].type)
+
+
+@pytest.mark.spec("interfaces:IF7", "interfaces:IF8")
+async def test_the_next_question_of_a_run_that_goes_on_waits_as_long_as_was_said():
+    def handle_steps(ctx):
+        first = yield Ask("Which?")
+        second = yield Ask("Why?")
+        return f"{first.value} {second.value}"
+
+    ended = []
+    async with Engine([plain(handle_steps=handle_steps, model=None)]) as engine:
+        for patience, words in ((0, None), (None, "so")):
+            journal = MemoryJournal()
+            await engine.run("a", "go", journal=journal)
+            handle = await engine.start_resume(journal, answers={"Which?": "this"}, wait_for_answers=patience)
+            if words is not None:
+                await holds(partial(getattr, handle, "questions"))
+                handle.answer(handle.questions[0].id, words)
+            async with asyncio.timeout(SECONDS):
+                ended.append(await handle.result())
+
+    assert [("suspended", None), ("completed", "this so")] == [(r.status.value, r.output) for r in ended]
+
+
 # --- questions, tools and what else is sent -----------------------------------------------------------------------------
 
 
@@ -396,6 +435,24 @@ async def test_a_page_that_only_watches_keeps_no_question_open_and_who_comes_lat
     assert "late" == ended[1].output
     assert isinstance(watched[-1], RunFinished)
     assert asked.question == ended[3].pending_questions[0]
+
+
+@pytest.mark.spec("interfaces:IF9", "requirements:N12")
+async def test_questions_are_answered_and_turns_interrupted_from_any_thread():
+    async def elsewhere(call, *arguments):
+        thread = threading.Thread(target=call, args=arguments)
+        thread.start()
+        await asyncio.to_thread(thread.join)
+
+    async with Engine([plain(handle_steps=asks, model=None)]) as engine:
+        answered, ended = engine.start("a", "go"), engine.start("a", "go")
+        await holds(lambda: answered.questions and ended.questions)
+        await elsewhere(answered.answer, answered.questions[0].id, "here")
+        await elsewhere(ended.interrupt)
+        async with asyncio.timeout(SECONDS):
+            results = [await handle.result() for handle in (answered, ended)]
+
+    assert [("completed", "here"), ("cancelled", None)] == [(r.status.value, r.output) for r in results]
 
 
 @tool(deferred=True, in_thread=False)
