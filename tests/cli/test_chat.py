@@ -23,7 +23,7 @@ from typer.testing import CliRunner, Result
 from stepengine.cli import bench
 from stepengine.cli.app import app
 from stepengine.cli.chat import COMMANDS, UNDONE, Chat
-from stepengine.cli.console import Lines, Screen, console_on
+from stepengine.cli.console import Lines, Screen, console_on, follow
 from stepengine.cli.prompt import (
     PASTE_BYTES,
     PASTED,
@@ -486,7 +486,19 @@ def test_what_a_handler_returns_is_shown_unless_its_model_said_it(
 
 
 @pytest.mark.spec("interfaces:IF77")
-def test_a_conversation_that_waits_is_asked_its_question_at_once_and_the_next_one_too(chats: Any, folder: Path) -> None:
+def test_a_conversation_that_waits_is_asked_its_question_at_once_and_the_next_one_too(
+    chats: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Also when the run gets to the next one before anybody looks at it.
+    """
+
+    async def late(handle: Any, *given: Any, **more: Any) -> Any:
+        while more["settled"] and not (handle.questions or handle.done):  # noqa: ASYNC110 - nobody tells of it
+            await asyncio.sleep(0)
+        return await follow(handle, *given, **more)
+
+    monkeypatch.setattr("stepengine.cli.chat.follow", late)
     (folder / "asks.py").write_text(
         "from stepengine import AgentDefinition, Ask\n\ndef handle_steps(ctx):\n    colour = yield from Ask('Which?', ['red', 'blue'])\n"
         "    why = yield from Ask('Why?')\n    return f'{colour}, {why}'\n\n"

@@ -429,9 +429,14 @@ async def test_a_page_that_only_watches_keeps_no_question_open_and_who_comes_lat
         brief = engine.start("a", "go", wait_for_answers=0.01)
         patient = engine.start("a", "go", journal=MemoryJournal())
         asked = await until(patient, "question_asked", answers=True)
-        ended = [await handle.result() for handle in (recorded, open_ended, brief, patient)]
+        attended = engine.start("a", "go", journal=MemoryJournal())
+        async for event in attended.events(answers=True):
+            if event.type == "question_asked":
+                await turns(10)
+                attended.answer(event.question.id, "so")
+        ended = [await handle.result() for handle in (recorded, open_ended, brief, patient, attended)]
 
-    assert ["suspended", "completed", "suspended", "suspended"] == [r.status.value for r in ended]
+    assert ["suspended", "completed", "suspended", "suspended", "completed"] == [r.status.value for r in ended]
     assert "late" == ended[1].output
     assert isinstance(watched[-1], RunFinished)
     assert asked.question == ended[3].pending_questions[0]

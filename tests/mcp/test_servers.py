@@ -18,7 +18,7 @@ from stepengine import AgentDefinition, Engine, RunStatus, call
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.events import ToolProgress
 from stepengine.journal import MemoryJournal
-from stepengine.mcp import mcp_tools
+from stepengine.mcp import connection, mcp_tools
 from stepengine.testing import ScriptedModel, tool_call, tool_calls
 
 
@@ -88,6 +88,7 @@ async def test_a_server_that_dies_in_a_call_gives_an_error_result_and_is_there_a
 async def test_a_server_that_dies_a_third_time_in_a_run_is_gone_for_it(
     small: Any, agent: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert (0.5, 2.0) == connection.RESTART_WAITS
     monkeypatch.setattr("stepengine.mcp.connection.RESTART_WAITS", (0.0, 0.0))
     calls = [*[tool_call("small__crash", {}) for _ in range(4)], "ok"]
 
@@ -374,8 +375,6 @@ def test_a_folder_called_mcp_beside_the_program_is_not_taken_for_the_package(
     """
     Such a folder is found as a package without a file.
     """
-    from stepengine.mcp import connection
-
     (tmp_path / "mcp").mkdir()
     folder = PathFinder.find_spec("mcp", [str(tmp_path)])
     assert folder is not None
