@@ -177,6 +177,26 @@ async def test_a_state_that_this_server_did_not_give_is_refused() -> None:
     assert "is not known here any more" in said(result)
 
 
+@pytest.mark.spec("interfaces:IF66")
+async def test_a_run_that_waits_is_gone_on_with_by_a_word_that_nobody_can_guess_and_that_counts_once() -> None:
+    engine = Engine([AgentDefinition("shop", handle_steps=asking)], models=ScriptedModel([]))
+    agents = AgentServer([Offered(engine, engine.agent("shop"))])
+    words: list[str] = []
+    answers = saying(accepted("m"), accepted("red"))
+
+    async def person(ctx: Any, params: Any) -> Any:
+        words.extend(agents._waiting)
+        return await answers(ctx, params)
+
+    async with engine, Client(agents.server, elicitation_callback=person) as client:
+        await client.call_tool("shop", {})
+        again = await client.call_tool("shop", {}, request_state=words[0])
+
+    assert 2 == len(set(words)) == len(words)
+    assert min(map(len, words)) >= 43
+    assert (True, {}) == (again.is_error, agents._waiting)
+
+
 async def test_a_run_whose_caller_gives_up_is_cancelled() -> None:
     ended = []
 
