@@ -474,7 +474,7 @@ def attached(said: str, folder: Path, withhold: Sequence[str] = ()) -> Attached:
     notes: list[str] = []
     left = ALL_BYTES
     for name in names:
-        read, kind = (_listing, "folder") if (folder / name).is_dir() else (_content, "file")
+        read, kind = (_listing, "folder") if os.path.isdir(folder / name) else (_content, "file")  # noqa: PTH112  (never raises)
         content = _read_below(folder, withhold, read, name, min(left, FILE_BYTES))
         if isinstance(content, str):
             left -= len(content.encode())

@@ -104,6 +104,7 @@ def test_of_a_folder_the_names_in_it_go_along_without_those_that_may_hold_secret
     found = attached("Look at @sub/, @out and @..", folder)
 
     assert 'Look at @sub/, @out and @..\n\n<folder path="sub/">\nb.txt\nbelow/\n</folder>' == found.text
+    assert 1 == len(attached(f"@{'x' * 300}", folder).notes) == len(attached("@a\0b", folder).notes)
     assert ["+ sub/ (12 bytes)", True] == [found.notes[0], found.notes[1].startswith("out does not go along: ")]
 
 
