@@ -110,12 +110,17 @@ class Event:
 
 @attrs.frozen(kw_only=True)
 class RunStarted(Event):
-    """A run began; *own_id* is its own id, *run_id* that of the root run."""
+    """
+    A run began; *own_id* is its own id, *run_id* that of the root run.
+
+    *resumed* says of a root run that it goes on from its journal: what is recorded there is not shown again.
+    """
 
     own_id: str
     agent_id: str
     prompt: str = ""
     params: JsonValue = attrs.field(default=None, converter=freeze)
+    resumed: bool = False
 
 
 @attrs.frozen(kw_only=True)

@@ -364,6 +364,7 @@ async def test_a_run_that_is_resumed_in_the_background_shows_only_what_is_new_in
     assert (handle.run_id, "this") == (first.run_id, (await handle.result()).output)
     assert first.epoch != handle.epoch
     assert ("events_dropped", "epoch", "run_started") == (events[0].type, events[0].reason, events[1].type)
+    assert [False, True] == [started.resumed for started in (before[0], events[1])]
     assert "perform_started" in [e.type for e in before]
     assert not [e for e in events if e.type.startswith("perform")]
     with pytest.raises(JournalError):
