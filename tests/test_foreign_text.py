@@ -492,7 +492,7 @@ PLACES = (
         "name of a skill that is not there",
         lambda name: difflib.get_close_matches(name, [f"{name[:40]}{n}" for n in range(200)], 3),
         (of("a"), of("ab"), of("a-")),
-        ("tools/skills.py:skill_tool.skill",),
+        ("tools/skills.py:skill_named", "tools/skills.py:skill_tool.skill"),
         most=64,
     ),
     Place(

@@ -28,6 +28,7 @@ from stepengine.data.events import (
     TextDelta,
     ThinkingCompleted,
     ThinkingDelta,
+    TodosChanged,
     ToolFinished,
     ToolLog,
     ToolProgress,
@@ -146,6 +147,14 @@ class Shown:
     def _told(self, event: Compacted | Warned) -> Iterator[Any]:
         said = event.message if isinstance(event, Warned) else f"The conversation was made shorter ({event.by})."
         yield acp.update_agent_thought_text(f"{visible(said)}\n")
+
+    def _todos(self, event: TodosChanged) -> Iterator[Any]:
+        """Give the root's todos as the plan, which an editor shows whole; it has one, and children would write over it."""
+        match event.todos:
+            case list() as todos if not event.path:
+                yield acp.update_plan([_entry(todo) for todo in todos if isinstance(todo, Mapping)])
+            case _:
+                pass
 
     # --- tools and agents ---------------------------------------------------------------------------------------------
 
@@ -272,6 +281,7 @@ SHOWN: Mapping[type[Event], Callable[[Shown, Any], Iterator[Any]]] = {
     TextDelta: Shown._delta,  # noqa: SLF001
     ThinkingCompleted: Shown._completed,  # noqa: SLF001
     ThinkingDelta: Shown._delta,  # noqa: SLF001
+    TodosChanged: Shown._todos,  # noqa: SLF001
     ToolFinished: Shown._tool_finished,  # noqa: SLF001
     ToolLog: Shown._progress,  # noqa: SLF001
     ToolProgress: Shown._progress,  # noqa: SLF001
@@ -279,6 +289,11 @@ SHOWN: Mapping[type[Event], Callable[[Shown, Any], Iterator[Any]]] = {
     Warned: Shown._told,  # noqa: SLF001
 }
 """What stands for each kind of event; the others are not shown."""
+
+
+def _entry(todo: Mapping[str, Any]) -> Any:
+    task = visible(str(todo.get("task", "")), strict=True)[:RESULT_CHARS]
+    return acp.plan_entry(task, status="completed" if todo.get("completed") else "pending")
 
 
 def options_of(question: Question) -> list[PermissionOption]:

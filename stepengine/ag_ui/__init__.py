@@ -41,6 +41,7 @@ from stepengine.data.events import (
     TextDelta,
     ThinkingCompleted,
     ThinkingDelta,
+    TodosChanged,
     ToolFinished,
     ToolInputDelta,
     ToolLog,
@@ -263,9 +264,9 @@ class _Page:
         yield from self._open_lane(event.child_path, event.display_name or event.agent_id, call=call)
 
     def _agent_finished(self, event: AgentFinished) -> Iterator[BaseEvent]:
-        yield from self._end_lanes(event.child_path, event.status)
+        yield from self._end_lanes(event.child_path, event.status, event.error)
 
-    def _end_lanes(self, path: str, status: RunStatus) -> Iterator[BaseEvent]:
+    def _end_lanes(self, path: str, status: RunStatus, error: str = "") -> Iterator[BaseEvent]:
         """End a run of the tree and what is open below it, the deepest first."""
         inside = [lane for lane in self._lanes if lane == path or not path or lane.startswith(f"{path}.")]
         for each in sorted(inside, key=lambda lane: lane.count(".") if lane else -1, reverse=True):
@@ -273,14 +274,13 @@ class _Page:
             yield from self._end_step(each)
             lane = self._lanes.pop(each)
             if each:
-                yield self._agent_end(each, status, lane)
+                yield self._agent_end(each, status, lane, error if each == path else "")
 
-    def _agent_end(self, path: str, status: RunStatus, lane: _Lane) -> BaseEvent:
+    def _agent_end(self, path: str, status: RunStatus, lane: _Lane, error: str) -> BaseEvent:
         core, agent = self._core, {"subagent_run_id": self._agent(path)}
         if status in (RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.MAX_STEPS):
-            ended: BaseEvent = core.SubagentErrorEvent(
-                **agent, message=f"{lane.name} ended as {status}", code=status.value
-            )
+            message = f"{lane.name} ended as {status}{f': {error}' if error else ''}"
+            ended: BaseEvent = core.SubagentErrorEvent(**agent, message=message, code=status.value)
         elif status is RunStatus.SUSPENDED:
             ended = core.SubagentFinishedEvent(**agent, outcome=core.SubagentFinishedSuspendedOutcome(type="suspended"))
         else:
@@ -510,6 +510,15 @@ class _Page:
             subagent_run_id=self._agent(event.path),
         )
 
+    def _todos(self, event: TodosChanged) -> Iterator[BaseEvent]:
+        yield self._core.ActivitySnapshotEvent(
+            message_id=f"{self._agent(event.path) or self._root}-todos",
+            activity_type="stepengine.todos",
+            content={"todos": thaw(event.todos)},
+            replace=True,
+            subagent_run_id=self._agent(event.path),
+        )
+
     def _answered(self, event: AnswerReceived | PermissionDecided) -> Iterator[BaseEvent]:
         if isinstance(event, AnswerReceived):
             told = {"questionId": event.question_id, "answer": event.answer}
@@ -556,6 +565,7 @@ SHOWN: Mapping[type[Event], Callable[[_Page, Any], Iterator[BaseEvent]]] = {
     ToolFinished: _Page._tool_finished,  # noqa: SLF001
     ToolProgress: _Page._progress,  # noqa: SLF001
     ToolLog: _Page._progress,  # noqa: SLF001
+    TodosChanged: _Page._todos,  # noqa: SLF001
     AnswerReceived: _Page._answered,  # noqa: SLF001
     PermissionDecided: _Page._answered,  # noqa: SLF001
 }

@@ -7,14 +7,16 @@ Each turn is a root run of its own with a journal of its own, and goes on from t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import difflib
 import os
 import secrets
 import shlex
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
@@ -40,13 +42,13 @@ from stepengine.data.messages import AssistantMessage, UserMessage
 from stepengine.data.questions import Question, answer_problem
 from stepengine.data.state import AgentState, RunResult, RunStatus
 from stepengine.data.usage import Spending
-from stepengine.errors import AnswerRejected, DefinitionError, StepEngineError
+from stepengine.errors import AnswerRejected, DefinitionError, StepEngineError, UnknownModel
 
 if TYPE_CHECKING:
     from stepengine.data.hooks import StepContext
     from stepengine.data.yields import Steps
     from stepengine.journal import Journal
-    from stepengine.permissions import Policy
+    from stepengine.permissions import Policy, Rule
     from stepengine.runtime.handle import RunHandle
 
 __all__ = ("Chat", "chat")
@@ -64,10 +66,14 @@ COMMANDS = {
     "agent": "ID  talk with another agent, in a new conversation",
     "mode": "[MODE]  show or set what holds where no rule does; Shift-Tab takes the next one",
     "rules": "what is allowed, asked about and denied",
+    "forget": "NUMBER  ask again about what was allowed for good; /rules has the numbers",
     "todos": "what the agent has to do yet",
     "diff": "what was written in this chat",
     "cost": "tokens and cost by turn, agent and model",
     "context": "what goes with the next prompt, by estimate",
+    "memory": "the notes that agents keep of this project and of you",
+    "skill": "[NAME [TEXT]]  list the skills of the project, or send the instructions of one",
+    "debug": "where the last turn is recorded",
     "undo": "bring back the files that the last turn wrote",
     "save": "FILE  write the conversation as Markdown",
     "fork": "[TURN]  go on from after a turn; by default from before the last one",
@@ -77,7 +83,10 @@ COMMANDS = {
 }
 """What may be said to the chat itself; each but the last is a method of ``Chat``."""
 SENT_CHARS = 8_192
-SHOWN_TURNS = 10
+SEAT_SECONDS = 1.0
+"""How long a question waits for whoever sits there to be shown it: the run goes on before its events are read."""
+SHOWN_TURNS = 20
+SHOWN_NOTES = 50
 UNDONE = "(The files that the last turn wrote were brought back to what they were before it.)"
 TOO_NARROW = 20
 
@@ -240,6 +249,7 @@ class Chat:
         self._terminal.say(f"{self._agent.id}: {one_line(self._agent.description, 200)}".rstrip(": "))
         self._terminal.say(HELP)
         async with self._engines:
+            self._engines.enter_context(_terminated())
             self._engines.enter_context(self._terminal.taken())
             await self._engines.enter_async_context(self._bench.engine)
             if self._waiting is not None:
@@ -304,9 +314,11 @@ class Chat:
             )
             return Exit.COMPLETED
         try:
-            await getattr(self, f"_do_{name}")(rest.strip())
+            code: Exit | None = await getattr(self, f"_do_{name}")(rest.strip())
         except (UsageProblem, StepEngineError, OSError) as error:
             self._terminal.say(visible(str(error)), "yellow")
+        else:
+            return code or Exit.COMPLETED
         return Exit.COMPLETED
 
     # --- commands -----------------------------------------------------------------------------------------------------
@@ -318,11 +330,15 @@ class Chat:
 
     async def _do_model(self, model: str) -> None:
         if not model:
-            from stepengine.cli.models import listed
+            from stepengine.cli.models import described, known, listed
 
             now = self._options.main_model or self._options.settings.get("model") or self._agent.model
+            registry = registry_of(self._options.settings)
             self._terminal.say(f"now: {one_line(str(now))}")
-            for entry in listed(registry_of(self._options.settings)):
+            with contextlib.suppress(UnknownModel):  # that of a server at --base-url
+                for model_known in known(registry, str(now)):
+                    self._terminal.say(described(model_known))
+            for entry in listed(registry):
                 if entry.key != "missing":
                     self._terminal.say(f"  {entry.prefix}/...  key {one_line(entry.key, 60)}")
             return
@@ -372,10 +388,7 @@ class Chat:
             msg = f"{one_line(mode, 40)} is no mode that this chat can take; there are {', '.join(self._modes)}"
             raise UsageProblem(msg)
         self._wanted = ""
-        policy = attrs.evolve(self._policy, mode=cast("Any", mode))
-        for rule in self._bench.engine.remembered(self._session_id):
-            policy = policy.with_session_rule(self._session_id, rule)
-        await self._take(attrs.evolve(self._options, policy=policy), self._agent)
+        await self._decide_by(attrs.evolve(self._policy, mode=cast("Any", mode)))
         self._terminal.say(f"mode {mode}, from the next turn on")
 
     def _next_mode(self) -> None:
@@ -387,12 +400,43 @@ class Chat:
     def _policy(self) -> Policy:
         return bench.policy_of(self._options) or bench.asking_policy()
 
+    async def _decide_by(self, policy: Policy) -> None:
+        """Have *policy* decide from the next turn on; what was allowed for good in this conversation stays so."""
+        for rule in self._bench.engine.remembered(self._session_id):
+            policy = policy.with_session_rule(self._session_id, rule)
+        await self._take(attrs.evolve(self._options, policy=policy), self._agent)
+
+    def _allowed(self) -> list[Rule]:
+        """Return what was allowed for good, in files and in this conversation: in the engine of now, and in those before it."""
+        policy, here = self._policy, f"session:{self._session_id}"
+        before = [rule for rule in policy.rules if str(rule.scope) == here]
+        return [*policy.remembered, *before, *self._bench.engine.remembered(self._session_id)]
+
     async def _do_rules(self, _: str) -> None:
+        allowed = self._allowed()
         self._terminal.say(f"mode {self._policy.mode}")
         for rule in self._policy.rules:
-            self._terminal.say(f"  {rule.decision:6} {one_line(str(rule.matcher), 200)}")
-        for rule in (*self._policy.remembered, *self._bench.engine.remembered(self._session_id)):
-            self._terminal.say(f"  always {one_line(str(rule.matcher), 200)}")
+            if rule not in allowed:
+                self._terminal.say(f"  {rule.decision:6} {one_line(str(rule.matcher), 200)}")
+        for number, rule in enumerate(allowed, start=1):
+            self._terminal.say(f"  always {number}  {one_line(str(rule.matcher), 200)}")
+
+    async def _do_forget(self, which: str) -> None:
+        allowed = self._allowed()
+        number = _number(which)
+        if not 1 <= number <= len(allowed):
+            there = (
+                f"1 to {len(allowed)}, as /rules numbers them" if allowed else "and nothing was allowed for good yet"
+            )
+            msg = f"/forget NUMBER has it asked about again, {there}"
+            raise UsageProblem(msg)
+        rule, policy = allowed[number - 1], self._policy
+        if rule in (*policy.rules, *policy.remembered):
+            rules, remembered = [[r for r in kept if r != rule] for kept in (policy.rules, policy.remembered)]
+            await self._decide_by(attrs.evolve(policy, rules=rules, remembered=remembered))
+        else:
+            self._bench.engine.forget(self._session_id, rule.id)
+        self._terminal.say(f"asked about again in this chat: {one_line(str(rule.matcher), 200)}")
 
     async def _do_todos(self, _: str) -> None:
         todos = self._states[-1].context.get("todos", ()) if self._states else ()
@@ -405,6 +449,38 @@ class Chat:
                 self._terminal.say(line, style)
         if not self._diffs:
             self._terminal.say("nothing was written in this chat")
+
+    async def _do_memory(self, _: str) -> None:
+        from stepengine.tools import FileMemory
+        from stepengine.tools.remembering import project_scope
+
+        store, scopes = FileMemory(), (project_scope(self._options.cwd.resolve()), "user")
+        notes = [(scope.partition(":")[0], n) for scope in scopes for n in await store.search(scope, "", SHOWN_NOTES)]
+        self._terminal.say(
+            "\n".join([f"  {scope}  {visible(note.line)}" for scope, note in notes]) or "there are no notes"
+        )
+
+    async def _do_skill(self, said: str) -> Exit | None:
+        from stepengine.tools.skills import find_skills, instructions_of, skill_named
+
+        name, _, words = said.partition(" ")
+        folder = self._options.cwd.resolve()
+        if not name:
+            found = await asyncio.to_thread(find_skills, folder, user=True)
+            lines = [f"  {skill.name}  {one_line(skill.description, 200)}" for skill in found.skills.values()]
+            self._terminal.say("\n".join([*lines, *found.warnings]) or "there are no skills here")
+            return None
+        skill = await asyncio.to_thread(skill_named, folder, name, user=True)
+        # Only what the person typed sends files along: a skill is somebody else's text.
+        sent = "\n\n".join([instructions_of(skill), self._sent(words.strip())])
+        return await self._turn(sent.rstrip(), title=f"/skill {said}")
+
+    async def _do_debug(self, _: str) -> None:
+        if self._journal is None:
+            self._terminal.say("no turn of this chat is recorded")
+            return
+        name = name_of(self._journal)
+        self._terminal.say(f"{visible(name)}\nlook into it with: stepengine debug {shlex.quote(visible(name))}")
 
     async def _do_clear(self, _: str) -> None:
         self._states, self._session_id = [], f"chat-{secrets.token_hex(6)}"
@@ -461,8 +537,7 @@ class Chat:
 
     async def _do_fork(self, turn: str) -> None:
         last = len(self._states) - 1
-        is_number = turn.isascii() and turn.isdigit() and len(turn) < DIGITS
-        number = last if not turn else int(turn) if is_number else -1
+        number = _number(turn) if turn else last
         if not 0 <= number <= last:
             there = f"0 to {last}; without one, from before the last" if self._states else "and there is none yet"
             msg = f"/fork TURN goes on from after a turn, {there}"
@@ -524,11 +599,12 @@ class Chat:
                     return Exit.SUSPENDED
             try:
                 handle = await self._bench.engine.start_resume(
-                    journal, agent=self._agent, limits=limits, in_doubt="ask", answers=answers
-                )
+                    journal, agent=self._agent, limits=limits, in_doubt="ask", answers=answers,
+                    wait_for_answers=SEAT_SECONDS,
+                )  # fmt: skip
             except StepEngineError as error:
                 return complain(visible(message_of(error)))
-            code = await self._watched(handle, Recording(journal, entry), self._options)
+            code = await self._watched(handle, Recording(journal, entry), self._options, settled=answers)
             if questions:
                 break
             # Only the journal knew that something was cut off in the middle: that is the question.
@@ -547,11 +623,14 @@ class Chat:
             question, answer, lambda typed: self._terminal.say_next([typed] if typed else [])
         )
 
-    async def _watched(self, handle: RunHandle[Any], recording: Recording, options: Options) -> Exit:
+    async def _watched(
+        self, handle: RunHandle[Any], recording: Recording, options: Options, *, settled: Collection[str] = ()
+    ) -> Exit:
         """Show a turn to its end and keep what came of it."""
         screen = self._screen = Screen(self._console, **self._shown)
         # Where nobody sits there, the engine refuses what needs a person's permission.
-        turn = asyncio.ensure_future(follow(handle, screen, self._terminal, permits=self._terminal.lines.is_terminal))
+        permits = self._terminal.lines.is_terminal
+        turn = asyncio.ensure_future(follow(handle, screen, self._terminal, permits=permits, settled=settled))
         with self._interruptible(handle, turn) as received:
             await asyncio.wait((turn,))
         self._diffs += screen.diffs
@@ -570,9 +649,12 @@ class Chat:
         tell_more(result, options)
         if run.code is not Exit.COMPLETED:
             complain(reason_of(run, options, self._bench))
+        if signal.SIGTERM in received:
+            self._leaves = True
+            return Exit.TERMINATED
         return run.code
 
-    @contextmanager
+    @contextlib.contextmanager
     def _interruptible(self, handle: RunHandle[Any], turn: asyncio.Task[Any]) -> Iterator[list[int]]:
         """Ctrl-C interrupts the turn, and soon after it leaves the chat. Gives the signals received."""
         loop = asyncio.get_running_loop()
@@ -613,6 +695,19 @@ class Chat:
         self._terminal.say(visible(whole) if whole else "(no thoughts and no result yet)", "dim", gutter="| ")
 
 
+@contextlib.contextmanager
+def _terminated() -> Iterator[None]:
+    """Leave at SIGTERM as at any other end while nothing runs: what was taken is given back, the terminal too."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(Exit.TERMINATED))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _said(state: AgentState) -> list[UserMessage | AssistantMessage]:
     """Return what the person and the agent said, without instructions, reminders and tool calls."""
     found: list[UserMessage | AssistantMessage] = []
@@ -622,6 +717,11 @@ def _said(state: AgentState) -> list[UserMessage | AssistantMessage]:
         elif isinstance(message, UserMessage) and "USER_PROMPT" in message.tags:
             found.append(message)
     return found
+
+
+def _number(typed: str) -> int:
+    """Return the number that was typed, -1 for what is none."""
+    return int(typed) if typed.isascii() and typed.isdigit() and len(typed) < DIGITS else -1
 
 
 def _write_new(path: Path, text: str) -> None:

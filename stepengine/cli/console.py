@@ -17,15 +17,16 @@ import stat
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
 from stepengine.cli.progress import Progress, diff_lines
-from stepengine.cli.render import COLORS, ColorScheme, cut, one_line, visible, wrapped
+from stepengine.cli.render import COLORS, ColorScheme, as_text, cut, one_line, visible, wrapped
 from stepengine.data import events as ev
+from stepengine.data.codec import plain
 from stepengine.data.json import thaw
 from stepengine.data.questions import Answer, Question, answer_problem
-from stepengine.data.state import RunPhase, RunResult
+from stepengine.data.state import RunPhase, RunResult, RunStatus
 from stepengine.errors import AnswerRejected, StepEngineError
 
 if TYPE_CHECKING:
@@ -168,6 +169,7 @@ class Screen(Progress):
         self._block: str | None = "" if markdown else None
         self._is_after_block = False
         self._children: dict[str, _Child] = {}
+        self._said: list[str] = []
         self.whole = ""
         self.diffs: list[str] = []
 
@@ -179,7 +181,9 @@ class Screen(Progress):
             self._children.pop(event.child_path, None)
         elif child := self._children.get(event.path):
             child.follow(event)
-        if isinstance(event, ev.ThinkingCompleted):
+        if isinstance(event, ev.TextCompleted) and not event.path:
+            self._said.append(event.text)
+        elif isinstance(event, ev.ThinkingCompleted):
             self.whole = event.text
         elif isinstance(event, ev.ToolFinished):
             self.whole = event.result.text
@@ -188,6 +192,15 @@ class Screen(Progress):
             diff = data.get("unified_diff") or ("file" in data and data.get("message"))
             self.diffs += [diff] if isinstance(diff, str) else []
         super().on_event(event)
+
+    def finish(self, result: RunResult[Any]) -> None:
+        """Show what the run came to where its model did not say it, such as what a handler returned, and how it ended."""
+        came_to = _came_to(result)
+        if result.status is RunStatus.COMPLETED and came_to.strip() and not any(came_to in s for s in self._said):
+            self.close_line()
+            self._text("", came_to)
+        self._said.clear()
+        super().finish(result)
 
     def live(self) -> str:
         """Return what stands under what was shown, coloured: the end of the open block, children at work, what goes on."""
@@ -276,6 +289,15 @@ class Screen(Progress):
 
         self._console.print(Text(text), end="", soft_wrap=True)
         self._console.file.flush()
+
+
+def _came_to(result: RunResult[Any]) -> str:
+    """Return the output of a run as a person reads it; that of an agent whose output is its messages was shown as they came."""
+    output = result.output
+    if output is None or isinstance(output, str):
+        return result.text
+    is_messages = isinstance(output, list) and bool(output) and isinstance(output[0], dict) and "role" in output[0]
+    return "" if is_messages else as_text(plain(output))
 
 
 class _Child:
@@ -518,13 +540,21 @@ class ConsoleRenderer:
         return await follow(self._handle, self._screen, self._terminal)
 
 
-async def follow(handle: RunHandle[Any], screen: Screen, terminal: Terminal, *, permits: bool = True) -> RunResult[Any]:
+async def follow(
+    handle: RunHandle[Any],
+    screen: Screen,
+    terminal: Terminal,
+    *,
+    permits: bool = True,
+    settled: Collection[str] = (),
+) -> RunResult[Any]:
     """
     Show a run to its end, ask and send what is typed; see ``ConsoleRenderer``.
 
-    Without *permits* nobody is asked whether a tool may run: somebody else decides that.
+    Without *permits* nobody is asked whether a tool may run: somebody else decides that. Nobody is asked the questions with the
+    ids in *settled*, which were answered before the run went on.
     """
-    somebody = _Person(handle, screen, terminal)
+    somebody = _Person(handle, screen, terminal, settled)
     person = asyncio.create_task(somebody.attend())
     is_over = False
 
@@ -571,12 +601,14 @@ class _Person:
         news: The questions that are open; ``None`` when the run is idle.
     """
 
-    def __init__(self, handle: RunHandle[Any], screen: Screen, terminal: Terminal) -> None:
+    def __init__(
+        self, handle: RunHandle[Any], screen: Screen, terminal: Terminal, settled: Collection[str] = ()
+    ) -> None:
         self._handle = handle
         self._screen = screen
         self._terminal = terminal
         self.news: asyncio.Queue[Question | None] = asyncio.Queue()
-        self._settled: set[str] = set()
+        self._settled = set(settled)
         self._asking: tuple[str, asyncio.Task[bool]] | None = None
 
     def settled(self, question_id: str) -> None:

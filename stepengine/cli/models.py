@@ -24,7 +24,7 @@ from stepengine.errors import MissingKey, ModelError
 if TYPE_CHECKING:
     from stepengine.models import Models, Provider, ProviderSettings
 
-__all__ = ("Known", "Listed", "known", "listed", "models")
+__all__ = ("Known", "Listed", "described", "known", "listed", "models")
 
 
 PRICED_TOKENS = 1_000
@@ -75,7 +75,7 @@ def models(
     if as_json:
         print(dumps([_json_of(entry) for entry in entries]))
     elif found:
-        print("\n\n".join([_described(entry) for entry in found]))
+        print("\n\n".join([described(entry) for entry in found]))
     else:
         _print_table(entries)
     return Exit.COMPLETED
@@ -211,7 +211,8 @@ def _print_table(entries: list[Listed]) -> None:
             print(f"stepengine: {entry.prefix}: {visible(entry.key)}", file=sys.stderr)
 
 
-def _described(entry: Known) -> str:
+def described(entry: Known) -> str:
+    """Return what is known of a model as lines for a terminal."""
     provider = entry.provider
     variables = " or ".join(provider.key_variables)
     key = f"{provider.key_from} is set" if provider.key_from else f"{visible(provider.key)}; {variables}".rstrip("; ")

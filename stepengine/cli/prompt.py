@@ -31,6 +31,8 @@ from stepengine.redaction import ANY
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from stepengine.tools.files.root import Root
+
 __all__ = ("Above", "Attached", "Prompt", "attached", "shell_output")
 
 PASTED = "a !command that was pasted is not run; type it"
@@ -463,7 +465,8 @@ def attached(said: str, folder: Path, withhold: Sequence[str] = ()) -> Attached:
     """
     Return what was said with the files that it names as ``@path`` at the start of a word; ``@@`` stands for ``@``.
 
-    Only files inside *folder* that the file tools would read go along, up to 64 KiB each and 256 KiB together.
+    Only files inside *folder* that the file tools would read go along, up to 64 KiB each and 256 KiB together; of a folder what
+    is in it, by name.
     """
     words = [word for word in said.split() if word.startswith("@") and len(word) > 1]
     names = list(dict.fromkeys([word[1:].rstrip(",.;:)") for word in words if not word.startswith("@@")]))
@@ -471,11 +474,12 @@ def attached(said: str, folder: Path, withhold: Sequence[str] = ()) -> Attached:
     notes: list[str] = []
     left = ALL_BYTES
     for name in names:
-        content = _content(name, folder, withhold, min(left, FILE_BYTES))
+        read, kind = (_listing, "folder") if os.path.isdir(folder / name) else (_content, "file")  # noqa: PTH112  (never raises)
+        content = _read_below(folder, withhold, read, name, min(left, FILE_BYTES))
         if isinstance(content, str):
             left -= len(content.encode())
             notes.append(f"+ {name} ({len(content.encode()):,} bytes)")
-            parts.append(f'<file path="{name}">\n{content}\n</file>')
+            parts.append(f'<{kind} path="{name}">\n{content}\n</{kind}>')
         else:
             notes.append(f"{name} does not go along: {content}")
     for word in {word for word in words if word.startswith("@@")}:
@@ -483,26 +487,48 @@ def attached(said: str, folder: Path, withhold: Sequence[str] = ()) -> Attached:
     return Attached("\n\n".join([said, *parts]), tuple(notes))
 
 
-def _content(name: str, folder: Path, withhold: Sequence[str], most: int) -> str | Exception:
+def _read_below(
+    folder: Path, withhold: Sequence[str], read: Callable[[Root, str, int], str], name: str, most: int
+) -> str | Exception:
+    """Return what *read* gives of *name* below *folder*, or why it cannot."""
     from stepengine.errors import ToolError
     from stepengine.tools.files.policy import Policy
     from stepengine.tools.files.root import Root
 
     try:
-        root = Root(folder, Policy(withhold=tuple(withhold), allow_wide_root=True))
-        try:
-            with open(root.open_file(name).fd, "rb") as file:  # noqa: PTH123 - it is open already
-                content = file.read(most + 1)
-        finally:
-            root.close()
-    except (ToolError, OSError) as error:
-        return error
-    if len(content) > most:
-        return ValueError(f"it has more than {most:,} bytes")
-    try:
-        return content.decode()
+        with contextlib.closing(Root(folder, Policy(withhold=tuple(withhold), allow_wide_root=True))) as root:
+            return read(root, name, most)
     except UnicodeDecodeError:
         return ValueError("it is no text in UTF-8")
+    except (ToolError, OSError, ValueError) as error:
+        return error
+
+
+def _content(root: Root, name: str, most: int) -> str:
+    with open(root.open_file(name).fd, "rb") as file:  # noqa: PTH123 - it is open already
+        content = file.read(most + 1)
+    if len(content) > most:
+        msg = f"it has more than {most:,} bytes"
+        raise ValueError(msg)
+    return content.decode()
+
+
+def _listing(root: Root, name: str, most: int) -> str:
+    opened = root.open_folder(name)
+    try:
+        with os.scandir(opened.fd) as entries:
+            names = [
+                f"{e.name}/" if e.is_dir() else e.name
+                for e in entries
+                if not root.secrets.match((*opened.parts, e.name))
+            ]
+    finally:
+        os.close(opened.fd)
+    listed = "\n".join(sorted(names))
+    if len(listed.encode(errors="replace")) > most:
+        msg = f"what is in it has names of more than {most:,} bytes"
+        raise ValueError(msg)
+    return visible(listed)
 
 
 # --- the person's own shell -------------------------------------------------------------------------------------------

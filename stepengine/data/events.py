@@ -11,6 +11,7 @@ in their place, and ``ReplyDiscarded`` takes them back.
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any, ClassVar
 
 import attrs
@@ -57,6 +58,7 @@ __all__ = (
     "TextDelta",
     "ThinkingCompleted",
     "ThinkingDelta",
+    "TodosChanged",
     "ToolFinished",
     "ToolInputDelta",
     "ToolLog",
@@ -108,12 +110,17 @@ class Event:
 
 @attrs.frozen(kw_only=True)
 class RunStarted(Event):
-    """A run began; *own_id* is its own id, *run_id* that of the root run."""
+    """
+    A run began; *own_id* is its own id, *run_id* that of the root run.
+
+    *resumed* says of a root run that it goes on from its journal: what is recorded there is not shown again.
+    """
 
     own_id: str
     agent_id: str
     prompt: str = ""
     params: JsonValue = attrs.field(default=None, converter=freeze)
+    resumed: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -126,11 +133,17 @@ class StepStarted(Event):
 
 @attrs.frozen(kw_only=True)
 class StepFinished(Event):
-    """A model step ended; *usage* is the run's total so far."""
+    """
+    A model step ended.
+
+    *usage* and *cost* are the run's totals so far, its children's included; *cost* is in US dollars, ``None`` when a part of it
+    is unknown.
+    """
 
     step: int
     ended_turn: bool
     usage: Usage
+    cost: Decimal | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -379,12 +392,27 @@ class AgentSpawned(Event):
 
 @attrs.frozen(kw_only=True)
 class AgentFinished(Event):
-    """A child run ended, for better or worse."""
+    """
+    A child run ended, for better or worse.
+
+    *text* and *error* are what it said last and why it did not complete, ``""`` where there is none; *usage* and *cost*, in US
+    dollars, ``None`` when a part of it is unknown, are what it and its own children spent.
+    """
 
     agent_id: str
     child_path: str
     status: RunStatus
     usage: Usage = Usage()
+    cost: Decimal | None = None
+    text: str = ""
+    error: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class TodosChanged(Event):
+    """An agent wrote its todos anew: the whole list, objects with ``task`` and ``completed``."""
+
+    todos: JsonValue = attrs.field(converter=freeze)
 
 
 @attrs.frozen(kw_only=True)

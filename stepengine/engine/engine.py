@@ -38,7 +38,9 @@ from stepengine.engine.options import (
     ResumeOptions,
     RunOptions,
     SessionsLike,
+    StartForkOptions,
     StartOptions,
+    StartResumeOptions,
     check_engine,
     given,
     rates_of,
@@ -479,29 +481,37 @@ class Engine:
         """Do what ``rerun`` does for synchronous code."""
         return self._loop_thread.run(lambda: self.rerun(journal, **options))
 
-    async def start_resume(self, journal: JournalLike, **options: Unpack[ResumeOptions]) -> RunHandle[Any]:
+    async def start_resume(self, journal: JournalLike, **options: Unpack[StartResumeOptions]) -> RunHandle[Any]:
         """
         Go on with a recorded run in the background and return its handle; arguments and errors are those of ``resume``.
 
-        What is recorded shows no events. A divergence is raised by ``handle.result()``.
+        What is recorded shows no events. A divergence is raised by ``handle.result()``. ``wait_for_answers=`` says how long its
+        questions stay open for ``handle.answer``.
         """
         from stepengine.journal import runs
 
-        asked = given("resume", ResumeOptions, options)
+        asked = given("start_resume", StartResumeOptions, options)
         other = {"agent": asked.pop("agent", None), "limits": asked.pop("limits", None)}
-        launch = BackgroundLaunch(self._launcher, other, raises=asked.get("on_divergence", "raise") == "raise")
+        patience = asked.pop("wait_for_answers", 0.0)
+        raises = asked.get("on_divergence", "raise") == "raise"
+        launch = BackgroundLaunch(self._launcher, other, raises=raises, patience=patience)
         return await launch.handle(runs.resume(journal, launch, **asked))
 
     async def start_fork(
-        self, journal: JournalLike, *, at: int | str, **options: Unpack[ForkOptions]
+        self, journal: JournalLike, *, at: int | str, **options: Unpack[StartForkOptions]
     ) -> RunHandle[Any]:
-        """Go on from the middle of a recorded run in the background; arguments and errors are those of ``fork``."""
+        """
+        Go on from the middle of a recorded run in the background; arguments and errors are those of ``fork``.
+
+        ``wait_for_answers=`` says how long its questions stay open for ``handle.answer``.
+        """
         from stepengine.journal import as_journal, runs
 
-        asked = given("fork", ForkOptions, options)
+        asked = given("start_fork", StartForkOptions, options)
         source = as_journal(journal)
         other = {"agent": asked.pop("agent", None), "limits": asked.pop("limits", None)}
-        launch = BackgroundLaunch(self._launcher, {**other, "forked": source}, raises=True)
+        patience = asked.pop("wait_for_answers", 0.0)
+        launch = BackgroundLaunch(self._launcher, {**other, "forked": source}, raises=True, patience=patience)
         return await launch.handle(runs.fork(source, launch, at=at, **asked))
 
     def resume_sync(self, journal: JournalLike, **options: Unpack[ResumeOptions]) -> RunResult[Any]:

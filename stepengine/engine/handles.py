@@ -42,17 +42,18 @@ def named(launcher: Launcher, run: str) -> tuple[list[RunHandle[Any]], list[Engi
 class BackgroundLaunch:
     """Starts the run of a session in the background, for the functions that run one to its end."""
 
-    def __init__(self, launcher: Launcher, options: dict[str, Any], *, raises: bool) -> None:
+    def __init__(self, launcher: Launcher, options: dict[str, Any], *, raises: bool, patience: float | None) -> None:
         self._launcher = launcher
         self._options = options
         self._raises = raises
+        self._patience = patience
         self._started: asyncio.Future[RunHandle[Any]] = asyncio.get_running_loop().create_future()
 
     async def __call__(self, session: JournaledRun) -> RunResult[Any]:
         """Run the session in the background, to its end."""
         live = self._launcher.again(session, **self._options)
         session.raises = self._raises
-        live.tree.desk.patience = 0.0
+        live.tree.desk.patience = self._patience
         handle = in_background(self._launcher, live)
         self._started.set_result(handle)
         return await handle.wait()

@@ -208,6 +208,7 @@ class Launcher:
             session.close()
             raise
         live.session = session
+        live.tree.hub.resumed = session.is_resumed
         return live
 
     def ready(

@@ -45,7 +45,9 @@ __all__ = (
     "ResumeOptions",
     "RunOptions",
     "SessionsLike",
+    "StartForkOptions",
     "StartOptions",
+    "StartResumeOptions",
     "check_engine",
     "given",
     "overrides",
@@ -165,6 +167,18 @@ class ResumeOptions(TypedDict, total=False):
     on_divergence: OnDivergence
 
 
+class StartResumeOptions(ResumeOptions, total=False):
+    """
+    What ``start_resume`` takes beside a journal: the options of ``resume``, and how long questions stay open.
+
+    Attributes:
+        wait_for_answers: As with ``start``; 0 by default, so that the next question suspends the run again unless somebody
+            reads ``handle.events(answers=True)`` by then.
+    """
+
+    wait_for_answers: float | None
+
+
 class ExtendOptions(TypedDict, total=False):
     """
     What ``extend`` takes beside a journal.
@@ -233,6 +247,17 @@ class ForkOptions(TypedDict, total=False):
     allow_repeat: bool
     into: JournalLike | None
     restore_files: Roots | None
+
+
+class StartForkOptions(ForkOptions, total=False):
+    """
+    What ``start_fork`` takes beside a journal and a place: the options of ``fork``, and how long questions stay open.
+
+    Attributes:
+        wait_for_answers: As with ``start_resume``.
+    """
+
+    wait_for_answers: float | None
 
 
 @attrs.frozen

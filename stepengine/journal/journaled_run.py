@@ -462,6 +462,11 @@ class JournaledRun:
             for _ in range(times):
                 getattr(provider, "answered", _nothing)(request)
 
+    @property
+    def is_resumed(self) -> bool:
+        """Whether the run goes on from what is recorded in its journal."""
+        return self.mode is Mode.RESUME and self.past is not None
+
     def shows(self, event: Event) -> bool:
         """Return whether an event is news: while a run is resumed, what was recorded is not told again."""
         if self.mode is not Mode.RESUME or self.past is None or (type(event) is RunStarted and not event.path):

@@ -90,6 +90,7 @@ def _task_completed(_: RunState, __: JsonDict) -> ToolResult:
 
 def _write_todos(run: RunState, value: JsonDict) -> ToolResult:
     run.apply(Change(context=JsonDict({"todos": value["todos"]})))
+    run.side_events.todos(value["todos"])
     done = sum(bool(todo["completed"]) for todo in value["todos"])
     return ToolResult.text(f"{done} of {len(value['todos'])} done.")
 

@@ -303,8 +303,8 @@ PHASES: Mapping[type, Callable[[Any], Phase]] = MappingProxyType({row.kind: row.
 
 FIRST, LAST, STOPPED = "start", "ended", "stopped"
 
-ANYWHERE = ("Compacted", "LogLine", "Notification", "PhaseChanged")
-"""What says something on the side: log lines, notifications, smaller prompts, and the phase before an effect."""
+ANYWHERE = ("Compacted", "LogLine", "Notification", "PhaseChanged", "TodosChanged")
+"""What says something on the side: log lines, notifications, todos, smaller prompts, and the phase before an effect."""
 
 HOOKS = ("CallFunction", "CallModel:complete", "CallTool:hook", "HookFailed")
 """What hooks may cause at their points."""

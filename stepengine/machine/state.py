@@ -19,7 +19,7 @@ from stepengine.data import events as ev
 from stepengine.data.effects import AskPerson, CallModel, Gather, Leaf, Notify
 from stepengine.data.estimate import Measured, transcript_tokens
 from stepengine.data.hooks import Change, HookContext
-from stepengine.data.json import JsonDict, freeze
+from stepengine.data.json import JsonDict, JsonValue, freeze
 from stepengine.data.limits import Limits
 from stepengine.data.makers import changer_of
 from stepengine.data.messages import Message, ToolCallLog, UserMessage
@@ -732,6 +732,12 @@ class SideEvents:
             messages_after=len(after),
         )
         self.waiting.append(event)
+
+    def todos(self, todos: JsonValue) -> None:
+        """Remember that the todos are these now."""
+        run = self._run
+        if run is not None and run.plan.watched():
+            self.waiting.append(ev.TodosChanged(path=run.plan.path, seq=run.seq, todos=todos))
 
     def debug(self, message: str, /, **data: Any) -> None:
         """Log for developers."""

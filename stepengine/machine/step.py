@@ -182,8 +182,8 @@ def _started(run: RunState) -> ev.Event:
 
 
 def _finished(run: RunState, *, ended: bool) -> ev.Event:
-    usage = run.spent.usage()
-    return ev.StepFinished(path=run.plan.path, seq=run.seq, step=run.step, ended_turn=ended, usage=usage)
+    usage, cost = run.spent.usage(), run.spent.cost
+    return ev.StepFinished(path=run.plan.path, seq=run.seq, step=run.step, ended_turn=ended, usage=usage, cost=cost)
 
 
 def reopened_step(run: RunState, message: AssistantMessage, stored: Sequence[ToolMessage]) -> Flow[bool]:

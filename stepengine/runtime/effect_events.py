@@ -97,14 +97,18 @@ def finished(item: Item, outcome: Single, duration_ms: int) -> list[Event]:
             pairs = zip(effect.questions, answers, strict=False)
             return [AnswerReceived(**at, question_id=q.id, answer=a.value) for q, a in pairs]
         case Spawn():
-            child = _child(outcome)
+            child = _child(outcome) or ChildResult(agent_id=effect.agent_id, status=_status(outcome))
+            is_waiting = child.status is RunStatus.SUSPENDED
             return [
                 AgentFinished(
                     **at,
                     agent_id=effect.agent_id,
                     child_path=child_path(item.path, effect.seq),
-                    status=child.status if child is not None else _status(outcome),
-                    usage=child.spending.usage if child is not None else ChildResult(agent_id="").spending.usage,
+                    status=child.status,
+                    usage=child.usage,
+                    cost=child.cost,
+                    text=child.text,
+                    error="" if is_waiting else child.why or error,
                 )
             ]
         case _ as never:

@@ -30,6 +30,7 @@ from stepengine.data.events import (
     PhaseChanged,
     ReplyDiscarded,
     RunFinished,
+    RunStarted,
     TextDelta,
     ThinkingDelta,
     ToolInputDelta,
@@ -313,6 +314,7 @@ class Hub:
     Attributes:
         shows: As given.
         run_id: The root run's id.
+        resumed: Whether the root run goes on from its journal.
         goes_on: Whether another run follows in this stream when one has ended: that of a kept-open handle.
         watched: Whether anybody is shown events, or will be; while nobody is, they need not be made.
         phase: What the root run is doing (requirements N11).
@@ -330,6 +332,7 @@ class Hub:
         self._logger = logger
         self.shows = shows
         self.run_id = ""
+        self.resumed = False
         self.goes_on = False
         self._epoch = ""
         self._index = 0
@@ -513,6 +516,10 @@ class Hub:
         if self.on_crash is not None:
             self.on_crash(error)
 
+    def _run_started(self, event: RunStarted) -> None:
+        if self.resumed and not event.path:
+            object.__setattr__(event, "resumed", True)  # nobody has seen it yet, as with its stamp
+
     def _log_line(self, event: LogLine) -> None:
         self.log(event, event.data, step=event.step)
 
@@ -524,6 +531,7 @@ class Hub:
 TAPS: Mapping[type[Event], Callable[[Hub, Any], None]] = {
     LogLine: Hub._log_line,  # noqa: SLF001
     PhaseChanged: Hub._phase_changed,  # noqa: SLF001
+    RunStarted: Hub._run_started,  # noqa: SLF001
 }
 """What a hub does with some events beside showing them; unbound, so that a hub does not refer to itself."""
 

@@ -33,8 +33,10 @@ __all__ = (
     "Catalog",
     "Skill",
     "find_skills",
+    "instructions_of",
     "project_top",
     "read_start",
+    "skill_named",
     "skill_tool",
     "user_folder",
     "working_folder",
@@ -254,6 +256,23 @@ def _quoted(head: str) -> str:
     return "\n".join(lines)
 
 
+def skill_named(folder: Path, name: str, *, user: bool) -> Skill:
+    """
+    Return the skill *name* of the project that *folder* belongs to, or with *user* one of the user's own.
+
+    Raises:
+        ToolError: when there is none of that name; it names those that are near to it.
+    """
+    known = find_skills(folder, user=user).skills
+    found = known.get(name)
+    if found is None:
+        near = difflib.get_close_matches(name[:NAME_CHARS], known, 3) or sorted(known)[:20]
+        there = f"near to it: {', '.join(near)}" if near else "there is none here"
+        msg = f"there is no skill {visible(name[:NAME_CHARS], strict=True)!r}; {there}"
+        raise ToolError(msg)
+    return found
+
+
 def skill_tool(root: str | os.PathLike[str] | None = None, *, user: bool = True) -> Tool[..., Any]:
     """
     Return ``skill``, by which a model reads one of the skills that ``project_context`` lists.
@@ -293,23 +312,23 @@ def skill_tool(root: str | os.PathLike[str] | None = None, *, user: bool = True)
             name: The name of the skill.
             file: A file in its folder, relative to it; its instructions by default.
         """
-        known = find_skills(working_folder(root, ctx), user=user).skills
-        found = known.get(name)
-        if found is None:
-            near = difflib.get_close_matches(name, known, 3) or sorted(known)[:20]
-            there = f"near to it: {', '.join(near)}" if near else "there is none here"
-            msg = f"there is no skill {visible(name, strict=True)!r}; {there}"
-            raise ToolError(msg)
+        found = skill_named(working_folder(root, ctx), name, user=user)
         if file is not None:
             data, _ = read_start(found.root, f"{found.folder}/{file}", FILE_BYTES)
             cut = f"\n[cut after {FILE_BYTES:,} bytes]" if len(data) > FILE_BYTES else ""
             return visible(data[:FILE_BYTES].decode("utf-8", "replace")) + cut
-        return _told(found)
+        return instructions_of(found)
 
     return skill
 
 
-def _told(found: Skill) -> str:
+def instructions_of(found: Skill) -> str:
+    """
+    Return what a skill says to do, and which files it has; the text is foreign.
+
+    Raises:
+        ToolError: when it cannot be read any more.
+    """
     head, body = _read(found.root, found.folder)
     files = _files(found)
     parts = [visible(body)]

@@ -39,6 +39,7 @@ from stepengine.data.events import (
     TextDelta,
     ThinkingCompleted,
     ThinkingDelta,
+    TodosChanged,
     ToolFinished,
     ToolInputDelta,
     ToolLog,
@@ -405,6 +406,9 @@ class _Page:
     def _file_changed(self, event: FileChanged) -> Iterator[Chunk]:
         yield self._data("file-changed", {"file": event.file, "action": event.action, "toolCallId": _call_id(event)})
 
+    def _todos(self, event: TodosChanged) -> Iterator[Chunk]:
+        yield self._data("todos", {"path": event.path, "todos": plain(event.todos)}, id=f"todos-{event.path}")
+
     # --- children ---------------------------------------------------------------------------------------------------------
 
     def _spawned(self, event: AgentSpawned) -> Iterator[Chunk]:
@@ -421,7 +425,8 @@ class _Page:
             yield from self._tool_started(event) if isinstance(event, ToolStarted) else self._tool_finished(event)
 
     def _agent_finished(self, event: AgentFinished) -> Iterator[Chunk]:
-        yield self._agent(event.child_path, agentId=event.agent_id, status=event.status.value, tool="")
+        why = {"error": event.error} if event.error else {}
+        yield self._agent(event.child_path, agentId=event.agent_id, status=event.status.value, tool="", **why)
 
     def _agent(self, path: str, **changes: Any) -> Chunk:
         self._agents[path] = {**self._agents.get(path, {"path": path}), **changes}
@@ -451,6 +456,7 @@ ANYWHERE: Shown = {
     PermissionRequested: _Page._requested,  # noqa: SLF001
     QuestionAsked: _Page._asked,  # noqa: SLF001
     RunFinished: _Page._run_finished,  # noqa: SLF001
+    TodosChanged: _Page._todos,  # noqa: SLF001
     ToolLog: _Page._progress,  # noqa: SLF001
     ToolProgress: _Page._progress,  # noqa: SLF001
 }

@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import sys
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,17 +22,29 @@ from typer.testing import CliRunner, Result
 
 from stepengine.cli import bench
 from stepengine.cli.app import app
-from stepengine.cli.chat import COMMANDS, Chat
-from stepengine.cli.console import Lines, console_on
-from stepengine.cli.prompt import Above, Prompt, _history, _paths, _remember, attached, shell_output
+from stepengine.cli.chat import COMMANDS, UNDONE, Chat
+from stepengine.cli.console import Lines, Screen, console_on, follow
+from stepengine.cli.prompt import (
+    PASTE_BYTES,
+    PASTED,
+    Above,
+    Prompt,
+    _history,
+    _paths,
+    _remember,
+    attached,
+    shell_output,
+)
 from stepengine.cli.recording import entries, runs_folder
+from stepengine.data import events as ev
 from stepengine.data.usage import Usage
 from stepengine.runtime.handle import RunHandle
-from stepengine.testing import ScriptedModel, text, tool_call
+from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
 
 from .terminal import READY, Person
 
 WRITES = tool_call("write_file", {"path": "b.txt", "content": "colour\n"})
+REAL_MODELS = bench.models_of
 
 
 @pytest.fixture
@@ -56,6 +69,7 @@ def chats(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 # --- files and commands of the person ---------------------------------------------------------------------------------
 
 
+@pytest.mark.spec("interfaces:IF74")
 def test_a_file_goes_along_only_from_inside_the_folder_and_only_what_tools_may_read(folder: Path) -> None:
     (folder.parent / "outside.txt").write_text("outside")
     (folder / ".env").write_text("KEY=secret")
@@ -71,6 +85,7 @@ def test_a_file_goes_along_only_from_inside_the_folder_and_only_what_tools_may_r
     assert ["../outside.txt", "link", ".env", "large", "bytes", "none"] == refused
 
 
+@pytest.mark.spec("interfaces:IF74")
 def test_files_that_are_too_much_together_stay_behind(folder: Path) -> None:
     for name in "uvwxyz":
         (folder / name).write_text(name * 60_000)
@@ -80,6 +95,20 @@ def test_files_that_are_too_much_together_stay_behind(folder: Path) -> None:
     assert "it has more than" in found.notes[-1]
 
 
+@pytest.mark.spec("interfaces:IF74")
+def test_of_a_folder_the_names_in_it_go_along_without_those_that_may_hold_secrets(folder: Path) -> None:
+    (folder / "sub/below").mkdir(parents=True)
+    for name in ("b.txt", ".env", "below/deep.txt"):
+        (folder / "sub" / name).write_text("content")
+    (folder / "out").symlink_to(folder.parent)
+    found = attached("Look at @sub/, @out and @..", folder)
+
+    assert 'Look at @sub/, @out and @..\n\n<folder path="sub/">\nb.txt\nbelow/\n</folder>' == found.text
+    assert 1 == len(attached(f"@{'x' * 300}", folder).notes) == len(attached("@a\0b", folder).notes)
+    assert ["+ sub/ (12 bytes)", True] == [found.notes[0], found.notes[1].startswith("out does not go along: ")]
+
+
+@pytest.mark.spec("interfaces:IF75")
 async def test_a_command_of_the_person_shows_both_streams_and_its_exit_code(folder: Path) -> None:
     said = await shell_output("cat a.txt; echo wrong >&2; exit 3", folder)
 
@@ -104,6 +133,7 @@ async def test_a_command_of_the_person_that_cannot_be_started_ends_no_chat(folde
     assert ["it was not run: embedded null byte"] == said
 
 
+@pytest.mark.spec("interfaces:IF83")
 def test_only_a_turn_that_there_was_can_be_forked_from(chats: Any) -> None:
     wrong = ["/fork", "/fork x", f"/fork {'9' * 5_000}", "/fork 2"]
     result, _ = chats(
@@ -116,6 +146,7 @@ def test_only_a_turn_that_there_was_can_be_forked_from(chats: Any) -> None:
     assert 0 == result.exit_code
 
 
+@pytest.mark.spec("interfaces:IF78")
 def test_every_command_of_the_table_is_there_and_help_lists_it(chats: Any) -> None:
     result, _ = chats(typed="/help\n")
     listed = re.findall(r"^  /(\w+) ", result.stdout, re.MULTILINE)
@@ -124,6 +155,7 @@ def test_every_command_of_the_table_is_there_and_help_lists_it(chats: Any) -> No
     assert {"quit"} == {name for name in COMMANDS if not hasattr(Chat, f"_do_{name}")}
 
 
+@pytest.mark.spec("interfaces:IF78")
 def test_a_slash_is_for_the_chat_two_are_for_the_agent_and_an_unknown_one_is_sent_nowhere(chats: Any) -> None:
     result, model = chats(text("Yes?"), typed="/hlep\n//help me\n!rm a.txt\n/quit\nnever\n")
 
@@ -133,6 +165,7 @@ def test_a_slash_is_for_the_chat_two_are_for_the_agent_and_an_unknown_one_is_sen
     assert Path("a.txt").exists()
 
 
+@pytest.mark.spec("interfaces:IF81", "interfaces:IF83")
 def test_a_conversation_is_saved_forked_and_compacted(chats: Any) -> None:
     result, model = chats(
         text("One. " * 2_000), text("Two."), text("It was about numbers."), text("Three."),
@@ -159,6 +192,7 @@ def prompt_in(folder: Path, typed: str = "") -> Prompt:
     )
 
 
+@pytest.mark.spec("interfaces:IF70")
 def test_a_paste_in_which_the_word_of_another_one_stands_is_sent_as_it_was(folder: Path) -> None:
     prompt = prompt_in(folder)
     texts = ["[paste 2: 12 lines]\n" * 10 + "end", "line\n" * 11 + "end"]
@@ -166,6 +200,15 @@ def test_a_paste_in_which_the_word_of_another_one_stands_is_sent_as_it_was(folde
 
     assert " ".join(texts) == prompt._unfolded(" ".join(words))
     assert "[paste 3: 1 lines]" == prompt._unfolded("[paste 3: 1 lines]")
+
+
+@pytest.mark.spec("interfaces:IF70")
+def test_a_paste_of_few_lines_stands_as_it_is_and_one_that_is_too_large_is_left_out(folder: Path) -> None:
+    prompt = prompt_in(folder)
+    short, wide = "line\n" * 9 + "end", "x" * 2_000
+
+    assert [short, wide, ""] == [prompt._folded(pasted) for pasted in (short, wide, "x" * (PASTE_BYTES + 1))]
+    assert ["[paste 1: 11 lines]", "[paste 2: 1 lines]"] == [prompt._folded(f"{short}\n"), prompt._folded(f"{wide}x")]
 
 
 def test_files_are_completed_among_any_number_and_none_where_they_cannot_be_looked_up(folder: Path) -> None:
@@ -177,6 +220,7 @@ def test_files_are_completed_among_any_number_and_none_where_they_cannot_be_look
     assert [] == _paths(folder, "x" * 300 + "/") == _paths(folder, "a\0/") == _paths(folder, "../")
 
 
+@pytest.mark.spec("interfaces:IF67")
 def test_without_its_extra_a_terminal_is_read_line_by_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def prompt() -> Prompt:
         return prompt_in(folder, "said\n")
@@ -189,7 +233,7 @@ def test_without_its_extra_a_terminal_is_read_line_by_line(folder: Path, monkeyp
     assert "said" == asyncio.run(without.next())
 
 
-@pytest.mark.spec("requirements:P9", "requirements:X55")
+@pytest.mark.spec("requirements:P9", "requirements:X55", "interfaces:IF77")
 def test_the_last_conversation_of_a_folder_goes_on_with_all_that_was_said(chats: Any) -> None:
     none, _ = chats(typed="", options=("--resume",))
     chats(text("One."), text("Two."), typed="first\nsecond\n")
@@ -202,12 +246,14 @@ def test_the_last_conversation_of_a_folder_goes_on_with_all_that_was_said(chats:
     assert ["third", "second", "first"] == [entry.text("title") for entry in entries()]
 
 
+@pytest.mark.spec("interfaces:IF79")
 def test_another_model_holds_from_the_next_turn_on(chats: Any) -> None:
     _, model = chats(text("One."), text("Two."), typed="first\n/model scripted/other\nsecond\n")
 
     assert ["scripted/m", "scripted/other"] == [call.model for call in model.calls]
 
 
+@pytest.mark.spec("interfaces:IF81", "interfaces:IF84", "interfaces:IF85")
 def test_what_the_chat_tells_of_itself_comes_from_the_turns(chats: Any) -> None:
     todos = [{"task": "look", "completed": True}, {"task": "write \x1b[2Jit", "completed": True}]
     result, _ = chats(
@@ -232,6 +278,7 @@ def test_in_the_mode_plan_nothing_is_written_and_in_bypass_nobody_gets_by_asking
     assert "plan" in next(m.text for m in model.calls[-1].messages if m.role == "tool")
 
 
+@pytest.mark.spec("interfaces:IF80", "interfaces:IF83")
 def test_another_agent_and_a_cleared_chat_know_nothing_of_what_was_said(chats: Any, folder: Path) -> None:
     (folder / "other.py").write_text(
         "from stepengine import AgentDefinition\nagent = AgentDefinition(id='other', description='Says little.')\n"
@@ -247,6 +294,7 @@ def test_another_agent_and_a_cleared_chat_know_nothing_of_what_was_said(chats: A
     ]
 
 
+@pytest.mark.spec("interfaces:IF77")
 def test_a_conversation_goes_on_by_the_name_of_its_run(chats: Any) -> None:
     chats(text("One."), typed="first\n")
     chats(text("Other."), typed="another\n")
@@ -254,6 +302,214 @@ def test_a_conversation_goes_on_by_the_name_of_its_run(chats: Any) -> None:
     _, model = chats(text("Two."), typed="second\n", options=("--resume", older))
 
     assert ["first", "One.", "second"] == [m.text for m in model.calls[0].messages if m.role in ("user", "assistant")]
+
+
+@pytest.mark.spec("interfaces:IF85")
+def test_the_notes_of_the_project_and_of_the_person_are_shown(
+    chats: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from stepengine.tools import FileMemory
+    from stepengine.tools.remembering import project_scope
+
+    monkeypatch.setenv("XDG_DATA_HOME", str(folder.parent / "data"))
+    none, _ = chats(typed="/memory\n")
+    store = FileMemory()
+    for scope, note in ((project_scope(folder), "Tests need \x1b[2Jdocker."), ("user", "Small commits.")):
+        asyncio.run(store.write(scope, note, ["x"], "run 1"))
+    result, _ = chats(typed="/memory\n")
+
+    assert "there are no notes" in none.stdout
+    shown = re.findall(r"^  (\w+)  - \[m1\] .* #x run 1: (.*)$", result.stdout, re.MULTILINE)
+    assert [("project", r"Tests need \x1b[2Jdocker."), ("user", "Small commits.")] == shown
+
+
+@pytest.mark.spec("interfaces:IF85")
+def test_the_instructions_of_a_skill_are_sent_with_what_is_said_and_send_no_files_along(
+    chats: Any, folder: Path
+) -> None:
+    place = folder / ".agents/skills/greet"
+    place.mkdir(parents=True)
+    (place / "SKILL.md").write_text("---\nname: greet\ndescription: Says hello.\n---\nRead @b.txt and greet.\n")
+    (folder / "b.txt").write_text("not asked for")
+    result, model = chats(text("Hello."), typed="/skill\n/skill gret\n/skill greet in @a.txt\n")
+    (asked,) = [m.text for m in model.calls[0].messages if m.role == "user" and "greet" in m.text]
+
+    assert "  greet  Says hello." in result.stdout
+    assert "there is no skill 'gret'; near to it: greet" in result.stdout
+    assert 1 == len(model.calls)
+    assert "Read @b.txt and greet." in asked
+    assert asked.endswith('in @a.txt\n\n<file path="a.txt">\ncolor\n\n</file>')
+    assert 1 == asked.count("<file ")
+    assert "/skill greet in @a.txt" == entries()[0].text("title")
+
+
+@pytest.mark.spec("interfaces:IF85")
+def test_where_the_last_turn_is_recorded_is_said(chats: Any) -> None:
+    result, _ = chats(text("One."), typed="/debug\nfirst\n/debug\n")
+
+    assert "no turn of this chat is recorded" in result.stdout
+    assert f"look into it with: stepengine debug {entries()[0].journal}" in result.stdout.replace("\n", " ")
+
+
+@pytest.mark.spec("interfaces:IF82")
+def test_what_a_turn_wrote_is_brought_back_when_that_is_confirmed_and_the_agent_is_told(chats: Any) -> None:
+    change = tool_call("write_file", {"path": "a.txt", "content": "colour\n"})
+    result, model = chats(
+        tool_calls(WRITES, change), text("Written."), change, text("Again."), text("I see."),
+        typed="/undo\n/mode accept_edits\nwrite\n/undo\nn\n/undo\ny\nand now\n/undo\ny\nthen\n",
+    )  # fmt: skip
+    told = [[m.text for m in call.messages if m.role == "user"][-1] for call in model.calls]
+
+    assert "there is no recorded turn to undo" in result.stdout
+    assert ("nothing was done" in result.stdout, "removed   b.txt" in result.stdout) == (True, True)
+    assert (False, "color\n") == (Path("b.txt").exists(), Path("a.txt").read_text())
+    assert ["write", "write", f"{UNDONE}\n\nand now", f"{UNDONE}\n\nand now", f"{UNDONE}\n\nthen"] == told
+
+
+@pytest.mark.spec("interfaces:IF82")
+def test_files_that_were_changed_since_the_turn_are_listed_and_left(
+    chats: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def changed(request: Any) -> Any:
+        (folder / "b.txt").write_text("mine\n")
+        return text("Written.")
+
+    change = tool_call("write_file", {"path": "a.txt", "content": "colour\n"})
+    result, _ = chats(tool_calls(WRITES, change), changed, typed="/mode accept_edits\nwrite\n/undo\ny\n")
+
+    assert 2 == result.stdout.count("left      b.txt: it was changed since")
+    assert ("mine\n", "color\n") == (Path("b.txt").read_text(), Path("a.txt").read_text())
+
+
+@pytest.mark.spec("interfaces:IF79")
+def test_a_model_without_a_provider_is_refused_and_the_one_of_now_is_shown_with_its_price(
+    chats: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result, model = chats(text("One."), typed="/model openai/gpt-4o\n/model\nfirst\n")
+    monkeypatch.undo()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            bench, "models_of", lambda options, *_: REAL_MODELS(options) if "nowhere/x" in options.model else model
+        )
+        refused = CliRunner().invoke(app, ["chat", "--model", "scripted/m"], input="/model nowhere/x\n")
+
+    assert "now: openai/gpt-4o\n" in result.stdout
+    assert re.search(r"  price    input \$[\d.]+, output \$[\d.]+.* per million tokens", result.stdout)
+    assert "names the provider 'nowhere'" in refused.stdout
+    assert "from the next turn on" not in refused.stdout
+
+
+@pytest.mark.spec("interfaces:IF80")
+def test_who_may_spawn_whom_is_a_tree(chats: Any) -> None:
+    Path("boss.py").write_text(
+        "from stepengine import AgentDefinition\nkid = AgentDefinition('kid')\n"
+        "agent = AgentDefinition('boss', tools=['spawn_agents'], spawnable_agents=[kid])\n"
+    )
+    result, _ = chats(typed="/agent boss.py\n/agents\n")
+
+    assert ["boss", "boss", "kid"] == [  # the one of now, and the tree
+        line.split()[-1] for line in result.stdout.splitlines() if line.endswith(("boss", "kid"))
+    ]
+
+
+@pytest.mark.spec("interfaces:IF77")
+def test_of_a_long_conversation_the_last_twenty_things_that_were_said_are_shown(chats: Any) -> None:
+    chats(*[text(f"reply {n}") for n in range(12)], typed="\n".join([f"said {n}" for n in range(12)]))
+    result, _ = chats(typed="", options=("--resume",))
+    shown = [line.split()[-1] for line in result.stdout.splitlines() if re.match(r"(> said|  reply) ", line)]
+
+    assert [str(n) for n in range(2, 12) for _ in range(2)] == shown
+
+
+@pytest.mark.spec("interfaces:IF75")
+async def test_the_agent_is_told_of_a_command_of_the_person_unless_they_do_not_want_it(folder: Path) -> None:
+    """
+    Only what somebody typed is run: a paste is not, and neither is what comes through a pipe.
+    """
+    said: list[str] = []
+    terminal = SimpleNamespace(
+        was_pasted=False, lines=SimpleNamespace(is_terminal=True), say=lambda text, *_: said.append(text)
+    )
+    chat = object.__new__(Chat)
+    chat._options, chat._terminal, chat._notes = cast("Any", SimpleNamespace(cwd=folder)), cast("Any", terminal), []
+    await chat._shell("!cat a.txt; head -c 20000 /dev/zero | tr '\\0' x")
+    await chat._shell("!!echo quiet")
+    terminal.was_pasted = True
+    await chat._shell("!touch pasted")
+
+    (note,) = chat._notes
+    assert note.startswith("(I ran `cat a.txt; ")
+    assert ("color\nxxx" in note, 8_192, "quiet" in note) == (True, len(note.partition("printed:)\n")[2]), False)
+    assert ["quiet", PASTED] == said[1:]
+    assert not (folder / "pasted").exists()
+
+
+def shown_blocks(*pieces: str) -> list[str]:
+    """
+    What stands in the scrollback after each piece of a reply.
+    """
+    file = io.StringIO()
+    screen = Screen(console_on(file), markdown=True)
+    lines = []
+    for piece in pieces:
+        screen.on_event(ev.TextDelta(text=piece))
+        lines.append(file.getvalue())
+    return lines
+
+
+@pytest.mark.spec("interfaces:IF68")
+def test_a_block_is_shown_at_its_empty_line_outside_a_fence_or_when_it_is_long() -> None:
+    first, second, fence, closed = shown_blocks("One\n", "two.\n\nThree", "\n\n```\na = 1\n\nb", " = 2\n```\n\n")
+    long = shown_blocks("word\n" * 700, "word\n" * 200)
+
+    assert ("", "One two.") == (first, second.rstrip())
+    assert ("a = 1" in fence, "Three" in fence, "b = 2" in closed) == (False, True, True)
+    assert ("", True) == (long[0], "word" in long[1])
+
+
+@pytest.mark.spec("requirements:N16")
+@pytest.mark.parametrize(
+    ("returned", "shown"),
+    [("ctx.prompt.upper()", ["PAINT."]), ("{'size': 3}", ["size: 3"]), ("'Said.'", []), ("None", [])],
+    ids=["text", "object", "said by the model", "nothing"],
+)
+def test_what_a_handler_returns_is_shown_unless_its_model_said_it(
+    chats: Any, folder: Path, returned: str, shown: list[str]
+) -> None:
+    (folder / "own.py").write_text(
+        "from stepengine import STEP, AgentDefinition\n\ndef handle_steps(ctx):\n    yield STEP\n"
+        f"    return {returned}\n\nagent = AgentDefinition('own', handle_steps=handle_steps)\n"
+    )
+    result, _ = chats(text("Said."), typed="Paint.\n", options=("own.py",))
+    lines = result.stdout.splitlines()
+
+    assert ["Said.", *shown] == [line for line in lines if line in ("Said.", "PAINT.", "size: 3")]
+
+
+@pytest.mark.spec("interfaces:IF77")
+def test_a_conversation_that_waits_is_asked_its_question_at_once_and_the_next_one_too(
+    chats: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Also when the run gets to the next one before anybody looks at it.
+    """
+
+    async def late(handle: Any, *given: Any, **more: Any) -> Any:
+        while more["settled"] and not (handle.questions or handle.done):  # noqa: ASYNC110 - nobody tells of it
+            await asyncio.sleep(0)
+        return await follow(handle, *given, **more)
+
+    monkeypatch.setattr("stepengine.cli.chat.follow", late)
+    (folder / "asks.py").write_text(
+        "from stepengine import AgentDefinition, Ask\n\ndef handle_steps(ctx):\n    colour = yield from Ask('Which?', ['red', 'blue'])\n"
+        "    why = yield from Ask('Why?')\n    return f'{colour}, {why}'\n\n"
+        "agent = AgentDefinition('asks', handle_steps=handle_steps)\n"
+    )
+    waiting, _ = chats(typed="Paint.\n", options=("asks.py",))
+    result, _ = chats(typed="1\nit is warm\n", options=("--resume",))
+
+    assert (3, 0) == (waiting.exit_code, result.exit_code), (waiting.output, result.output)
+    assert "red, it is warm" in result.stdout
 
 
 # --- in a terminal ----------------------------------------------------------------------------------------------------
@@ -306,7 +562,15 @@ def somebody(folder: Path) -> Iterator[Any]:
 
 
 @pytest.mark.deep
-@pytest.mark.spec("requirements:P9", "reliability:UI03")
+@pytest.mark.spec(
+    "requirements:P9",
+    "reliability:UI03",
+    "interfaces:IF67",
+    "interfaces:IF69",
+    "interfaces:IF71",
+    "interfaces:IF72",
+    "interfaces:IF82",
+)
 def test_somebody_talks_decides_undoes_interrupts_and_leaves_in_a_terminal(somebody: Any, folder: Path) -> None:
     there = somebody()
     there.sees(READY)
@@ -317,6 +581,8 @@ def test_somebody_talks_decides_undoes_interrupts_and_leaves_in_a_terminal(someb
     assert not (folder / "b.txt").exists()
     there.types("y\n")
     there.sees("Written.", READY)
+    there.types("\x0f")
+    there.sees("| {", "b.txt")
     assert "colour\n" == (folder / "b.txt").read_text()
     there.types("/undo\r")
     there.sees("removed   b.txt", "y/n >")
@@ -344,6 +610,7 @@ def test_somebody_talks_decides_undoes_interrupts_and_leaves_in_a_terminal(someb
     assert 0o600 == history.stat().st_mode & 0o777
 
 
+@pytest.mark.spec("interfaces:IF76")
 @pytest.mark.deep
 @pytest.mark.parametrize(("arguments", "variables"), [(["--plain"], {}), ([], {"TERM": "dumb"}), ([], {"CI": "1"})])
 def test_a_plain_chat_shows_what_was_said_as_it_is_and_redraws_nothing(
@@ -389,7 +656,7 @@ def gated(replies: str) -> str:
 
 
 @pytest.mark.deep
-@pytest.mark.spec("reliability:UI01")
+@pytest.mark.spec("reliability:UI01", "interfaces:IF68", "interfaces:IF71")
 def test_what_is_typed_while_a_reply_streams_is_sent_and_commands_wait_for_the_end(somebody: Any, folder: Path) -> None:
     there = somebody(program=gated("text('Open \\x1b[2J block ' + 'word ' * 300), last, last"))
     there.sees(READY)
@@ -410,7 +677,7 @@ def test_what_is_typed_while_a_reply_streams_is_sent_and_commands_wait_for_the_e
 
 
 @pytest.mark.deep
-@pytest.mark.spec("requirements:P9")
+@pytest.mark.spec("requirements:P9", "interfaces:IF72", "interfaces:IF77")
 def test_a_second_ctrl_c_within_a_turn_leaves_and_the_chat_goes_on_where_it_was_left(
     somebody: Any, folder: Path
 ) -> None:
@@ -435,6 +702,23 @@ def test_a_second_ctrl_c_within_a_turn_leaves_and_the_chat_goes_on_where_it_was_
     assert signal.SIGINT + 128 == there.leaves()
 
 
+@pytest.mark.deep
+@pytest.mark.spec("interfaces:IF72")
+@pytest.mark.parametrize("is_idle", [True, False], ids=["idle", "in a turn"])
+def test_a_chat_that_is_told_to_end_leaves_and_gives_the_terminal_back(somebody: Any, is_idle: bool) -> None:
+    there = somebody(program=gated("last"))
+    there.sees(READY)
+    if not is_idle:
+        there.types("first\r")
+        there.sees("calling model")
+    there.process.send_signal(signal.SIGTERM)
+
+    assert 128 + signal.SIGTERM == there.leaves()
+    assert termios.ECHO | termios.ICANON == termios.tcgetattr(there.keyboard)[3] & (termios.ECHO | termios.ICANON)
+    assert ([] if is_idle else ["interrupted"]) == [entry.status for entry in entries()]
+
+
+@pytest.mark.spec("interfaces:IF70", "interfaces:IF75")
 @pytest.mark.deep
 def test_a_long_paste_is_one_word_until_it_is_sent_and_a_pasted_command_is_not_run(somebody: Any, folder: Path) -> None:
     there = somebody(program=gated("last, last"))
@@ -463,6 +747,7 @@ def test_a_long_paste_is_one_word_until_it_is_sent_and_a_pasted_command_is_not_r
     assert (folder / "a.txt").exists()
 
 
+@pytest.mark.spec("interfaces:IF71", "interfaces:IF75")
 @pytest.mark.deep
 def test_tab_completes_shift_tab_changes_the_mode_and_ctrl_c_ends_a_command_of_the_person(
     somebody: Any, folder: Path
@@ -476,7 +761,11 @@ def test_tab_completes_shift_tab_changes_the_mode_and_ctrl_c_ends_a_command_of_t
     there.types("\x1b[Z")
     there.sees("mode plan, from the next turn on")
     there.types("/mode\r")
-    there.sees("now: plan")
+    there.sees("now: plan", READY)
+    there.types("\x1b[A\r")  # what was said last
+    there.sees("now: plan", READY)
+    there.types("nonsense\x03/todos\r")  # what is cleared is not said
+    there.sees("there are no todos", READY)
     there.types("!touch began; sleep 60; touch ended\r")
     while not (folder / "began").exists():
         assert there.process.poll() is None
@@ -488,6 +777,7 @@ def test_tab_completes_shift_tab_changes_the_mode_and_ctrl_c_ends_a_command_of_t
     assert 0 == there.leaves()
 
 
+@pytest.mark.spec("interfaces:IF71")
 def test_what_is_kept_of_what_was_said_holds_no_secret(folder: Path) -> None:
     secret = "sk-ant-api03-" + "a1B2" * 23 + "AA"
     _remember(f"My key is {secret}, use it")

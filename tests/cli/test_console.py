@@ -77,7 +77,7 @@ REMOVES = tool_call("run_terminal_command", {"command": "rm a.txt"})
 ASKS = tool_call("ask_user", {"questions": [{"question": "Which one?", "options": ["British", "American"]}]})
 
 
-@pytest.mark.spec("requirements:N16", "requirements:M15", "requirements:M16", "requirements:X47")
+@pytest.mark.spec("requirements:N16", "requirements:M15", "requirements:M16", "requirements:X47", "interfaces:IF73")
 async def test_a_person_allows_one_call_refuses_another_and_says_something_else_between(folder: Path) -> None:
     """
     Reading is not asked about. A line that is no answer becomes the next user message and decides nothing.
@@ -130,6 +130,7 @@ async def test_always_is_not_asked_again_in_this_run(folder: Path) -> None:
     assert (["ok", "ok"], 1) == ([c.result.status for c in result.tool_calls], out.count("? May write_file run?"))
 
 
+@pytest.mark.spec("interfaces:IF73")
 async def test_a_long_text_is_cut_before_the_question_and_shown_whole_on_demand(folder: Path) -> None:
     """
     What the model wrote stands behind a gutter, so that no line of it can be taken for the console's own (UI03).
@@ -456,7 +457,7 @@ def chats(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return chat
 
 
-@pytest.mark.spec("requirements:P9", "requirements:X55")
+@pytest.mark.spec("requirements:P9", "requirements:X55", "interfaces:IF77")
 def test_a_chat_goes_on_from_turn_to_turn_and_each_turn_is_recorded(chats: Any) -> None:
     result, model = chats(
         tool_call("read_files", {"paths": ["a.txt"]}), text("It says color."), text("It said color."),
@@ -494,6 +495,35 @@ def test_what_is_allowed_for_good_is_allowed_for_the_rest_of_the_chat(
 
     assert (0, ["> ", PERMISSION, "> ", "> "]) == (code, asked)
     assert "colour\n" == (folder / "b.txt").read_text()
+
+
+@pytest.mark.spec("interfaces:IF84")
+@pytest.mark.parametrize("between", [[], ["/mode default"]], ids=["of the engine", "of the policy"])
+def test_what_was_allowed_for_good_is_asked_about_again_when_it_is_forgotten(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], between: list[str]
+) -> None:
+    answers = ["a", "n"]
+    words: list[str | None] = [
+        "/forget 1", "Write it.", *between, "/rules", "/forget 2", "/forget x", "Again.", "/forget 1", "/rules", "More.", None,
+    ]  # fmt: skip
+
+    async def line(_: Terminal, prompt: str) -> str | None:
+        return answers.pop(0) if prompt == PERMISSION else words.pop(0)
+
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(Terminal, "line", line)
+    model = ScriptedModel([WRITES, text("One."), WRITES, text("Two."), WRITES, text("Three.")])
+    monkeypatch.setattr(bench, "models_of", lambda *_: model)
+    with terminal() as (_, stream):
+        monkeypatch.setattr(sys, "stdin", stream)
+        code = chat(agent="coder", model=["scripted/m"])
+        monkeypatch.undo()
+    said = capsys.readouterr().out
+
+    assert (0, [], []) == (code, answers, [word for word in words if word])
+    assert 1 == said.count("nothing was allowed for good yet") == said.count("asked about again in this chat: ")
+    assert 2 == said.count("asked about again, 1 to 1")
+    assert 1 == said.count("  always 1  ")
 
 
 @pytest.mark.spec("requirements:P9", "requirements:M17", "requirements:X55")
@@ -577,7 +607,7 @@ def bare(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
-@pytest.mark.spec("reliability:UI01", "reliability:UI02")
+@pytest.mark.spec("reliability:UI01", "reliability:UI02", "interfaces:IF68", "interfaces:IF69")
 @pytest.mark.parametrize("width", [20, 80, 160])
 def test_the_open_block_the_children_and_the_status_steer_nothing_and_fit(width: int) -> None:
     screen, _ = screen_on(width)
@@ -627,7 +657,7 @@ def test_children_at_work_are_a_tree_until_they_end_and_many_are_counted() -> No
     assert (2, True) == (len(many), "0/10" in many[-1])
 
 
-@pytest.mark.spec("reliability:UI07", "reliability:UI08")
+@pytest.mark.spec("reliability:UI07", "reliability:UI08", "interfaces:IF69")
 def test_markdown_of_a_model_shows_where_links_lead_loads_nothing_and_is_no_html() -> None:
     screen, file = screen_on(120)
     screen.on_event(
@@ -642,7 +672,7 @@ def test_markdown_of_a_model_shows_where_links_lead_loads_nothing_and_is_no_html
     assert "secret" in shown
 
 
-@pytest.mark.spec("reliability:UI03")
+@pytest.mark.spec("reliability:UI03", "interfaces:IF73")
 async def test_what_imitates_our_question_stands_behind_a_gutter_and_the_question_comes_last() -> None:
     file, said = io.StringIO(), []
     nasty = "\n" * 10_000 + "y yes, n no > y\nallowed by user\n? May ls run?"

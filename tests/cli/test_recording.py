@@ -240,7 +240,7 @@ def test_a_fork_of_a_recorded_run_is_one_more() -> None:
     assert f"recorded as {entries()[0].stem}" in said.stderr
 
 
-@pytest.mark.spec("requirements:X55", "interfaces:IF97")
+@pytest.mark.spec("requirements:X55", "interfaces:IF97", "interfaces:IF101")
 def test_the_oldest_ended_runs_go_and_what_can_be_gone_on_with_stays() -> None:
     user = Path(os.environ["XDG_CONFIG_HOME"], "stepengine/config.toml")
     user.parent.mkdir(parents=True)

@@ -88,7 +88,7 @@ def test_a_project_is_read_once_per_run_and_a_replay_needs_none(tmp_path: Path) 
     assert 1 == journal.content().count(b'"read_project"')
 
 
-@pytest.mark.spec("requirements:X60", "interfaces:IF88")
+@pytest.mark.spec("requirements:X60", "interfaces:IF88", "interfaces:IF86")
 def test_files_come_from_the_top_to_the_nearest_folder_and_each_text_once(tmp_path: Path, home: Path) -> None:
     top = write(tmp_path, AGENTS_md="top", knowledge_md="known", apps__AGENTS_md="apps", apps__shop__CLAUDE_md="shop")
     write(top, apps__CLAUDE_md="top", apps__shop__lib__AGENTS_md="lib", other__AGENTS_md="elsewhere")
@@ -190,7 +190,7 @@ def test_git_runs_no_program_that_the_repository_names(tmp_path: Path) -> None:
     assert not ran.exists()
 
 
-@pytest.mark.spec("interfaces:IF91")
+@pytest.mark.spec("interfaces:IF91", "interfaces:IF86")
 def test_skills_are_found_in_order_and_bad_heads_are_left_out_with_a_reason(tmp_path: Path, home: Path) -> None:
     skill(tmp_path, "one", "name: one\ndescription: ours\n", under=".stepengine/skills")
     skill(tmp_path, "one", "name: one\ndescription: theirs\n", under=".claude/skills")

@@ -126,14 +126,22 @@ def read_on(server: Server, path: str, got: list[dict[str, Any]], kind: str, *, 
     raise AssertionError(got)
 
 
-@pytest.mark.spec("requirements:X57", "requirements:N5", "requirements:E27")
+@pytest.mark.spec(
+    "requirements:X57",
+    "requirements:N5",
+    "requirements:E27",
+    "interfaces:IF14",
+    "interfaces:IF15",
+    "interfaces:IF16",
+    "interfaces:IF18",
+)
 def test_the_application_of_the_page_loses_no_event_over_reconnects(tmp_path: Path) -> None:
     server, got = Server(tmp_path), list[dict[str, Any]]()
     with server.running():
         status, made = server.ask("POST", "/runs", {"prompt": "Rome"})
         path = f"/runs/{made['run']}"
         asked = read_on(server, path, got, "question_asked", most=3)["question"]["id"]
-        refused = [server.ask("POST", f"{path}/answers", {"q99": "x"})[0]]
+        refused = [server.ask("POST", f"{path}/answers", {asked: "Monday", "q99": "x"})[0]]
         server.ask("POST", f"{path}/answers", {asked: "Friday"})
         call_id = read_on(server, path, got, "tool_started", most=1)["tool_call_id"]
         refused.append(server.ask("POST", f"{path}/tool-results/c99", {"result": "x"})[0])
@@ -156,7 +164,15 @@ def test_the_application_of_the_page_loses_no_event_over_reconnects(tmp_path: Pa
 
 
 @pytest.mark.deep
-@pytest.mark.spec("requirements:X57", "requirements:K10")
+@pytest.mark.spec(
+    "requirements:X57",
+    "requirements:K10",
+    "interfaces:IF14",
+    "interfaces:IF15",
+    "interfaces:IF16",
+    "interfaces:IF17",
+    "interfaces:IF18",
+)
 def test_the_application_goes_on_after_a_kill_with_what_waits_and_what_was_cut_off(tmp_path: Path) -> None:
     server, before = Server(tmp_path), list[dict[str, Any]]()
     with server.running(end=signal.SIGKILL):
@@ -167,6 +183,7 @@ def test_the_application_goes_on_after_a_kill_with_what_waits_and_what_was_cut_o
         assert 202 == server.ask("POST", f"{cancelled}/cancel")[0]
         server.look(cancelled, until="cancelled")
 
+    (tmp_path / "runs" / "damaged.jsonl").write_text("no journal\n")
     with server.running():
         questions = server.look(waiting, until="suspended")["questions"]
         again = server.events(waiting, last_id(before))
@@ -177,6 +194,14 @@ def test_the_application_goes_on_after_a_kill_with_what_waits_and_what_was_cut_o
         assert 202 == server.ask("POST", f"{waiting}/tool-results/{call_id}", {"result": "at nine"})[0]
         seen = server.look(waiting, until="completed")
 
+    journal = tmp_path / "runs" / f"{waiting.rpartition('/')[2]}.jsonl"
+    lines = journal.read_text().splitlines(keepends=True)
+    cut_off = "".join(lines[: next(n for n, line in enumerate(lines) if '"CallTool"' in line)])
+    journal.write_text(cut_off)
+    with server.running():
+        goes_on = any(len(journal.read_text()) > len(cut_off) or time.sleep(0.02) for _ in range(SECONDS * 50))
+
+    assert goes_on, "nobody asked for it, so nothing of it was done"
     assert "Oslo, Monday: at nine" == seen["output"]
     assert again is not None
     for events in (again, after):

@@ -138,10 +138,15 @@ def test_the_pictures_are_made_from_what_they_show() -> None:
 
 
 def test_every_option_of_a_run_is_explained() -> None:
+    more_than = {
+        "StartOptions": options.RunOptions,
+        "StartResumeOptions": options.ResumeOptions,
+        "StartForkOptions": options.ForkOptions,
+    }
     for name in options.__all__:
         kind = getattr(options, name)
         if name.endswith("Options"):
-            inherited = set(options.RunOptions.__annotations__) if name == "StartOptions" else set()
+            inherited = set(more_than[name].__annotations__) if name in more_than else set()
             told = set(re.findall(r"^    (\w+): ", inspect.getdoc(kind) or "", re.MULTILINE))
 
             assert set(kind.__annotations__) - inherited == told, name

@@ -9,12 +9,15 @@ import gc
 import threading
 import tracemalloc
 from collections.abc import Callable
+from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import attrs
 import pytest
 
 from stepengine import (
+    STEP,
     AgentCall,
     AgentDefinition,
     AnswerInput,
@@ -28,19 +31,32 @@ from stepengine import (
     ToolContext,
     ToolResult,
     ToolResultInput,
+    Usage,
     UserInput,
     call,
     map_agents,
     tool,
 )
-from stepengine.data.messages import ToolCallPart
+from stepengine.data.messages import TextPart, ThinkingPart, ToolCallPart
 from stepengine.data.models import ModelReply, ReplyDone, TextChunk, ToolCallChunk, ToolCallStarted
 from stepengine.data.state import RunPhase
-from stepengine.errors import AnswerRejected, InputError, JournalError, StepEngineError, ToolError
-from stepengine.events import EventsDropped, RunFinished, RunStarted, TextCompleted, TextDelta
+from stepengine.errors import AnswerRejected, InputError, JournalError, ModelError, StepEngineError, ToolError
+from stepengine.events import (
+    AgentFinished,
+    EventsDropped,
+    RunFinished,
+    RunStarted,
+    StepFinished,
+    TextCompleted,
+    TextDelta,
+    ThinkingCompleted,
+    ThinkingDelta,
+    TodosChanged,
+)
 from stepengine.journal import MemoryJournal
 from stepengine.sessions import MemorySessions
-from stepengine.testing import ScriptedModel, failure, tool_call, tool_calls
+from stepengine.testing import ScriptedModel, failure, text, tool_call, tool_calls
+from stepengine.tools import control_tools
 
 SECONDS = 20
 LONGER_TEXTS, A_THOUSAND, FIFTY_LONG = 20_000_000, 60_000_000, 6_000_000
@@ -102,7 +118,7 @@ class Slow(ScriptedModel):
 # --- events -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("requirements:X57")
+@pytest.mark.spec("requirements:X57", "interfaces:IF2", "interfaces:IF6")
 async def test_who_comes_at_any_time_gets_every_event_with_the_same_place():
     engine = Engine([plain()], models=ScriptedModel(["Hello."]))
     async with engine.start("a", "go") as handle:
@@ -124,7 +140,7 @@ async def test_who_comes_at_any_time_gets_every_event_with_the_same_place():
     assert f"{handle.epoch}-0" == first[0].id == f"{first[0].to_json()['epoch']}-{first[0].to_json()['index']}"
 
 
-@pytest.mark.spec("requirements:X57")
+@pytest.mark.spec("requirements:X57", "interfaces:IF4", "interfaces:IF6")
 async def test_a_reader_who_comes_in_the_middle_of_a_reply_gets_what_was_said_before():
     model = Slow(*[f"{n} " for n in range(100)])
     async with Engine([plain()], models=model).start("a", "go") as handle:
@@ -143,7 +159,7 @@ async def test_a_reader_who_comes_in_the_middle_of_a_reply_gets_what_was_said_be
     assert sum(isinstance(e, TextDelta) for e in shown[1]) < 60
 
 
-@pytest.mark.spec("requirements:X57")
+@pytest.mark.spec("requirements:X57", "interfaces:IF6")
 @pytest.mark.parametrize("cuts", [1, 3, 7])
 async def test_a_reader_who_loses_the_connection_again_and_again_loses_and_doubles_nothing(cuts):
     model = Slow(*[f"{n} " for n in range(40)])
@@ -169,7 +185,7 @@ async def test_a_reader_who_loses_the_connection_again_and_again_loses_and_doubl
     assert rest[0] == rest[1]
 
 
-@pytest.mark.spec("requirements:X57", "requirements:N7")
+@pytest.mark.spec("requirements:X57", "requirements:N7", "interfaces:IF4", "interfaces:IF6")
 async def test_who_is_too_late_for_the_buffer_is_told_how_much_is_missing():
     def chatty(ctx):
         for number in range(10_100):
@@ -190,7 +206,7 @@ async def test_who_is_too_late_for_the_buffer_is_told_how_much_is_missing():
     assert [e.id for e in late[2:]] == [e.id for e in in_time]
 
 
-@pytest.mark.spec("requirements:X57")
+@pytest.mark.spec("requirements:X57", "interfaces:IF6")
 async def test_an_id_of_another_process_gets_one_notice_and_what_there_is_and_a_wrong_one_is_refused():
     async with Engine([plain()], models=ScriptedModel(["ok"])).start("a", "go") as handle:
         await handle.result()
@@ -215,7 +231,7 @@ async def test_an_id_of_another_process_gets_one_notice_and_what_there_is_and_a_
         assert [] == await all_of(handle.events(after=shown[-1].id))
 
 
-@pytest.mark.spec("requirements:X57", "requirements:O4")
+@pytest.mark.spec("requirements:X57", "requirements:O4", "interfaces:IF2", "interfaces:IF3")
 async def test_an_observer_of_an_engine_can_tell_its_runs_apart_and_children_carry_the_root():
     seen: list[Any] = []
 
@@ -239,7 +255,7 @@ async def test_an_observer_of_an_engine_can_tell_its_runs_apart_and_children_car
     assert len(seen) == sum(e.run_id in {r.state.run_id for r in results} for e in seen)
 
 
-@pytest.mark.spec("requirements:X57")
+@pytest.mark.spec("requirements:X57", "interfaces:IF10")
 async def test_the_deltas_of_two_calls_of_one_tool_carry_the_ids_of_their_calls():
     @tool(in_thread=False)
     def put(key: str) -> str:
@@ -269,15 +285,65 @@ async def test_the_deltas_of_two_calls_of_one_tool_carry_the_ids_of_their_calls(
     assert {call_id: f'{{"key": "{key}"}}' for call_id, key in started.items()} == inputs
 
 
-@pytest.mark.spec("requirements:X57")
+@pytest.mark.spec("requirements:X57", "interfaces:IF5")
 async def test_a_completed_text_belongs_to_the_call_whose_deltas_it_replaces():
-    events = [e async for e in Engine([plain()], models=ScriptedModel(["Hello."])).stream("a", "go")]
-    deltas, whole = ([e for e in events if isinstance(e, kind)] for kind in (TextDelta, TextCompleted))
+    replies = [ModelReply([ThinkingPart("Hm."), TextPart("Hello.")])]
+    events = [e async for e in Engine([plain()], models=ScriptedModel(replies)).stream("a", "go")]
+    for pieces, completed in ((TextDelta, TextCompleted), (ThinkingDelta, ThinkingCompleted)):
+        deltas, whole = ([e for e in events if isinstance(e, kind)] for kind in (pieces, completed))
 
-    assert {(e.path, e.seq) for e in deltas} == {(e.path, e.seq) for e in whole}
+        assert {(e.path, e.seq) for e in deltas} == {(e.path, e.seq) for e in whole} != set()
 
 
-@pytest.mark.spec("requirements:X57", "requirements:K10")
+@pytest.mark.spec("interfaces:IF12", "interfaces:IF34", "requirements:N9")
+async def test_who_watches_is_told_what_children_said_or_why_not_what_was_spent_and_the_todos():
+    def boss(ctx):
+        yield STEP
+        for kid in ("good", "bad"):
+            yield AgentCall(kid, prompt="go")
+
+    todos = [{"task": "look", "completed": False}]
+    agents = [
+        plain("boss", handle_steps=boss, tools=control_tools(), spawnable_agents=["good", "bad"]),
+        plain("good"),
+        plain("bad"),
+    ]
+    used = Usage(input_tokens=10, output_tokens=1)
+    replies = [
+        tool_call("write_todos", {"todos": todos}, usage=used),
+        text("Fine.", usage=used),
+        failure(ModelError("down")),
+    ]
+    engine = Engine(agents, models=ScriptedModel(replies), pricing=lambda *_: Decimal("0.5"))
+    async with engine, engine.start("boss", "go") as handle:
+        events = await all_of(handle.events())
+
+    (changed,) = [e for e in events if isinstance(e, TodosChanged)]
+    assert ("", todos) == (changed.path, changed.to_json()["todos"])
+    (step,) = [e for e in events if isinstance(e, StepFinished) and not e.path]
+    good, bad = [e for e in events if isinstance(e, AgentFinished)]
+    assert (Decimal("0.5"), "0.5") == (step.cost, step.to_json()["cost"])
+    assert ("Fine.", "", Decimal("0.5"), 11) == (good.text, good.error, good.cost, good.usage.total_tokens)
+    assert ("failed", "", True) == (bad.status.value, bad.text, "down" in bad.error)
+
+
+@pytest.mark.spec("interfaces:IF12")
+async def test_who_watches_a_child_that_waits_for_an_answer_is_told_of_no_error():
+    def boss(ctx):
+        yield AgentCall("kid", prompt="go")
+
+    agents = [
+        plain("boss", handle_steps=boss, model=None, spawnable_agents=["kid"]),
+        plain("kid", handle_steps=asks, model=None),
+    ]
+    async with Engine(agents) as engine:
+        handle = engine.start("boss", "go", journal=MemoryJournal())
+        events = await all_of(handle.events())
+
+    assert [("suspended", "")] == [(e.status.value, e.error) for e in events if isinstance(e, AgentFinished)]
+
+
+@pytest.mark.spec("requirements:X57", "requirements:K10", "interfaces:IF2", "interfaces:IF8")
 async def test_a_run_that_is_resumed_in_the_background_shows_only_what_is_new_in_another_epoch():
     def handle_steps(ctx):
         yield Perform(turns)
@@ -298,10 +364,49 @@ async def test_a_run_that_is_resumed_in_the_background_shows_only_what_is_new_in
     assert (handle.run_id, "this") == (first.run_id, (await handle.result()).output)
     assert first.epoch != handle.epoch
     assert ("events_dropped", "epoch", "run_started") == (events[0].type, events[0].reason, events[1].type)
+    assert [False, True] == [started.resumed for started in (before[0], events[1])]
     assert "perform_started" in [e.type for e in before]
     assert not [e for e in events if e.type.startswith("perform")]
     with pytest.raises(JournalError):
         await engine.start_resume(MemoryJournal())
+
+
+@pytest.mark.spec("interfaces:IF8")
+async def test_a_fork_in_the_background_can_be_watched_and_answered():
+    journal = MemoryJournal()
+    async with Engine([plain(handle_steps=asks, model=None)]) as engine:
+        first = await engine.run("a", "go", journal=journal, answers={"Which?": "this"})
+        hasty = await (await engine.start_fork(journal, at=-1)).result()
+        handle = await engine.start_fork(journal, at=-1, wait_for_answers=None)
+        await holds(lambda: handle.questions)
+        handle.answer(handle.questions[0].id, "that")
+        events = await all_of(handle.events())
+
+    assert ("this", "suspended", "that") == (first.output, hasty.status.value, (await handle.result()).output)
+    assert {handle.run_id} == {e.run_id for e in events}
+    assert ("run_started", "run_finished") == (events[0].type, events[-1].type)
+
+
+@pytest.mark.spec("interfaces:IF7", "interfaces:IF8")
+async def test_the_next_question_of_a_run_that_goes_on_waits_as_long_as_was_said():
+    def handle_steps(ctx):
+        first = yield Ask("Which?")
+        second = yield Ask("Why?")
+        return f"{first.value} {second.value}"
+
+    ended = []
+    async with Engine([plain(handle_steps=handle_steps, model=None)]) as engine:
+        for patience, words in ((0, None), (None, "so")):
+            journal = MemoryJournal()
+            await engine.run("a", "go", journal=journal)
+            handle = await engine.start_resume(journal, answers={"Which?": "this"}, wait_for_answers=patience)
+            if words is not None:
+                await holds(partial(getattr, handle, "questions"))
+                handle.answer(handle.questions[0].id, words)
+            async with asyncio.timeout(SECONDS):
+                ended.append(await handle.result())
+
+    assert [("suspended", None), ("completed", "this so")] == [(r.status.value, r.output) for r in ended]
 
 
 # --- questions, tools and what else is sent -----------------------------------------------------------------------------
@@ -312,7 +417,7 @@ def asks(ctx):
     return answer.value
 
 
-@pytest.mark.spec("requirements:K8", "requirements:X57")
+@pytest.mark.spec("requirements:K8", "requirements:X57", "interfaces:IF7")
 async def test_a_page_that_only_watches_keeps_no_question_open_and_who_comes_late_can_still_answer():
     agent = plain(handle_steps=asks, model=None)
     async with Engine([agent]) as engine:
@@ -325,12 +430,35 @@ async def test_a_page_that_only_watches_keeps_no_question_open_and_who_comes_lat
         brief = engine.start("a", "go", wait_for_answers=0.01)
         patient = engine.start("a", "go", journal=MemoryJournal())
         asked = await until(patient, "question_asked", answers=True)
-        ended = [await handle.result() for handle in (recorded, open_ended, brief, patient)]
+        attended = engine.start("a", "go", journal=MemoryJournal())
+        async for event in attended.events(answers=True):
+            if event.type == "question_asked":
+                await turns(10)
+                attended.answer(event.question.id, "so")
+        ended = [await handle.result() for handle in (recorded, open_ended, brief, patient, attended)]
 
-    assert ["suspended", "completed", "suspended", "suspended"] == [r.status.value for r in ended]
+    assert ["suspended", "completed", "suspended", "suspended", "completed"] == [r.status.value for r in ended]
     assert "late" == ended[1].output
     assert isinstance(watched[-1], RunFinished)
     assert asked.question == ended[3].pending_questions[0]
+
+
+@pytest.mark.spec("interfaces:IF9", "requirements:N12")
+async def test_questions_are_answered_and_turns_interrupted_from_any_thread():
+    async def elsewhere(call, *arguments):
+        thread = threading.Thread(target=call, args=arguments)
+        thread.start()
+        await asyncio.to_thread(thread.join)
+
+    async with Engine([plain(handle_steps=asks, model=None)]) as engine:
+        answered, ended = engine.start("a", "go"), engine.start("a", "go")
+        await holds(lambda: answered.questions and ended.questions)
+        await elsewhere(answered.answer, answered.questions[0].id, "here")
+        await elsewhere(ended.interrupt)
+        async with asyncio.timeout(SECONDS):
+            results = [await handle.result() for handle in (answered, ended)]
+
+    assert [("completed", "here"), ("cancelled", None)] == [(r.status.value, r.output) for r in results]
 
 
 @tool(deferred=True, in_thread=False)
@@ -465,7 +593,7 @@ async def test_a_key_for_the_other_side_is_the_same_when_the_call_is_repeated():
 # --- from turn to turn --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("requirements:N4", "requirements:N6", "requirements:N2", "requirements:C19")
+@pytest.mark.spec("requirements:N4", "requirements:N6", "requirements:N2", "requirements:C19", "interfaces:IF9")
 @pytest.mark.parametrize("store", [False, True])
 async def test_a_handle_that_is_kept_open_is_idle_after_a_turn_and_goes_on_with_the_next_input(store):
     model = ScriptedModel(["one", "two", "three"])
@@ -499,7 +627,7 @@ async def test_a_handle_that_is_kept_open_is_idle_after_a_turn_and_goes_on_with_
     assert isinstance(shown[-1], RunFinished)
     assert handle.done
     assert engine.get("s") is None
-    with pytest.raises(StepEngineError, match="has ended and takes no input"):
+    with pytest.raises(StepEngineError, match=r"has ended and takes no input.*previous=result\.state.*start_resume"):
         handle.send_input("late")
 
 
@@ -575,6 +703,7 @@ async def test_what_is_under_way_is_found_listed_and_ended_by_its_id():
         assert RunStatus.CANCELLED is (await two.result()).status
 
 
+@pytest.mark.spec("interfaces:IF9")
 def test_a_start_without_a_loop_says_what_to_do_before_anything_is_made():
     engine = Engine([plain()], models=ScriptedModel(["ok"]))
     with pytest.raises(
@@ -673,7 +802,7 @@ async def crowd(handles: int, chars: int) -> int:
 
 
 @pytest.mark.deep
-@pytest.mark.spec("requirements:N7", "requirements:X57", "reliability:RS09")
+@pytest.mark.spec("requirements:N7", "requirements:X57", "reliability:RS09", "interfaces:IF4")
 async def test_a_thousand_handles_with_a_stuck_reader_each_end_all_and_need_no_more_for_longer_texts():
     little, much, long = await crowd(1_000, 80), await crowd(1_000, 960), await crowd(50, 8_000)
 

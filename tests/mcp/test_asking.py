@@ -48,7 +48,7 @@ def form(field: dict[str, Any], **more: Any) -> dict[str, Any]:
         ({"type": "array", "items": {"type": "string", "enum": ["a", "b", "c"]}}, "a, c", ("a", "b", "c"), ["a", "c"]),
     ],
 )
-@pytest.mark.spec("reliability:MC12")
+@pytest.mark.spec("reliability:MC12", "interfaces:IF64")
 def test_a_field_is_asked_for_by_its_kind(field: Any, said: str, options: Any, value: Any) -> None:
     answer, (question,) = answered(form(field), said)
 
@@ -70,6 +70,7 @@ def test_a_field_that_is_not_required_may_be_left_out() -> None:
     assert {"action": "accept", "content": {}} == answer
 
 
+@pytest.mark.spec("interfaces:IF64")
 def test_a_form_of_many_fields_is_declined_and_nobody_is_asked() -> None:
     fields = {f"f{n}": {"type": "string"} for n in range(11)}
 
@@ -112,7 +113,7 @@ def test_a_form_without_fields_is_a_yes_or_no() -> None:
     assert {"action": "decline"} == answered(empty, "no")[0]
 
 
-@pytest.mark.spec("reliability:MC09")
+@pytest.mark.spec("reliability:MC09", "interfaces:IF64")
 def test_an_address_is_shown_as_text_with_nothing_hidden_in_it() -> None:
     answer, (question,) = answered({"mode": "url", "message": "Sign in", "url": "javascript:x\x1b[2J"}, "done")
 

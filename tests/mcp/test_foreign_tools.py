@@ -58,7 +58,7 @@ async def called(foreign: Foreign, name: str = "look", **options: Any) -> Any:
 # --- definitions that change ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("reliability:MC01")
+@pytest.mark.spec("reliability:MC01", "interfaces:IF60")
 async def test_a_tool_whose_definition_changed_is_left_out_until_the_new_one_is_accepted() -> None:
     foreign = Foreign(described("look"), described("stay"))
     source, seen, lines = source_of(foreign), [], []
@@ -109,6 +109,7 @@ async def test_pins_of_an_earlier_process_hold(tmp_path: Any) -> None:
     assert [] == list(model.calls[0].tools)
 
 
+@pytest.mark.spec("interfaces:IF60")
 async def test_the_order_of_members_is_no_change() -> None:
     one = {"type": "object", "properties": {"a": {"type": "string", "title": "A"}}}
     other = {"properties": {"a": {"title": "A", "type": "string"}}, "type": "object"}
@@ -154,7 +155,7 @@ async def test_tools_of_two_servers_and_of_the_agent_have_names_of_their_own() -
     assert (0, 1) == (len(one.called), len(two.called))
 
 
-@pytest.mark.spec("reliability:MC03")
+@pytest.mark.spec("reliability:MC03", "interfaces:IF61")
 async def test_names_are_made_to_fit_and_two_that_become_one_are_refused_by_both_names() -> None:
     long = "x" * 128
 
@@ -185,6 +186,7 @@ async def test_a_tool_of_the_agent_that_has_the_name_of_a_servers_is_refused() -
     assert "'srv' has a tool 'srv__look', and there is another one of that name" in str(result.error)
 
 
+@pytest.mark.spec("interfaces:IF62")
 @pytest.mark.parametrize(
     ("schema", "kept"),
     [
@@ -209,6 +211,7 @@ def deep(levels: int) -> dict[str, Any]:
     return {"type": "object", "properties": {"a": deep(levels - 1)}} if levels else {"type": "string"}
 
 
+@pytest.mark.spec("interfaces:IF62")
 @pytest.mark.parametrize(
     ("more", "why"),
     [
@@ -237,7 +240,7 @@ async def test_a_tool_that_cannot_be_used_is_left_out_and_the_log_says_why(more:
 LIAR = types.ToolAnnotations(read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False)
 
 
-@pytest.mark.spec("reliability:MC04", "reliability:PM35")
+@pytest.mark.spec("reliability:MC04", "reliability:PM35", "interfaces:IF63")
 @pytest.mark.parametrize(
     ("hints", "trusted", "expected"),
     [
@@ -269,7 +272,7 @@ async def test_a_tool_that_says_it_only_reads_is_denied_in_plan_mode() -> None:
     assert [] == foreign.called
 
 
-@pytest.mark.spec("reliability:MC03")
+@pytest.mark.spec("reliability:MC03", "interfaces:IF63")
 async def test_rules_name_a_servers_tool_as_the_model_does_and_its_category() -> None:
     foreign = Foreign(described("look"), described("touch"))
     policy = Policy([Rule.allow_tool("srv__look"), Rule.deny_category("mcp")], mode="bypass")
@@ -339,7 +342,7 @@ async def test_an_error_of_a_server_is_an_error_result_with_its_text() -> None:
     assert ("error", "no such\\x1b[2J file") == (result.status, result.text)
 
 
-@pytest.mark.spec("reliability:MC10")
+@pytest.mark.spec("reliability:MC10", "interfaces:IF62")
 async def test_structured_content_that_breaks_its_promise_is_an_error_result() -> None:
     promise = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 
@@ -364,6 +367,7 @@ async def test_a_promise_with_an_expression_that_backtracks_for_ever_costs_no_ti
 # --- many tools -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.spec("interfaces:IF65")
 async def test_many_tools_are_searched_and_called_by_name_and_rules_see_the_tool_itself(near: Any) -> None:
     model = ScriptedModel(
         [

@@ -41,7 +41,7 @@ def texts(result: Any) -> list[str]:
 
 
 @PROTOCOLS
-@pytest.mark.spec("reliability:MC12")
+@pytest.mark.spec("reliability:MC12", "interfaces:IF64")
 async def test_what_a_server_asks_becomes_questions_of_the_run_that_name_it(
     near: Any, agent: Any, protocol: str
 ) -> None:
@@ -85,6 +85,7 @@ async def test_a_run_whose_server_asked_replays_without_anybody(near: Any, agent
     assert texts(lived) == texts(again)
 
 
+@pytest.mark.spec("interfaces:IF64")
 async def test_a_question_of_a_server_outlives_the_process_where_the_server_can_go_on(
     near: Any, agent: Any, tmp_path: Any
 ) -> None:
@@ -100,6 +101,7 @@ async def test_a_question_of_a_server_outlives_the_process_where_the_server_can_
     assert ["ordered shoes: 42, no gift"] == texts(third)
 
 
+@pytest.mark.spec("interfaces:IF64")
 async def test_a_server_of_the_old_protocol_does_not_wait_for_the_next_process_and_the_call_says_so(
     near: Any, agent: Any, tmp_path: Any
 ) -> None:

@@ -18,7 +18,7 @@ from stepengine import AgentDefinition, Engine, RunStatus, call
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.events import ToolProgress
 from stepengine.journal import MemoryJournal
-from stepengine.mcp import mcp_tools
+from stepengine.mcp import connection, mcp_tools
 from stepengine.testing import ScriptedModel, tool_call, tool_calls
 
 
@@ -26,7 +26,7 @@ def results(result: Any) -> list[tuple[str, str]]:
     return [(one.result.status, one.result.text) for one in result.tool_calls]
 
 
-@pytest.mark.spec("reliability:MC03")
+@pytest.mark.spec("reliability:MC03", "interfaces:IF61", "interfaces:IF62")
 async def test_a_model_is_shown_the_tools_of_a_server_under_its_name_and_calls_them(
     small: Any, agent: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -53,6 +53,7 @@ async def test_a_handler_calls_a_tool_of_a_server_by_its_name(near: Any, agent: 
     assert 7 == result.unwrap()
 
 
+@pytest.mark.spec("interfaces:IF62")
 async def test_what_a_server_refuses_is_an_error_result(near: Any, agent: Any) -> None:
     model = ScriptedModel([tool_call("small__fail", {}), tool_call("small__add", {"a": "x", "b": 1}), "ok"])
 
@@ -63,7 +64,7 @@ async def test_what_a_server_refuses_is_an_error_result(near: Any, agent: Any) -
     assert ("error", "Invalid parameters for small__add") == (misfit[0], misfit[1][:33])
 
 
-@pytest.mark.spec("reliability:MC05", "reliability:MC14")
+@pytest.mark.spec("reliability:MC05", "reliability:MC14", "interfaces:IF57")
 async def test_a_server_that_dies_in_a_call_gives_an_error_result_and_is_there_again_for_the_next_one(
     small: Any, agent: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,10 +84,11 @@ async def test_a_server_that_dies_in_a_call_gives_an_error_result_and_is_there_a
 
 
 @pytest.mark.deep
-@pytest.mark.spec("reliability:MC05")
+@pytest.mark.spec("reliability:MC05", "interfaces:IF57")
 async def test_a_server_that_dies_a_third_time_in_a_run_is_gone_for_it(
     small: Any, agent: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert (0.5, 2.0) == connection.RESTART_WAITS
     monkeypatch.setattr("stepengine.mcp.connection.RESTART_WAITS", (0.0, 0.0))
     calls = [*[tool_call("small__crash", {}) for _ in range(4)], "ok"]
 
@@ -111,7 +113,7 @@ async def test_a_lost_call_is_sent_again_only_for_a_hint_that_the_caller_trusts(
     assert [expected] == [status for status, _ in results(result)]
 
 
-@pytest.mark.spec("reliability:MC01")
+@pytest.mark.spec("reliability:MC01", "interfaces:IF60")
 async def test_a_journal_replays_without_the_server_and_without_the_package(small: Any, agent: Any) -> None:
     journal = MemoryJournal()
     calls = [tool_call("small__add", {"a": 1, "b": 2}), tool_call("small__crash", {}), "ok"]
@@ -155,6 +157,7 @@ def _ask() -> list[Any]:
     return [ask_user_tool()]
 
 
+@pytest.mark.spec("interfaces:IF56")
 async def test_fifty_calls_at_once_are_answered_each_with_its_own(small: Any, agent: Any) -> None:
     calls = [tool_call("small__add", {"a": n, "b": 0}) for n in range(50)]
     model = ScriptedModel([tool_calls(*calls), "ok"])
@@ -165,6 +168,7 @@ async def test_fifty_calls_at_once_are_answered_each_with_its_own(small: Any, ag
     assert [*range(50)] == [one.result.data for one in result.tool_calls]
 
 
+@pytest.mark.spec("interfaces:IF56")
 async def test_runs_at_once_share_one_server(near: Any, agent: Any) -> None:
     source = near()
     replies = [reply for _ in range(5) for reply in ()]
@@ -182,7 +186,7 @@ def _adding(request: Any) -> Any:
     return "ok" if any(m.role == "tool" for m in request.messages) else tool_call("small__add", {"a": 1, "b": 1})
 
 
-@pytest.mark.spec("reliability:MC13")
+@pytest.mark.spec("reliability:MC13", "interfaces:IF57")
 async def test_a_call_that_is_cancelled_is_cancelled_at_the_server_which_lives_on(
     odd: Any, agent: Any, tmp_path: Path
 ) -> None:
@@ -197,6 +201,7 @@ async def test_a_call_that_is_cancelled_is_cancelled_at_the_server_which_lives_o
     assert "cancelled" == marker.read_text()
 
 
+@pytest.mark.spec("interfaces:IF65")
 async def test_what_a_server_says_of_its_progress_is_shown_as_the_tools(near: Any, agent: Any) -> None:
     shown = []
     model = ScriptedModel([tool_call("small__steps", {"count": 4}), "ok"])
@@ -212,7 +217,7 @@ async def test_what_a_server_says_of_its_progress_is_shown_as_the_tools(near: An
 
 
 @pytest.mark.deep
-@pytest.mark.spec("reliability:MC06")
+@pytest.mark.spec("reliability:MC06", "interfaces:IF55")
 async def test_nothing_of_a_server_is_left_when_the_engine_is_closed(small: Any, agent: Any) -> None:
     model = ScriptedModel([tool_call("small__spawn", {"seconds": 600}), "ok"])
 
@@ -225,6 +230,7 @@ async def test_nothing_of_a_server_is_left_when_the_engine_is_closed(small: Any,
         os.kill(child, 0)
 
 
+@pytest.mark.spec("interfaces:IF55")
 def test_a_synchronous_engine_starts_and_closes_a_server_too(odd: Any, agent: Any) -> None:
     model = ScriptedModel([tool_call("odd__look", {}), "ok"])
 
@@ -271,7 +277,7 @@ async def test_a_server_sees_little_of_the_environment_and_what_its_caller_names
     assert {"PATH", "NAMED"} <= seen
 
 
-@pytest.mark.spec("reliability:MC05")
+@pytest.mark.spec("reliability:MC05", "interfaces:IF59")
 async def test_lines_that_are_no_messages_are_skipped_and_a_flood_on_the_standard_error_is_kept_short(
     odd: Any, agent: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -286,7 +292,7 @@ async def test_lines_that_are_no_messages_are_skipped_and_a_flood_on_the_standar
     assert ("", "") == tuple(capfd.readouterr())
 
 
-@pytest.mark.spec("reliability:MC05")
+@pytest.mark.spec("reliability:MC05", "interfaces:IF58", "interfaces:IF59")
 @pytest.mark.parametrize(
     ("mode", "said"),
     [
@@ -310,6 +316,7 @@ async def test_a_server_that_does_not_come_up_fails_the_run_and_says_why(
     assert said in str(result.error)
 
 
+@pytest.mark.spec("interfaces:IF58")
 async def test_a_program_that_is_not_there_is_said_at_once(agent: Any) -> None:
     source = mcp_tools(["no-such-program-here"], name="small")
 
@@ -319,6 +326,7 @@ async def test_a_program_that_is_not_there_is_said_at_once(agent: Any) -> None:
     assert "the MCP server 'small' did not start: FileNotFoundError" in str(result.error)
 
 
+@pytest.mark.spec("interfaces:IF55")
 async def test_an_engine_may_have_the_source_and_agents_list_it_by_name(near: Any) -> None:
     model = ScriptedModel([tool_call("small__add", {"a": 1, "b": 2}), "ok"])
     worker = AgentDefinition("worker", model="test/model", tools=["small"])
@@ -341,7 +349,7 @@ async def test_a_single_step_has_the_tools_of_a_server_too(near: Any, agent: Any
     assert "3" == step.agent_state.message_history[-1].text
 
 
-@pytest.mark.spec("reliability:MC07")
+@pytest.mark.spec("reliability:MC07", "interfaces:IF55")
 def test_a_server_is_named_in_code_and_never_by_text() -> None:
     with pytest.raises(DefinitionError, match="not the text 'rm -rf /'"):
         mcp_tools("rm -rf /", name="small")
@@ -349,6 +357,7 @@ def test_a_server_is_named_in_code_and_never_by_text() -> None:
         mcp_tools(["x"], name="a__b")
 
 
+@pytest.mark.spec("interfaces:IF55")
 def test_the_package_is_loaded_when_a_server_is_first_needed() -> None:
     code = (
         "import sys; from stepengine.mcp import mcp_tools; from stepengine import AgentDefinition, Engine; "
@@ -366,8 +375,6 @@ def test_a_folder_called_mcp_beside_the_program_is_not_taken_for_the_package(
     """
     Such a folder is found as a package without a file.
     """
-    from stepengine.mcp import connection
-
     (tmp_path / "mcp").mkdir()
     folder = PathFinder.find_spec("mcp", [str(tmp_path)])
     assert folder is not None

@@ -73,6 +73,7 @@ def asking(ctx: Any) -> Any:
     return f"{size} {colour}"
 
 
+@pytest.mark.spec("interfaces:IF66")
 @MODES
 async def test_an_agent_is_a_tool_with_its_prompt_and_its_reply_is_the_result(mode: str) -> None:
     agent = AgentDefinition("code-helper", description="Helps with code.", model="test/model")
@@ -87,6 +88,7 @@ async def test_an_agent_is_a_tool_with_its_prompt_and_its_reply_is_the_result(mo
     assert ("Done.", False) == (said(result), result.is_error)
 
 
+@pytest.mark.spec("interfaces:IF66")
 @MODES
 async def test_what_a_run_asks_is_asked_of_the_client_and_it_goes_on_with_the_answers(mode: str) -> None:
     person = saying(accepted("m"), accepted("red"))
@@ -111,6 +113,7 @@ async def test_an_answer_that_is_none_of_the_options_declines_and_the_run_goes_o
     assert (" red", False) == (said(result), result.is_error)
 
 
+@pytest.mark.spec("interfaces:IF66")
 @MODES
 @pytest.mark.parametrize(
     ("answers", "expected"), [([accepted("yes")], ["a"]), ([{"action": "decline"}], []), (None, [])]
@@ -163,6 +166,7 @@ async def test_a_run_that_fails_or_is_asked_wrongly_is_an_error_result() -> None
     assert "known are: bad, strict" in said(unknown)
 
 
+@pytest.mark.spec("interfaces:IF66")
 async def test_a_state_that_this_server_did_not_give_is_refused() -> None:
     server, engine = served(AgentDefinition("shop", handle_steps=asking), models=ScriptedModel([]))
 
@@ -171,6 +175,26 @@ async def test_a_state_that_this_server_did_not_give_is_refused() -> None:
 
     assert result.is_error
     assert "is not known here any more" in said(result)
+
+
+@pytest.mark.spec("interfaces:IF66")
+async def test_a_run_that_waits_is_gone_on_with_by_a_word_that_nobody_can_guess_and_that_counts_once() -> None:
+    engine = Engine([AgentDefinition("shop", handle_steps=asking)], models=ScriptedModel([]))
+    agents = AgentServer([Offered(engine, engine.agent("shop"))])
+    words: list[str] = []
+    answers = saying(accepted("m"), accepted("red"))
+
+    async def person(ctx: Any, params: Any) -> Any:
+        words.extend(agents._waiting)
+        return await answers(ctx, params)
+
+    async with engine, Client(agents.server, elicitation_callback=person) as client:
+        await client.call_tool("shop", {})
+        again = await client.call_tool("shop", {}, request_state=words[0])
+
+    assert 2 == len(set(words)) == len(words)
+    assert min(map(len, words)) >= 43
+    assert (True, {}) == (again.is_error, agents._waiting)
 
 
 async def test_a_run_whose_caller_gives_up_is_cancelled() -> None:
@@ -239,6 +263,7 @@ def serving(folder: Path, *arguments: str) -> StdioServerParameters:
     )
 
 
+@pytest.mark.spec("interfaces:IF66")
 @pytest.mark.deep
 @MODES
 async def test_the_command_answers_the_packages_client_over_standard_input_and_output(

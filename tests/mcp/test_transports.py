@@ -61,6 +61,7 @@ async def test_a_message_that_is_too_long_ends_the_connection_and_the_run_goes_o
     assert "it sent a message of more than 16 MiB" in text
 
 
+@pytest.mark.spec("interfaces:IF60")
 async def test_a_list_without_end_is_read_only_so_far(odd: Any, agent: Any) -> None:
     model = ScriptedModel(["ok"])
 
@@ -70,7 +71,7 @@ async def test_a_list_without_end_is_read_only_so_far(odd: Any, agent: Any) -> N
     assert 1_000 == len(model.calls[0].tools)
 
 
-@pytest.mark.spec("reliability:MC12")
+@pytest.mark.spec("reliability:MC12", "interfaces:IF65")
 async def test_roots_and_sampling_are_refused_by_default(odd: Any, agent: Any) -> None:
     assert [("ok", "refused, refused")] == await texts(odd("roots"), agent, LOOK)
 
@@ -155,6 +156,7 @@ def served() -> Iterator[tuple[str, Any]]:
         process.wait()
 
 
+@pytest.mark.spec("interfaces:IF56", "interfaces:IF57")
 @pytest.mark.deep
 @pytest.mark.parametrize("protocol", ["auto", "legacy"])
 async def test_a_server_behind_http_is_used_dies_in_a_call_and_is_used_again(

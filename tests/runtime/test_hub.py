@@ -95,7 +95,7 @@ async def test_a_slow_subscriber_loses_deltas_first_and_is_told():
     assert ["a", "b", "c", "d"] == [e.message for e in events if e.type == "notification"]
 
 
-@pytest.mark.spec("reliability:RS09", "reliability:SP16")
+@pytest.mark.spec("reliability:RS09", "reliability:SP16", "interfaces:IF6")
 async def test_who_never_reads_holds_a_bounded_queue_for_the_whole_tree_and_gets_all_text_in_larger_pieces():
     hub = Hub()
     slow = Subscription(hub, limit=100)
@@ -166,7 +166,7 @@ async def test_a_reader_waits_for_events_and_may_leave():
     assert not hub.watched
 
 
-@pytest.mark.spec("reliability:RS10")
+@pytest.mark.spec("reliability:RS10", "interfaces:IF6")
 def test_there_is_a_bound_on_subscribers():
     hub = Hub()
     for _ in range(MAX_SUBSCRIBERS):
@@ -208,6 +208,7 @@ def test_an_observer_is_a_function_or_an_object_with_on_event():
     assert 2 == len(seen)
 
 
+@pytest.mark.spec("interfaces:IF4")
 def test_while_nobody_watches_events_are_not_even_numbered():
     hub = Hub()
     event = note("x")
@@ -277,7 +278,7 @@ def test_the_standard_logger_is_silent_until_it_is_configured(capfd):
     assert ("", "") == capfd.readouterr()
 
 
-@pytest.mark.spec("requirements:X57")
+@pytest.mark.spec("requirements:X57", "interfaces:IF4")
 def test_what_is_kept_for_late_readers_is_bounded_by_its_text_too_and_holds_no_conversations():
     hub = Hub()
     hub.keep()

@@ -18,7 +18,9 @@ from stepengine import (
     call,
     tool,
 )
+from stepengine.data import events as ev
 from stepengine.data.messages import ThinkingPart
+from stepengine.data.state import RunPhase
 from stepengine.errors import ModelError
 from stepengine.events import ToolProgress
 from stepengine.models import ModelReply
@@ -80,3 +82,37 @@ SCENES: dict[str, tuple[str, list[Any]]] = {
     "question": ("asker", ["I will ask."]),
 }
 """By name, an agent and what its model replies."""
+
+TODOS = [{"task": "look", "completed": True}, {"task": "paint", "completed": False}]
+TOLD: tuple[ev.Event, ...] = (
+    ev.Notification(message="half of it"),
+    ev.Compacted(by="x", record=False, tokens_before=9, tokens_after=1, messages_before=9, messages_after=1),
+    ev.ModelRetry(model="m/m", attempt=1, wait=2.0, error="busy"),
+    ev.RateLimited(model="m/m", provider="m", limit="tokens"),
+    ev.Warned(message="slow"),
+    ev.Repeat(tool_name="look", count=3),
+    ev.FollowupsSuggested(followups=[{"prompt": "And now?"}]),
+    ev.EventsDropped(count=3),
+)
+"""Events that a page is told of beside what it shows."""
+UNTOLD: tuple[ev.Event, ...] = (
+    ev.PhaseChanged(phase=RunPhase.EXECUTING_TOOL),
+    ev.ModelStarted(model="m/m"),
+    ev.ModelFinished(model="m/m"),
+    ev.PerformStarted(name="f"),
+    ev.PerformFinished(name="f"),
+    ev.LogLine(level="info", message="x"),
+    ev.HookFailed(point="pre_step", hook="h", error="x"),
+    ev.HandlerNotice(kind="k", message="x"),
+    ev.RunFailed(error="x", kind="k"),
+)
+"""Events that no page is told of, unless it wants to know everything."""
+
+
+async def all_of(*events: ev.Event) -> Any:
+    """
+    Give events as those of one run whose stream breaks off after them.
+    """
+    yield ev.RunStarted(own_id="x", agent_id="boss", run_id="x")
+    for event in events:
+        yield event

@@ -11,13 +11,14 @@ import pytest
 from ag_ui.core import PROTOCOL_VERSION, Event, RunAgentInput
 from pydantic import TypeAdapter
 
-from stepengine import AgentDefinition, Answer, Engine
-from stepengine.ag_ui import ag_ui, answers_of, prompt_of
+from stepengine import AgentDefinition, Answer, Engine, Usage
+from stepengine.ag_ui import CUSTOM, SHOWN, ag_ui, answers_of, prompt_of
 from stepengine.data import events as ev
+from stepengine.data.state import RunStatus
 from stepengine.errors import InputError, StepEngineError
 from stepengine.testing import ScriptedModel
 
-from .scenes import BUSY, SCENES, engine
+from .scenes import BUSY, SCENES, TODOS, TOLD, UNTOLD, all_of, engine
 
 READ = TypeAdapter(Event)
 PAIRS = {
@@ -282,3 +283,81 @@ async def test_text_that_a_reader_missed_is_made_up_for_and_what_was_discarded_i
     assert ["Hello.", "other"] == [text for message, text in texts.items() if message not in gone]
     assert ("c1", 2) == (gone[1], [event["type"] for event in got].count("TOOL_CALL_START"))
     assert ["whole"] == list(joined(got, "REASONING_MESSAGE_CONTENT", "messageId").values())
+
+
+@pytest.mark.spec("interfaces:IF21", "interfaces:IF28", "interfaces:IF32", "interfaces:IF34", "interfaces:IF35")
+async def test_steps_progress_answers_todos_and_files_are_shown_each_in_its_place() -> None:
+    call: dict[str, Any] = {"tool_name": "look", "tool_call_id": "c1"}
+    got = await shown(
+        all_of(
+            ev.StepStarted(step=2, steps_remaining=1),
+            ev.ToolProgress(message="half", percent=50, **call),
+            ev.ToolLog(message="a line", **call),
+            ev.AnswerReceived(question_id="q1", answer="S"),
+            ev.PermissionDecided(decision="allow", **call),
+            ev.TodosChanged(todos=TODOS),
+            ev.AgentSpawned(agent_id="kid", child_path="3"),
+            ev.TodosChanged(path="3", todos=[]),
+            ev.FileChanged(file="a.txt", action="created", **call),
+            ev.StepFinished(step=2, ended_turn=True, usage=Usage()),
+        )
+    )
+
+    assert ["#2", "#2"] == [event["stepName"] for event in got if event["type"].startswith("STEP_")]
+    half, line, mine, childs = [event for event in got if event["type"] == "ACTIVITY_SNAPSHOT"]
+    assert ("stepengine.progress", True, half["messageId"]) == (
+        half["activityType"],
+        half["replace"],
+        line["messageId"],
+    )
+    assert ({"toolCallId": "c1", "message": "half", "percent": 50.0}, "a line") == (
+        half["content"],
+        line["content"]["message"],
+    )
+    assert ("stepengine.todos", True, {"todos": TODOS}) == (mine["activityType"], mine["replace"], mine["content"])
+    assert ("x-3", False) == (childs["subagentRunId"], childs["messageId"] == mine["messageId"])
+    custom = [(event["name"], event["value"]) for event in got if event["type"] == "CUSTOM"]
+    assert [
+        ("stepengine.answer", {"questionId": "q1", "answer": "S"}),
+        ("stepengine.answer", {"toolCallId": "c1", "decision": "allow"}),
+    ] == custom[:2]
+    assert ("stepengine.file_changed", "a.txt", "created") == (
+        custom[2][0],
+        custom[2][1]["file"],
+        custom[2][1]["action"],
+    )
+
+
+@pytest.mark.spec("interfaces:IF36", "interfaces:IF37")
+@pytest.mark.parametrize("verbose", [False, True])
+async def test_what_else_happens_is_told_by_its_name_and_the_engine_s_own_affairs_only_where_that_is_wanted(
+    verbose: bool,
+) -> None:
+    events = [*TOLD, *(UNTOLD if verbose else ())]
+    got = await shown(all_of(*TOLD, *UNTOLD), verbose=verbose)
+
+    assert [f"stepengine.{event.type}" for event in events] == [e["name"] for e in got if e["type"] == "CUSTOM"]
+    assert {"RUN_STARTED", "CUSTOM"} == {event["type"] for event in got}
+    assert "half of it" == next(event["value"]["message"] for event in got if event["type"] == "CUSTOM")
+
+
+def test_every_event_that_there_is_has_its_place_or_is_left_out_on_purpose() -> None:
+    ours = {kind for kind in ev.EVENTS.values() if kind.__module__ == ev.__name__}
+
+    assert {type(event) for event in TOLD} | {ev.FileChanged} == set(CUSTOM)
+    assert ours == {*SHOWN, *CUSTOM, *[type(event) for event in UNTOLD]}
+
+
+@pytest.mark.spec("interfaces:IF33", "interfaces:IF12")
+async def test_a_child_that_fails_says_why() -> None:
+    got = await shown(
+        all_of(
+            ev.AgentSpawned(agent_id="kid", child_path="3"),
+            ev.AgentSpawned(path="3", agent_id="grandkid", child_path="3.1"),
+            ev.AgentFinished(agent_id="kid", child_path="3", status=RunStatus.FAILED, error="the model is down"),
+        )
+    )
+
+    assert ["grandkid ended as failed", "kid ended as failed: the model is down"] == [
+        event["message"] for event in got if event["type"] == "SUBAGENT_ERROR"
+    ]

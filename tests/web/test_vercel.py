@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from stepengine import Answer
+from stepengine import Answer, Question, Usage
 from stepengine.data import events as ev
+from stepengine.data.state import RunStatus
 from stepengine.errors import InputError, StepEngineError
 from stepengine.vercel import answers_of, prompt_of, sse, vercel
 
-from .scenes import BUSY, SCENES, engine
+from .scenes import BUSY, SCENES, TODOS, TOLD, UNTOLD, all_of, engine
 
 
 async def shown(events: Any, **options: Any) -> list[dict[str, Any]]:
@@ -233,3 +234,57 @@ async def test_what_a_handler_returns_is_shown_as_what_a_model_says_is_and_not_t
             if chunk["type"] == "text-delta":
                 parts[chunk["id"]] = parts.get(chunk["id"], "") + chunk["delta"]
         assert texts == list(parts.values())
+
+
+@pytest.mark.spec(
+    "interfaces:IF21", "interfaces:IF28", "interfaces:IF30", "interfaces:IF32", "interfaces:IF34", "interfaces:IF35"
+)
+async def test_steps_progress_approvals_todos_and_files_are_shown_each_in_its_place() -> None:
+    call: dict[str, Any] = {"tool_name": "paint", "tool_call_id": "c1"}
+    chunks = await shown(
+        all_of(
+            ev.StepStarted(step=2, steps_remaining=1),
+            ev.ToolProgress(message="half", percent=50, **call),
+            ev.ToolLog(message="a line", **call),
+            ev.PermissionRequested(
+                question=Question("q1", "May paint run?", tool_name="paint"), input={"what": "x"}, **call
+            ),
+            ev.PermissionDecided(decision="deny", reason="no", **call),
+            ev.TodosChanged(todos=TODOS),
+            ev.TodosChanged(path="3", todos=[]),
+            ev.FileChanged(file="a.txt", action="created", **call),
+            ev.StepFinished(step=2, ended_turn=True, usage=Usage()),
+        )
+    )
+    found: dict[str, list[dict[str, Any]]] = {}
+    for chunk in chunks:
+        found.setdefault(chunk["type"], []).append(chunk)
+
+    assert [1, 1] == [len(found[kind]) for kind in ("start-step", "finish-step")]
+    assert ["half", "a line"] == [chunk["data"]["message"] for chunk in found["data-progress"]]
+    assert {True} == {chunk["transient"] for chunk in found["data-progress"]}
+    (answered,) = found["tool-approval-response"]
+    assert ("q1", False, "no") == (answered["approvalId"], answered["approved"], answered["reason"])
+    mine, childs = found["data-todos"]
+    assert (TODOS, []) == (mine["data"]["todos"], childs["data"]["todos"])
+    assert ("todos-", "todos-3", False) == (mine["id"], childs["id"], "transient" in mine)
+    assert [{"file": "a.txt", "action": "created", "toolCallId": "c1"}] == [
+        c["data"] for c in found["data-file-changed"]
+    ]
+
+
+@pytest.mark.spec("interfaces:IF36", "interfaces:IF37")
+async def test_what_else_happens_is_told_in_passing_and_the_engine_s_own_affairs_are_not() -> None:
+    chunks = await shown(all_of(*TOLD, *UNTOLD))
+
+    assert ["start", *[f"data-{event.type.replace('_', '-')}" for event in TOLD]] == [chunk["type"] for chunk in chunks]
+    assert {True} == {chunk["transient"] for chunk in chunks[1:]}
+
+
+@pytest.mark.spec("interfaces:IF33", "interfaces:IF12")
+async def test_a_child_that_fails_says_why() -> None:
+    failed = ev.AgentFinished(agent_id="kid", child_path="3", status=RunStatus.FAILED, error="the model is down")
+    chunks = await shown(all_of(ev.AgentSpawned(agent_id="kid", child_path="3"), failed))
+
+    assert ["running", "failed"] == [chunk["data"]["status"] for chunk in chunks[1:]]
+    assert "the model is down" == chunks[-1]["data"]["error"]
