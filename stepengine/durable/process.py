@@ -30,6 +30,7 @@ from stepengine.durable.database import (
     queue_name,
     unlocked,
 )
+from stepengine.durable.indexes import made_indexes
 from stepengine.durable.rates import SharedRates
 from stepengine.durable.sessions import Sessions
 from stepengine.durable.steps import DurableRun
@@ -196,6 +197,9 @@ class Process:
             if self._rates is not None:
                 await self._rates.open(self._effects, migrate=self.setting.migrate)
             await self._launch(package)
+            if self.setting.migrate:
+                with away(self.setting.url):
+                    await made_indexes(self._lock)
         except BaseException:
             await self.close(drain=0)
             raise

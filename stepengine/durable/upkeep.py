@@ -18,6 +18,7 @@ import attrs
 from stepengine.durable.database import WORKFLOW, DatabaseAway, plain_connection, url_of
 from stepengine.durable.database import away as gone
 from stepengine.durable.database import migrate as make_tables
+from stepengine.durable.indexes import is_below, made_indexes, of_session, root_of, turn_kind, turn_number
 from stepengine.durable.operate import OVER, Operator, Step
 from stepengine.durable.process import LOCK, ExecutorBusy, lock_name, release_lock
 from stepengine.durable.rates import made_tables
@@ -74,32 +75,31 @@ order by created_at
 """
 CODED = ("workflow_status", "operation_outputs", "notifications", "workflow_events", "streams")
 """The tables with a column that says how a value is written."""
-FINISHED_ROOTS = """
+WORKERS = "select distinct executor_id from dbos.workflow_status where status = 'PENDING' and name = %s and application_name = %s"
+ROOT_SESSION = "(root.attributes->>'session')"
+FINISHED_ROOTS = f"""
 select workflow_uuid from dbos.workflow_status root
-where name = %s and application_name = %s and position('/' in workflow_uuid) = 0
+where name = %s and application_name = %s and position('/' in workflow_uuid) = 0 and workflow_uuid > %s
   and status = any(%s) and coalesce(completed_at, updated_at) < %s
   and not exists (
     select 1 from dbos.workflow_status below
-    where below.workflow_uuid like replace(replace(replace(root.workflow_uuid, '\\', '\\\\'), '%%', '\\%%'), '_', '\\_') || '/%%'
-      and below.status <> all(%s)
+    where {is_below("below.")} and {root_of("below.")} = root.workflow_uuid and below.status <> all(%s)
   )
   and (
     not coalesce(attributes ? 'session', false)
     or exists (
       select 1 from dbos.workflow_status later
-      where later.application_name = root.application_name and later.status = 'SUCCESS'
-        and later.attributes @> jsonb_build_object('session', root.attributes->'session')
-        and (later.attributes->>'turn')::int > (root.attributes->>'turn')::int
+      where {of_session("root.application_name", ROOT_SESSION, "later.")} and {turn_kind("later.")} = 'done'
+        and {turn_number("later.")} > {turn_number("root.")}
     )
     or not exists (
       select 1 from dbos.workflow_status other
-      where other.application_name = root.application_name
-        and other.attributes @> jsonb_build_object('session', root.attributes->'session')
+      where {of_session("root.application_name", ROOT_SESSION, "other.")}
         and (other.status <> all(%s) or coalesce(other.completed_at, other.updated_at) >= %s)
     )
   )
 order by workflow_uuid limit %s
-"""
+"""  # noqa: S608
 
 
 @attrs.frozen
@@ -381,9 +381,9 @@ class Upkeep:
 
     async def _due(self, own: Any, away: dict[str, float], grace: float) -> list[TakenOver]:
         """Take over who has been away for long enough, and note since when the others are."""
-        rows = await _all(own, STATES, WORKFLOW, self._operator.app)
+        rows = await _all(own, WORKERS, WORKFLOW, self._operator.app)
         taken: list[TakenOver] = []
-        for executor in sorted({row[3] for row in rows if row[0] == "PENDING" and row[3]}):
+        for executor in sorted([name for (name,) in rows if name]):
             if await _is_held(own, lock_name(executor)):
                 away.pop(executor, None)
                 continue
@@ -410,19 +410,20 @@ class Upkeep:
         if older_than < 0:
             msg = f"an age is a number of seconds from 0 on, not {older_than!r}"
             raise DefinitionError(msg)
-        before, deleted = int((time.time() - older_than) * 1000), list[str]()
+        before, deleted, last = int((time.time() - older_than) * 1000), list[str](), ""
         async with self._connection() as own:
             while True:
                 limit = 10**9 if dry_run else BATCH
                 over = list(OVER)
                 found = await _all(
-                    own, FINISHED_ROOTS, WORKFLOW, self._operator.app, over, before, over, over, before, limit
+                    own, FINISHED_ROOTS, WORKFLOW, self._operator.app, last, over, before, over, over, before, limit
                 )
                 roots = [row[0] for row in found]
                 deleted += roots
                 if dry_run or not roots:
                     return deleted
                 await self._operator.client.delete_workflows_async(roots, delete_children=True)
+                last = roots[-1]
 
 
 def _is_waiting(steps: Sequence[Step]) -> bool:
@@ -469,4 +470,5 @@ async def migrate(url: str, *, role: str | None = None) -> None:
             await own.execute(
                 "alter table dbos.workflow_status set (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02)"
             )
+            await made_indexes(own)
             await made_tables(own, role=role)
