@@ -15,10 +15,12 @@ import pytest
 
 from stepengine import AgentDefinition, Ask, StepContext, call, tool
 from stepengine.data.state import RunInfo
-from stepengine.durable import DurableEngine, Operator, migrate
+from stepengine.durable import Operator, migrate
 from stepengine.durable.database import plain_connection, quoted
 from stepengine.durable.indexes import made_indexes
 from stepengine.durable.upkeep import FINISHED_ROOTS, WORKERS
+
+from .shared import worker_of
 
 pytestmark = pytest.mark.deep  # each has a database of its own
 
@@ -240,7 +242,7 @@ MANY = AgentDefinition("many", tools=[slow], handle_steps=many)
 
 
 async def test_who_follows_a_run_reads_each_step_once(db: str):
-    async with DurableEngine([MANY], db=db, executor="worker-1", polling=0.05) as worker:
+    async with worker_of([MANY], db) as worker:
         operator, read = worker.operator, Counter[tuple[str, int]]()
         asked = operator.steps
 

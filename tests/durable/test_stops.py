@@ -25,6 +25,8 @@ from stepengine.durable import DurableEngine
 from stepengine.errors import JournalError
 from stepengine.testing import ScriptedModel
 
+from .shared import worker_of
+
 pytestmark = pytest.mark.deep  # each starts workers on a database of its own
 
 told: list[str] = []
@@ -80,7 +82,7 @@ AGENTS = [WORKS, ASKS, SPAWNS]
 
 def engine(db: str) -> DurableEngine:
     told.clear()
-    return DurableEngine(AGENTS, models=ScriptedModel([]), db=db, executor="worker-1", polling=0.05)
+    return worker_of(AGENTS, db)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +196,7 @@ async def test_the_siblings_of_a_child_that_failed_are_given_up(db: str, until):
     told.clear()
     expected = await Engine([GATHERS], models=ScriptedModel([])).run("gathers")
     told.clear()
-    async with DurableEngine([GATHERS], models=ScriptedModel([]), db=db, executor="worker-1", polling=0.05) as worker:
+    async with worker_of([GATHERS], db) as worker:
         result = await worker.run("gathers")
         await until(_has_told("child closed"))
         states = [each.state for each in await worker.operator.tree(result.journal)]
