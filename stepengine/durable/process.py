@@ -39,6 +39,7 @@ from stepengine.engine.launching import Launcher
 from stepengine.errors import DefinitionError, StepEngineError
 from stepengine.journal.fingerprints import definition_fingerprint
 from stepengine.redaction import redactor_for
+from stepengine.runtime.logs import LOGGER
 
 __all__ = ("ExecutorBusy", "Process", "Setting", "release_of")
 
@@ -224,6 +225,8 @@ class Process:
                 with contextlib.suppress(StepEngineError):
                     await self._lock.close()
                     await self._take_lock()
+            except Exception as error:  # noqa: BLE001  (if nobody watched any more, the lock would not be taken again)
+                LOGGER.warning("whether this worker's runs are still its own cannot be looked at: %s", error)
 
     async def _look_at_waiting(self) -> None:
         """End the executions here of runs that were cancelled, or that somebody else has: a wait does not notice that itself."""

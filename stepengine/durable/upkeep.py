@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Any
 
 import attrs
@@ -19,11 +19,12 @@ from stepengine.durable.database import WORKFLOW, DatabaseAway, plain_connection
 from stepengine.durable.database import away as gone
 from stepengine.durable.database import migrate as make_tables
 from stepengine.durable.indexes import is_below, made_indexes, of_session, root_of, turn_kind, turn_number
-from stepengine.durable.operate import OVER, Operator, Step
+from stepengine.durable.operate import OVER, Operator
 from stepengine.durable.process import LOCK, ExecutorBusy, lock_name, release_lock
 from stepengine.durable.rates import made_tables
 from stepengine.durable.steps import ASK, CHILD, SPAWN, kind_of
 from stepengine.errors import DefinitionError
+from stepengine.runtime.logs import LOGGER
 
 __all__ = ("ExecutorView", "Overview", "QueueView", "RateView", "ReleaseView", "TakenOver", "Upkeep", "migrate")
 
@@ -72,6 +73,9 @@ select workflow_uuid from dbos.workflow_status
 where name = %s and application_name = %s and application_version = %s and position('/' in workflow_uuid) = 0
   and status <> all(%s)
 order by created_at
+"""
+LAST_STEP = """
+select function_id, function_name from dbos.operation_outputs where workflow_uuid = %s order by function_id desc limit 1
 """
 CODED = ("workflow_status", "operation_outputs", "notifications", "workflow_events", "streams")
 """The tables with a column that says how a value is written."""
@@ -338,11 +342,11 @@ class Upkeep:
 
     async def _one(self, status: Any, executor: str, *, dry_run: bool) -> TakenOver:
         operator, run = self._operator, status.workflow_id
-        steps = await operator.steps(run)
-        last = max([step.number for step in steps], default=0)
+        # Only the last one: a record may be long, and what somebody else wrote into it keeps no run from going on.
+        (last, name) = next(iter(await operator.rows(LAST_STEP, run)), (0, ""))
         known = (status.attributes or {}).get("takeover", {})
         # One that only waits gets no further however often its workers die of something else.
-        stuck = known.get("step") == last and not _is_waiting(steps)
+        stuck = known.get("step") == last and not _is_waiting(name)
         times = known.get("times", 0) + 1 if stuck else 1
         is_poison = times > POISON_AFTER
         if dry_run:
@@ -383,13 +387,25 @@ class Upkeep:
         """Take over who has been away for long enough, and note since when the others are."""
         rows = await _all(own, WORKERS, WORKFLOW, self._operator.app)
         taken: list[TakenOver] = []
-        for executor in sorted([name for (name,) in rows if name]):
+        having = sorted([name for (name,) in rows if name])
+        # Since when one was away once is nothing for the next time that it is.
+        for executor in away.keys() - having:
+            del away[executor]
+        for executor in having:
             if await _is_held(own, lock_name(executor)):
                 away.pop(executor, None)
                 continue
             if time.monotonic() - away.setdefault(executor, time.monotonic()) >= grace:
-                with contextlib.suppress(ExecutorBusy):  # it came back just now
-                    taken += await self.takeover(executor)
+                try:
+                    with gone(self._operator.url):
+                        taken += await self.takeover(executor)
+                except ExecutorBusy:  # it came back just now
+                    continue
+                except DatabaseAway:
+                    raise
+                except Exception as error:  # noqa: BLE001  (whatever it is, the runs of the others go on)
+                    LOGGER.warning("the runs of %r could not be taken over: %s", executor, error)
+                    away[executor] = time.monotonic()
         return taken
 
     # --- cleaning up --------------------------------------------------------------------------------------------------
@@ -426,11 +442,8 @@ class Upkeep:
                 last = roots[-1]
 
 
-def _is_waiting(steps: Sequence[Step]) -> bool:
-    """Return whether the last that a run recorded is that it waits: for an answer, or for a run below it."""
-    if not steps:
-        return False
-    name = max(steps, key=lambda step: step.number).name
+def _is_waiting(name: str) -> bool:
+    """Return whether a step, the last of a run, says that it waits: for an answer, or for a run below it."""
     return kind_of(name) in (ASK, SPAWN, CHILD) or name.startswith("DBOS.")
 
 

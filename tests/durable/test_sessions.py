@@ -28,6 +28,7 @@ from stepengine import (
 from stepengine.data.state import RunInfo, RunStatus
 from stepengine.durable import DurableEngine, Operator, Upkeep
 from stepengine.durable.database import plain_connection
+from stepengine.durable.messages import WAITING
 from stepengine.errors import AnswerRejected, DataError, InputError, JournalError, ReplayDivergence, SessionError
 from stepengine.journal import FileJournal
 from stepengine.permissions import Policy, Rule
@@ -499,6 +500,35 @@ async def test_a_message_is_not_taken_for_heard_because_its_id_ends_that_of_anot
     assert ["go | left", "go | left | right"] == result.output
 
 
+async def test_a_message_that_was_heard_is_not_read_again(db: str, until, monkeypatch):
+    monkeypatch.setattr("stepengine.durable.messages.LOOK_SECONDS", 0.05)
+    GATES.clear()
+    looks = []
+    async with engine([GATED], db) as worker:
+        run = await worker.submit(GATED, "go")
+        await reached("one", until)
+        asked = worker.operator.rows
+
+        async def rows(statement, *values):
+            found = await asked(statement, *values)
+            if statement == WAITING:
+                looks.append(len(found))
+            return found
+
+        monkeypatch.setattr(worker.operator, "rows", rows)
+        await worker.operator.say(run, "left")
+        await worker.operator.say(run, "right")
+        await heard_by(worker, 2, until)
+        before = len(looks)
+
+        async def looked_again():
+            return len(looks) > before + 3
+
+        await until(looked_again)
+
+    assert 2 == sum(looks)
+
+
 async def test_a_turn_that_is_cancelled_while_its_turn_comes_does_not_begin(db: str):
     async with await Operator.connect(db) as operator, await Operator.connect(db) as other:
         first = await operator.submit("chat", "a", info=RunInfo("s"))
@@ -646,7 +676,7 @@ async def test_a_message_that_an_answer_given_up_front_took_along_is_heard_once(
         async with engine([AGREEING], db, executor="worker-2") as worker:
 
             async def looked():
-                return [run.heard.knows("m::r") for run in worker._process.runs]
+                return ["m::r" in run.heard.known for run in worker._process.runs]
 
             await until(looked, lambda found: found == [True])
             await operator.answer(run, {"Really?": "yes"})

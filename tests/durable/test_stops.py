@@ -164,6 +164,22 @@ def _three_times(ctx):
     return [(yield from call(work, 0.4, "a")), (yield from call(work, 0.01, "b"))]
 
 
+async def test_a_worker_watches_over_its_lock_although_a_look_fails(db: str, until, monkeypatch):
+    looks = []
+
+    async def fails() -> None:
+        looks.append(1)
+        raise RuntimeError("no")
+
+    async with engine(db) as worker:
+        monkeypatch.setattr(worker._process, "_look_at_waiting", fails)
+
+        async def looked():
+            return len(looks)
+
+        await until(looked, lambda count: count > 1)
+
+
 @pytest.mark.spec("durable:U47", "reliability:R6")
 async def test_a_run_that_takes_too_long_ends_by_its_limit(db: str):
     async with engine(db) as worker:
