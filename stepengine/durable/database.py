@@ -27,6 +27,7 @@ __all__ = (
     "connected",
     "embedded",
     "guarded",
+    "lacks_rights",
     "lost_errors",
     "migrate",
     "plain_connection",
@@ -266,6 +267,13 @@ def lost_errors() -> tuple[type[Exception], ...]:
     import psycopg
 
     return (psycopg.OperationalError,)
+
+
+def lacks_rights() -> type[Exception]:
+    """Return the class of what a connection of ``plain_connection`` raises for what its role may not do."""
+    import psycopg
+
+    return psycopg.errors.InsufficientPrivilege
 
 
 def quoted(name: str) -> str:

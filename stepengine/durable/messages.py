@@ -29,6 +29,7 @@ LOOK_SECONDS = 0.5
 WAITING = """
     select destination_uuid, message_uuid, message from dbos.notifications
     where destination_uuid = any(%s) and topic = %s and not consumed and serialization = 'portable_json'
+        and message_uuid <> all(%s)
     order by created_at_epoch_ms, message_uuid
 """
 RECORDED = """
@@ -63,9 +64,10 @@ class Heard:
         self._known: set[str] = set()
         self._waiting: dict[int, tuple[str, UserMessage]] = {}
 
-    def knows(self, key: str) -> bool:
-        """Return whether a message was heard."""
-        return key in self._known
+    @property
+    def known(self) -> Collection[str]:
+        """The messages that were heard."""
+        return self._known
 
     def note(self, key: str) -> None:
         """Take note that a message was heard, and is recorded."""
@@ -114,10 +116,10 @@ async def keep_delivering(database: Database, runs: Callable[[], Collection[List
 
 
 async def _deliver(database: Database, found: Mapping[str, Listening]) -> None:
-    for run, key, said in await database.rows(WAITING, list(found), TOPIC):
+    # They stay in the database: what was heard is not read again at every look.
+    heard = [key for listening in found.values() for key in listening.heard.known]
+    for run, key, said in await database.rows(WAITING, list(found), TOPIC, heard):
         listening = found[run]
-        if listening.heard.knows(key):
-            continue
         if listening.was_replayed and await database.rows(RECORDED, run, key):
             listening.heard.note(key)
             continue

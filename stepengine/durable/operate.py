@@ -11,7 +11,7 @@ import json
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Self
 
@@ -31,6 +31,7 @@ from stepengine.durable.database import (
     queue_name,
     url_of,
 )
+from stepengine.durable.indexes import is_below, root_of
 from stepengine.durable.messages import TOPIC, problem_of
 from stepengine.durable.sessions import Sessions, line_name, meant
 from stepengine.durable.wire import Order, Reply, Seed, answers_form
@@ -48,35 +49,36 @@ UNREAD = """
     select topic, message, message_uuid from dbos.notifications
     where destination_uuid = %s and not consumed and serialization = 'portable_json' order by created_at_epoch_ms
 """
-SIZES = """
-    select workflow_uuid, count(*) from dbos.operation_outputs
-    where workflow_uuid = %s or workflow_uuid like %s group by workflow_uuid
-"""
-LIVING = """
+BELOW = f"select workflow_uuid from dbos.workflow_status where {is_below()} and {root_of()} = %s"  # noqa: S608
+SIZES = (
+    "select workflow_uuid, count(*) from dbos.operation_outputs where workflow_uuid = any(%s) group by workflow_uuid"
+)
+OF_TREE = f"(s.workflow_uuid = %s or ({is_below('s.')} and {root_of('s.')} = %s))"
+LIVING = f"""
     select s.workflow_uuid, s.status,
         count(*) filter (where o.function_name like 'spawn:%%'), count(*) filter (where o.function_name like 'child:%%')
     from dbos.workflow_status s left join dbos.operation_outputs o using (workflow_uuid)
-    where (s.workflow_uuid = %s or s.workflow_uuid like %s) and s.status in ('PENDING', 'ENQUEUED', 'DELAYED')
+    where {OF_TREE} and s.status in ('PENDING', 'ENQUEUED', 'DELAYED')
     group by s.workflow_uuid, s.status
-"""
+"""  # noqa: S608
 """The runs of a tree that have not ended, with how many children they asked for, and of how many they know the end."""
 STATES = "select workflow_uuid, status from dbos.workflow_status where workflow_uuid = any(%s)"
 LOOK_SECONDS = 0.1
 STEPS = """
     select function_id, function_name, output, serialization from dbos.operation_outputs
-    where workflow_uuid = %s order by function_id
+    where workflow_uuid = %s and function_id <> all(%s::int[]) order by function_id
 """
-OPEN = """
+OPEN = f"""
     select o.workflow_uuid, o.output,
         (select array_agg(n.topic) from dbos.notifications n where n.destination_uuid = o.workflow_uuid and not n.consumed)
     from dbos.workflow_status s join dbos.operation_outputs o using (workflow_uuid)
-    where s.status in ('PENDING', 'ENQUEUED') and (s.workflow_uuid = %s or s.workflow_uuid like %s)
+    where s.status in ('PENDING', 'ENQUEUED') and {OF_TREE}
         and o.function_name like 'ask:%%' and o.serialization = 'portable_json'
         and not exists (
             select 1 from dbos.operation_outputs r where r.workflow_uuid = o.workflow_uuid and r.function_id = o.function_id + 1
         )
     order by o.workflow_uuid, o.function_id
-"""
+"""  # noqa: S608
 """
 What a run and those below it ask: a marker that no taken message follows; and the topics of those that were sent and not
 taken yet. The wait for a message draws the number after that of its marker.
@@ -93,11 +95,6 @@ def parent_of(run: str) -> str:
     root, _, path = run.partition("/")
     above = path.rpartition(".")[0]
     return "" if not path else f"{root}/{above}" if above else root
-
-
-def under(root: str) -> str:
-    """Return the pattern of the ids below a root, for ``like``."""
-    return "".join([f"\\{c}" if c in "%_\\" else c for c in root]) + "/%"
 
 
 def check_id(run: str) -> str:
@@ -267,7 +264,7 @@ class _Watch:
                 for run in runs:
                     state = states.get(run)
                     if state is None:
-                        self._tell(run, JournalError(f"there is no run {run!r} in this database"))
+                        self._tell(run, _unknown(run))
                     elif state in OVER:
                         self._tell(run, state)
             await asyncio.sleep(LOOK_SECONDS)
@@ -471,29 +468,35 @@ class Operator:
         """
         found = await self.client.list_workflows_async(workflow_ids=[run], load_input=False, load_output=False)
         if not found:
-            msg = f"there is no run {run!r} in this database"
-            raise JournalError(msg)
+            raise _unknown(run)
         return view_of(found[0])
 
     async def tree(self, root: str) -> list[RunView]:
-        """Return a root run and every run below it, the root first."""
-        found = await self.client.list_workflows_async(
-            workflow_id_prefix=f"{root}/", load_input=False, load_output=False
-        )
-        return [await self.run(root), *[view_of(each) for each in found]]
-
-    async def steps(self, run: str) -> list[Step]:
         """
-        Return the recorded steps of one run in order.
+        Return a root run and every run below it, the root first.
+
+        Raises:
+            JournalError: when there is none of that id.
+        """
+        below = [run for (run,) in await self.rows(BELOW, root)]
+        found = await self.client.list_workflows_async(workflow_ids=[root, *below], load_input=False, load_output=False)
+        views = sorted(map(view_of, found), key=lambda view: view.id != root)
+        if not views or views[0].id != root:
+            raise _unknown(root)
+        return views
+
+    async def steps(self, run: str, known: Collection[int] = ()) -> list[Step]:
+        """
+        Return the recorded steps of one run in order, without those whose numbers are *known*.
 
         Raises:
             JournalCorrupt: when a row is not what stepengine writes.
         """
-        return [_step(run, *row) for row in await self.rows(STEPS, run)]
+        return [_step(run, *row) for row in await self.rows(STEPS, run, list(known))]
 
-    async def sizes(self, root: str) -> dict[str, int]:
-        """Return how many steps are recorded of a run and of those below it, by id."""
-        return {str(run): int(size) for run, size in await self.rows(SIZES, root, under(root))}
+    async def sizes(self, runs: Sequence[str]) -> dict[str, int]:
+        """Return how many steps are recorded of these runs, by id; none of one of which nothing is."""
+        return {str(run): int(size) for run, size in await self.rows(SIZES, list(runs))}
 
     async def waiting(self, root: str) -> list[Waiting]:
         """
@@ -504,7 +507,7 @@ class Operator:
         """
         asked = [
             (Waiting(run=run, seq=form["seq"], questions=tuple(map(restored, form["questions"]))), sent)
-            for run, text, sent in await self.rows(OPEN, root, under(root))
+            for run, text, sent in await self.rows(OPEN, root, root)
             if "questions" in (form := _read(text, f"a question of {run!r}"))
         ]
         return [each for each, sent in asked if each.topic not in (sent or ())]
@@ -515,9 +518,7 @@ class Operator:
         if not asked:
             return []
         asking = {each.run for each in asked}
-        left = {
-            run: (state, spawned - ended) for run, state, spawned, ended in await self.rows(LIVING, root, under(root))
-        }
+        left = {run: (state, spawned - ended) for run, state, spawned, ended in await self.rows(LIVING, root, root)}
         below = Counter([parent_of(run) for run in left])
         goes_on = [
             run
@@ -741,6 +742,10 @@ def view_of(status: Any) -> RunView:
         attempts=status.recovery_attempts or 0,
         attributes=attributes,
     )
+
+
+def _unknown(run: str) -> JournalError:
+    return JournalError(f"there is no run {run!r} in this database")
 
 
 def _by_id(answers: Mapping[str, AnswerLike], open_: Sequence[Waiting]) -> dict[str, AnswerLike]:

@@ -30,6 +30,7 @@ from stepengine.durable.database import (
     queue_name,
     unlocked,
 )
+from stepengine.durable.indexes import made_indexes
 from stepengine.durable.rates import SharedRates
 from stepengine.durable.sessions import Sessions
 from stepengine.durable.steps import DurableRun
@@ -38,6 +39,7 @@ from stepengine.engine.launching import Launcher
 from stepengine.errors import DefinitionError, StepEngineError
 from stepengine.journal.fingerprints import definition_fingerprint
 from stepengine.redaction import redactor_for
+from stepengine.runtime.logs import LOGGER
 
 __all__ = ("ExecutorBusy", "Process", "Setting", "release_of")
 
@@ -196,6 +198,9 @@ class Process:
             if self._rates is not None:
                 await self._rates.open(self._effects, migrate=self.setting.migrate)
             await self._launch(package)
+            if self.setting.migrate:
+                with away(self.setting.url):
+                    await made_indexes(self._lock)
         except BaseException:
             await self.close(drain=0)
             raise
@@ -220,6 +225,8 @@ class Process:
                 with contextlib.suppress(StepEngineError):
                     await self._lock.close()
                     await self._take_lock()
+            except Exception as error:  # noqa: BLE001  (if nobody watched any more, the lock would not be taken again)
+                LOGGER.warning("whether this worker's runs are still its own cannot be looked at: %s", error)
 
     async def _look_at_waiting(self) -> None:
         """End the executions here of runs that were cancelled, or that somebody else has: a wait does not notice that itself."""

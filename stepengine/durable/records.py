@@ -71,6 +71,7 @@ class Archive:
         lookups: What was looked up when runs started, by path.
         runs: The runs, by path.
         sizes: How many steps were recorded when they were read, by run.
+        known: The numbers of those that need not be read again, by run.
         is_begun: Whether it is known what the root goes on from: of a turn not before it is its turn.
     """
 
@@ -79,19 +80,22 @@ class Archive:
     lookups: dict[str, Mapping[str, Any]] = attrs.field(factory=dict)
     runs: dict[str, RunView] = attrs.field(factory=dict)
     sizes: dict[str, int] = attrs.field(factory=dict)
+    known: dict[str, set[int]] = attrs.field(factory=dict)
     is_begun: bool = True
 
     async def refresh(self, operator: Operator) -> None:
         """Take in what was recorded since."""
-        sizes = await operator.sizes(self.order.root)
-        for view in await operator.tree(self.order.root):
+        views = await operator.tree(self.order.root)
+        sizes = await operator.sizes([view.id for view in views])
+        for view in views:
             path = view.id.partition("/")[2]
             self.runs[path] = view
             size = sizes.get(view.id, 0)
             if size != self.sizes.get(view.id, 0):
-                # All of them: of effects that run at once, one with a smaller number may be recorded later.
                 self.sizes[view.id] = size
-                _take(self, path, await operator.steps(view.id))
+                # By their numbers: of effects that run at once, one with a smaller number may be recorded later.
+                known = self.known.setdefault(view.id, set())
+                known |= _take(self, path, await operator.steps(view.id, known))
 
 
 async def archived(operator: Operator, root: str) -> Archive:
@@ -116,8 +120,9 @@ async def archived(operator: Operator, root: str) -> Archive:
     return archive
 
 
-def _take(archive: Archive, path: str, steps: Sequence[Step]) -> None:
-    """Take the steps of one run in, in their order."""
+def _take(archive: Archive, path: str, steps: Sequence[Step]) -> set[int]:
+    """Take the steps of one run in, in their order; return their numbers but for those that are read again: open questions."""
+    taken = {step.number for step in steps}
     received = {step.number: step.form for step in steps if step.name == "DBOS.recv"}
     for step in steps:
         name, form = step.name, step.form
@@ -132,9 +137,11 @@ def _take(archive: Archive, path: str, steps: Sequence[Step]) -> None:
             archive.entries.setdefault((path, form["seq"]), Entry(CHILD if kind == SPAWN else kind, fp))
         elif kind == ASK and "questions" in form:
             said = received.get(step.number + 1)
+            taken -= set() if said is not None else {step.number}
             archive.entries[path, form["seq"]] = Entry(kind, fp, None if said is None else {**form, "said": said})
         elif "seq" in form:
             archive.entries[path, form["seq"]] = Entry(kind, fp, form)
+    return taken
 
 
 def recorded_outcome(form: Mapping[str, Any]) -> Single:

@@ -22,6 +22,7 @@ from stepengine.data.json import freeze
 from stepengine.data.state import RunResult
 from stepengine.data.usage import Usage
 from stepengine.durable.database import DatabaseAway, away, plain_connection, queue_name
+from stepengine.durable.indexes import SESSION, is_turn, of_session, session_key, turn_kind, turn_number
 from stepengine.durable.messages import form_of
 from stepengine.durable.wire import Order, Reply
 from stepengine.errors import AnswerRejected, InputError, JournalError
@@ -37,17 +38,52 @@ LOCK_SECONDS = 0.05
 LOOK_SECONDS = 0.1
 MOST_PAUSE = 1.0
 IDLE_SECONDS = 0.5
+AFTER_ALL = 2**31 - 1
 LOCK = "select pg_try_advisory_lock(hashtextextended(%s, 0))"
 UNLOCK = "select pg_advisory_unlock(hashtextextended(%s, 0))"
 KNOWN = "select 1 from dbos.workflow_status where workflow_uuid = %s"
-TURNS = """
-    select workflow_uuid, status, attributes, queue_name, created_at, updated_at from dbos.workflow_status
+COLUMNS = "workflow_uuid, status, attributes, queue_name, created_at, updated_at"
+KEY = session_key(SESSION)
+OF_SESSION = of_session("asked.app", "asked.session")
+FIRST_IN_LINE = (
+    f"select {KEY} as key, {SESSION} as session from dbos.workflow_status"  # noqa: S608
+    f" where {is_turn()} and application_name = %s and status = 'ENQUEUED' and {turn_kind()} = 'line'"
+)
+TURNS = f"""
+    select {COLUMNS} from dbos.workflow_status
     where application_name = %s and attributes @> jsonb_build_object('session', %s::text)
     order by (attributes->>'turn')::int, workflow_uuid
+"""  # noqa: S608
+EDGES = f"""
+    select turn.* from (select %s::text as app, %s::text as session) asked,
+        unnest(array['line', 'open', 'done', 'gone']) as kinds (kind),
+        lateral (
+            (select {COLUMNS} from dbos.workflow_status
+            where {OF_SESSION} and {turn_kind()} = kind order by {turn_number()}, workflow_uuid limit 2)
+            union all
+            (select {COLUMNS} from dbos.workflow_status
+            where {OF_SESSION} and {turn_kind()} = kind order by {turn_number()} desc, workflow_uuid desc limit 1)
+        ) turn
+"""  # noqa: S608
+"""The first two and the last of each kind of a session's turns, one of them maybe twice: as many of a long session as of a short one."""
+LAST = f"""
+    select workflow_uuid, {turn_number()}
+    from (select %s::text as app, %s::text as session) asked, dbos.workflow_status
+    where {OF_SESSION} and {turn_kind()} = 'done' and {turn_number()} < %s
+    order by {turn_number()} desc, workflow_uuid desc limit 1
+"""  # noqa: S608
+"""The last turn with a result that is before a number."""
+IN_LINE = f"""
+    with recursive waiting as (
+        ({FIRST_IN_LINE} order by 1 limit 1)
+        union all
+        select next.* from waiting, lateral ({FIRST_IN_LINE} and {KEY} > waiting.key order by 1 limit 1) next
+    )
+    select session from waiting
+"""  # noqa: S608
 """
-IN_LINE = """
-    select distinct attributes->>'session' from dbos.workflow_status
-    where queue_name = %s and status = 'ENQUEUED' and application_name = %s
+The sessions with turns in line, each met once however many it has. Of all pools: where no worker of a turn's own lives, it may
+still be the answer that a run of another pool waits for.
 """
 SESSIONS = """
     select distinct on (attributes->>'session')
@@ -85,7 +121,6 @@ class Deployment(Protocol):
     client: Any
     url: str
     app: str
-    pool: str
 
     async def rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         """Return what a statement selects."""
@@ -265,6 +300,10 @@ class Sessions:
         """Return the turns of a session in their order, none for one that is not known; raises ``DatabaseAway``."""
         return [_turn(row) for row in await self._operator.rows(TURNS, self._operator.app, session)]
 
+    async def in_line(self) -> list[str]:
+        """Return the sessions in which a turn waits for another; raises ``DatabaseAway``."""
+        return [session for (session,) in await self._operator.rows(IN_LINE, self._operator.app, self._operator.app)]
+
     async def load(self, session: str) -> Session:
         """
         Return a session as its last turn with a result left it, in the shape in which session stores have theirs.
@@ -276,12 +315,12 @@ class Sessions:
             DatabaseAway: when the database cannot be reached.
             SessionError: when the id is none.
         """
-        turns = await self.turns(check_id(session))
+        turns = await self._edges(check_id(session))
         empty = Session(info=SessionInfo(session_id=session))
         if not turns:
             return empty
         under_way = next((turn for turn in turns if turn.blocks and not turn.is_in_line), None)
-        _, form = await self._result_of(reversed(turns))
+        _, form = await self.last(session)
         info = attrs.evolve(
             empty.info,
             agent_id=turns[-1].agent,
@@ -305,22 +344,22 @@ class Sessions:
 
     async def rules(self, session: str) -> tuple[Mapping[str, Any], ...]:
         """Return the rules that people made in a session by allowing something for good, as policy files have them."""
-        _, form = await self._result_of(reversed(await self.turns(session)))
+        _, form = await self.last(session)
         return () if form is None else tuple(form["session"]["rules"])
 
-    async def last(self, session: str, before: int) -> tuple[str | None, Mapping[str, Any] | None]:
+    async def last(self, session: str, before: int = AFTER_ALL) -> tuple[str | None, Mapping[str, Any] | None]:
         """Return the run and the stored result of the last turn with one whose number is lower than *before*."""
-        turns = await self.turns(session)
-        return await self._result_of(reversed([turn for turn in turns if turn.number < before]))
-
-    async def _result_of(self, turns: Any) -> tuple[str | None, Mapping[str, Any] | None]:
-        for turn in turns:
-            if turn.state != "SUCCESS":
-                continue
-            found = await self._operator.client.list_workflows_async(workflow_ids=[turn.run], load_input=False)
+        while rows := await self._operator.rows(LAST, self._operator.app, session, before):
+            ((run, before),) = rows
+            found = await self._operator.client.list_workflows_async(workflow_ids=[run], load_input=False)
             if found:
-                return turn.run, found[0].output
+                return run, found[0].output
         return None, None
+
+    async def _edges(self, session: str) -> list[TurnView]:
+        """Return of a session's turns what says whose turn it is: the first and the last of each kind, in their order."""
+        rows = await self._operator.rows(EDGES, self._operator.app, session)
+        return sorted({row[0]: _turn(row) for row in rows}.values(), key=lambda turn: turn.place)
 
     # --- submitting ---------------------------------------------------------------------------------------------------
 
@@ -340,7 +379,7 @@ class Sessions:
             raise InputError(msg, issues=("session_id",))
         async with self._locked(session):
             if not await operator.rows(KNOWN, order.root):
-                number = 1 + max([turn.number for turn in await self.turns(session)], default=0)
+                number = 1 + max([turn.number for turn in await self._edges(session)], default=0)
                 await operator.enqueue(
                     attrs.evolve(order, turn=number),
                     release=release,
@@ -355,17 +394,17 @@ class Sessions:
     # --- whose turn it is ---------------------------------------------------------------------------------------------
 
     async def keep_moving(self) -> None:
-        """Let turns of this pool begin when it is theirs, until this is cancelled; a database that is away is waited for."""
+        """Let turns begin when it is theirs, until this is cancelled; a database that is away is waited for."""
         pause = IDLE_SECONDS
         while True:
             try:
-                waiting = await self._operator.rows(IN_LINE, line_name(self._operator.pool), self._operator.app)
+                waiting = await self.in_line()
             except Exception as error:  # noqa: BLE001  (if nobody looked any more, no turn would begin)
                 if not isinstance(error, DatabaseAway):
                     LOGGER.warning("whose turn it is in sessions cannot be looked at: %s", error)
                 waiting = []
                 await asyncio.sleep(MOST_PAUSE)
-            moved = [await self._tried(session) for (session,) in waiting]
+            moved = [await self._tried(session) for session in waiting]
             if any(moved):
                 pause = LOOK_SECONDS
             elif waiting:
@@ -400,7 +439,7 @@ class Sessions:
 
     async def _move(self, session: str) -> _Move | None:
         """Return what can be done for the first turn in line; ``None`` while it has to wait."""
-        turns = await self.turns(session)
+        turns = await self._edges(session)
         first = next((turn for turn in turns if turn.is_in_line), None)
         if first is None:
             return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Any
 
 import attrs
@@ -18,11 +18,13 @@ import attrs
 from stepengine.durable.database import WORKFLOW, DatabaseAway, plain_connection, url_of
 from stepengine.durable.database import away as gone
 from stepengine.durable.database import migrate as make_tables
-from stepengine.durable.operate import OVER, Operator, Step
+from stepengine.durable.indexes import is_below, made_indexes, of_session, root_of, turn_kind, turn_number
+from stepengine.durable.operate import OVER, Operator
 from stepengine.durable.process import LOCK, ExecutorBusy, lock_name, release_lock
 from stepengine.durable.rates import made_tables
 from stepengine.durable.steps import ASK, CHILD, SPAWN, kind_of
 from stepengine.errors import DefinitionError
+from stepengine.runtime.logs import LOGGER
 
 __all__ = ("ExecutorView", "Overview", "QueueView", "RateView", "ReleaseView", "TakenOver", "Upkeep", "migrate")
 
@@ -72,34 +74,36 @@ where name = %s and application_name = %s and application_version = %s and posit
   and status <> all(%s)
 order by created_at
 """
+LAST_STEP = """
+select function_id, function_name from dbos.operation_outputs where workflow_uuid = %s order by function_id desc limit 1
+"""
 CODED = ("workflow_status", "operation_outputs", "notifications", "workflow_events", "streams")
 """The tables with a column that says how a value is written."""
-FINISHED_ROOTS = """
+WORKERS = "select distinct executor_id from dbos.workflow_status where status = 'PENDING' and name = %s and application_name = %s"
+ROOT_SESSION = "(root.attributes->>'session')"
+FINISHED_ROOTS = f"""
 select workflow_uuid from dbos.workflow_status root
-where name = %s and application_name = %s and position('/' in workflow_uuid) = 0
+where name = %s and application_name = %s and position('/' in workflow_uuid) = 0 and workflow_uuid > %s
   and status = any(%s) and coalesce(completed_at, updated_at) < %s
   and not exists (
     select 1 from dbos.workflow_status below
-    where below.workflow_uuid like replace(replace(replace(root.workflow_uuid, '\\', '\\\\'), '%%', '\\%%'), '_', '\\_') || '/%%'
-      and below.status <> all(%s)
+    where {is_below("below.")} and {root_of("below.")} = root.workflow_uuid and below.status <> all(%s)
   )
   and (
     not coalesce(attributes ? 'session', false)
     or exists (
       select 1 from dbos.workflow_status later
-      where later.application_name = root.application_name and later.status = 'SUCCESS'
-        and later.attributes @> jsonb_build_object('session', root.attributes->'session')
-        and (later.attributes->>'turn')::int > (root.attributes->>'turn')::int
+      where {of_session("root.application_name", ROOT_SESSION, "later.")} and {turn_kind("later.")} = 'done'
+        and {turn_number("later.")} > {turn_number("root.")}
     )
     or not exists (
       select 1 from dbos.workflow_status other
-      where other.application_name = root.application_name
-        and other.attributes @> jsonb_build_object('session', root.attributes->'session')
+      where {of_session("root.application_name", ROOT_SESSION, "other.")}
         and (other.status <> all(%s) or coalesce(other.completed_at, other.updated_at) >= %s)
     )
   )
 order by workflow_uuid limit %s
-"""
+"""  # noqa: S608
 
 
 @attrs.frozen
@@ -338,11 +342,11 @@ class Upkeep:
 
     async def _one(self, status: Any, executor: str, *, dry_run: bool) -> TakenOver:
         operator, run = self._operator, status.workflow_id
-        steps = await operator.steps(run)
-        last = max([step.number for step in steps], default=0)
+        # Only the last one: a record may be long, and what somebody else wrote into it keeps no run from going on.
+        (last, name) = next(iter(await operator.rows(LAST_STEP, run)), (0, ""))
         known = (status.attributes or {}).get("takeover", {})
         # One that only waits gets no further however often its workers die of something else.
-        stuck = known.get("step") == last and not _is_waiting(steps)
+        stuck = known.get("step") == last and not _is_waiting(name)
         times = known.get("times", 0) + 1 if stuck else 1
         is_poison = times > POISON_AFTER
         if dry_run:
@@ -381,15 +385,27 @@ class Upkeep:
 
     async def _due(self, own: Any, away: dict[str, float], grace: float) -> list[TakenOver]:
         """Take over who has been away for long enough, and note since when the others are."""
-        rows = await _all(own, STATES, WORKFLOW, self._operator.app)
+        rows = await _all(own, WORKERS, WORKFLOW, self._operator.app)
         taken: list[TakenOver] = []
-        for executor in sorted({row[3] for row in rows if row[0] == "PENDING" and row[3]}):
+        having = sorted([name for (name,) in rows if name])
+        # Since when one was away once is nothing for the next time that it is.
+        for executor in away.keys() - having:
+            del away[executor]
+        for executor in having:
             if await _is_held(own, lock_name(executor)):
                 away.pop(executor, None)
                 continue
             if time.monotonic() - away.setdefault(executor, time.monotonic()) >= grace:
-                with contextlib.suppress(ExecutorBusy):  # it came back just now
-                    taken += await self.takeover(executor)
+                try:
+                    with gone(self._operator.url):
+                        taken += await self.takeover(executor)
+                except ExecutorBusy:  # it came back just now
+                    continue
+                except DatabaseAway:
+                    raise
+                except Exception as error:  # noqa: BLE001  (whatever it is, the runs of the others go on)
+                    LOGGER.warning("the runs of %r could not be taken over: %s", executor, error)
+                    away[executor] = time.monotonic()
         return taken
 
     # --- cleaning up --------------------------------------------------------------------------------------------------
@@ -410,26 +426,24 @@ class Upkeep:
         if older_than < 0:
             msg = f"an age is a number of seconds from 0 on, not {older_than!r}"
             raise DefinitionError(msg)
-        before, deleted = int((time.time() - older_than) * 1000), list[str]()
+        before, deleted, last = int((time.time() - older_than) * 1000), list[str](), ""
         async with self._connection() as own:
             while True:
                 limit = 10**9 if dry_run else BATCH
                 over = list(OVER)
                 found = await _all(
-                    own, FINISHED_ROOTS, WORKFLOW, self._operator.app, over, before, over, over, before, limit
+                    own, FINISHED_ROOTS, WORKFLOW, self._operator.app, last, over, before, over, over, before, limit
                 )
                 roots = [row[0] for row in found]
                 deleted += roots
                 if dry_run or not roots:
                     return deleted
                 await self._operator.client.delete_workflows_async(roots, delete_children=True)
+                last = roots[-1]
 
 
-def _is_waiting(steps: Sequence[Step]) -> bool:
-    """Return whether the last that a run recorded is that it waits: for an answer, or for a run below it."""
-    if not steps:
-        return False
-    name = max(steps, key=lambda step: step.number).name
+def _is_waiting(name: str) -> bool:
+    """Return whether a step, the last of a run, says that it waits: for an answer, or for a run below it."""
     return kind_of(name) in (ASK, SPAWN, CHILD) or name.startswith("DBOS.")
 
 
@@ -469,4 +483,5 @@ async def migrate(url: str, *, role: str | None = None) -> None:
             await own.execute(
                 "alter table dbos.workflow_status set (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02)"
             )
+            await made_indexes(own)
             await made_tables(own, role=role)

@@ -21,7 +21,7 @@ from stepengine.data.models import (
 from stepengine.data.server_tools import CodeExecution, FileSearch, ServerTool, UrlContext, WebSearch
 from stepengine.models._reading import Timeouts
 from stepengine.models.anthropic import AnthropicProvider
-from stepengine.models.base import ModelInfo, ModelRef, Provider, ProviderSettings
+from stepengine.models.base import BatchMember, ModelInfo, ModelRef, Provider, ProviderSettings
 from stepengine.models.batches import Batched
 from stepengine.models.clouds import BedrockProvider, FoundryProvider, VertexProvider
 from stepengine.models.files import Files, UploadedFile, file_part
@@ -35,6 +35,7 @@ from stepengine.models.routing import fallback
 __all__ = (
     "PRESETS",
     "AnthropicProvider",
+    "BatchMember",
     "Batched",
     "BedrockProvider",
     "CitationPart",

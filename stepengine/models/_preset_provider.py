@@ -22,7 +22,7 @@ from stepengine.models._access import (
 )
 from stepengine.models._http import NO_KEY, HttpProvider
 from stepengine.models._reading import Timeouts
-from stepengine.models.base import ProviderSettings
+from stepengine.models.base import BatchMember, ProviderSettings
 from stepengine.models.keys import Credentials, Secret, base_url_for, first_set, printable
 from stepengine.models.presets import preset_of
 
@@ -157,19 +157,18 @@ class PresetProvider(HttpProvider):
             await super().delete_file(file_id)
         await self._on_files(lambda at: at.files.delete(file_id, extra_headers=self._headers))
 
-    def batch_group(self, request: ModelRequest) -> str:
+    def batch_member(self, request: ModelRequest) -> BatchMember:
         """
-        Return what requests of a batch share: the model.
+        Return *request* as it stands in a batch; what requests of one share is the model.
 
         Raises:
             ModelError: when nothing is known of batches of the service, or the request cannot be sent.
         """
         if not self._preset.takes_batches:
-            return super().batch_group(request)
-        self._in_batch(request)
-        return request.model
+            return super().batch_member(request)
+        return BatchMember(request, request.model, self._in_batch(request).content)
 
-    async def submit_batch(self, requests: Mapping[str, ModelRequest]) -> str:
+    async def submit_batch(self, members: Mapping[str, BatchMember]) -> str:
         """
         Upload requests as a file, have them done within 24 hours, and return the id of their batch.
 
@@ -178,9 +177,8 @@ class PresetProvider(HttpProvider):
         """
         url = f"/v1{self.path}"
         lines = [
-            b'{"custom_id":"%s","method":"POST","url":"%s","body":%s}\n'
-            % (name.encode(), url.encode(), self._in_batch(request).content)
-            for name, request in requests.items()
+            b'{"custom_id":"%s","method":"POST","url":"%s","body":%s}\n' % (name.encode(), url.encode(), member.content)
+            for name, member in members.items()
         ]
         file = ("batch.jsonl", b"".join(lines), "application/jsonl")
         made = await self._on_files(lambda to: to.files.create(file=file, purpose="batch", extra_headers=self._headers))

@@ -36,7 +36,7 @@ from stepengine.data.models import (
 from stepengine.errors import ModelError
 from stepengine.models.keys import Secret, account_of, first_set
 
-__all__ = ("ModelInfo", "ModelRef", "Provider", "ProviderSettings", "deltas_of")
+__all__ = ("BatchMember", "ModelInfo", "ModelRef", "Provider", "ProviderSettings", "deltas_of")
 
 
 @attrs.frozen
@@ -72,6 +72,22 @@ class ModelInfo:
     max_output: int | None = None
     thinking: tuple[str, ...] | None = attrs.field(default=None, kw_only=True)
     efforts: tuple[str, ...] | None = attrs.field(default=None, kw_only=True)
+
+
+@attrs.frozen
+class BatchMember:
+    """
+    A request as it stands in a batch.
+
+    Attributes:
+        request: The request.
+        group: What all requests of one batch share, such as the model.
+        content: What the provider sends of it, in whatever form it wants it back.
+    """
+
+    request: ModelRequest
+    group: str
+    content: Any
 
 
 @attrs.frozen(kw_only=True)
@@ -230,9 +246,9 @@ class Provider(ABC):
         msg = f"{self.name} holds no files, so {file_id!r} cannot be deleted there"
         raise ModelError(msg, kind="unsupported_part")
 
-    def batch_group(self, request: ModelRequest) -> str:
+    def batch_member(self, request: ModelRequest) -> BatchMember:
         """
-        Return what all requests of a batch share with *request*; ``Batched`` asks this and the three methods that follow.
+        Return *request* as it stands in a batch; ``Batched`` asks this, once for a call, and the three methods that follow.
 
         Raises:
             ModelError: when the provider takes no batches, as by default, or the request by itself cannot be sent: what
@@ -241,12 +257,12 @@ class Provider(ABC):
         msg = f"{self.name} takes no batches; anthropic, openai and google do"
         raise ModelError(msg, kind="settings")
 
-    async def submit_batch(self, requests: Mapping[str, ModelRequest]) -> str:
+    async def submit_batch(self, members: Mapping[str, BatchMember]) -> str:
         """
         Send requests of one group together and return the id of their batch.
 
         Args:
-            requests: At most 10,000 requests, each by a name of at most 64 letters, digits and hyphens.
+            members: At most 10,000 requests, as ``batch_member`` made them, each by a name of at most 64 letters, digits and hyphens.
 
         Raises:
             ModelError: when they are not taken.

@@ -25,7 +25,7 @@ from stepengine.data.codec import bare
 from stepengine.data.json import canonical
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.errors import DataError, MissingKey, ModelError
-from stepengine.models.base import ModelInfo, Provider, ProviderSettings
+from stepengine.models.base import BatchMember, ModelInfo, Provider, ProviderSettings
 
 __all__ = ("Batched",)
 
@@ -47,10 +47,15 @@ NOT_LET_IN = frozenset({401, 403})
 
 @attrs.define(eq=False)
 class _Waiting:
-    """A call that waits: what it asks, what it is known again by, where its reply goes, since when, and the batch that it is in."""
+    """
+    A call that waits.
+
+    It is what is asked, how it stands in a batch until it is in one, what it is known again by, its size, where its reply goes,
+    since when, and the batch that it is in.
+    """
 
     request: ModelRequest
-    group: str
+    member: BatchMember | None
     print: str
     size: int
     reply: asyncio.Future[ModelReply]
@@ -73,7 +78,7 @@ class Batched(Provider):
 
     Args:
         provider: What is asked: ``AnthropicProvider``, ``OpenAIProvider``, ``OpenAIChatProvider`` for OpenAI itself,
-            ``GoogleProvider``, or one of yours that has ``batch_group``, ``submit_batch``, ``batch_results`` and
+            ``GoogleProvider``, or one of yours that has ``batch_member``, ``submit_batch``, ``batch_results`` and
             ``batch_reply``.
         file: Where batches that are out are written down; used by one process at a time.
         wait: Seconds that a call waits for others.
@@ -133,7 +138,7 @@ class Batched(Provider):
             ModelError: when it takes no batches.
         """
         self._inner.check(model)
-        self._inner.batch_group(ModelRequest(model))
+        self._inner.batch_member(ModelRequest(model))
 
     async def count_tokens(self, request: ModelRequest) -> int | None:
         """Return how many tokens the provider counts in *request*, at once."""
@@ -159,7 +164,7 @@ class Batched(Provider):
             DataError: when another process uses the file.
             ModelError: when there is no reply.
         """
-        group = self._inner.batch_group(request)
+        member = self._inner.batch_member(request)
         out, loop = self._opened(), asyncio.get_running_loop()
         if self._loop is not loop:
             if self._waiting and self._loop is not None and not self._loop.is_closed():
@@ -175,7 +180,9 @@ class Batched(Provider):
             f"call-{secrets.token_hex(8)}",
             "",
         )
-        waiting = _Waiting(request, group, print_, len(text), loop.create_future(), loop.time(), batch)
+        waiting = _Waiting(
+            request, None if batch else member, print_, len(text), loop.create_future(), loop.time(), batch
+        )
         calls[name] = waiting
         self._came.set()
         if self._work is None or self._work.done():
@@ -274,8 +281,8 @@ class Batched(Provider):
         """Return the calls that go out now, a batch each."""
         groups: dict[str, dict[str, _Waiting]] = {}
         for name, each in waiting.items():
-            if not each.batch and not each.reply.done():
-                groups.setdefault(each.group, {})[name] = each
+            if each.member is not None and not each.reply.done():
+                groups.setdefault(each.member.group, {})[name] = each
         due: list[dict[str, _Waiting]] = []
         for calls in groups.values():
             part, size = dict[str, _Waiting](), 0
@@ -298,12 +305,14 @@ class Batched(Provider):
 
     async def _submit(self, calls: Mapping[str, _Waiting]) -> None:
         try:
-            batch = await self._inner.submit_batch({name: each.request for name, each in calls.items()})
+            members = {name: each.member for name, each in calls.items() if each.member is not None}
+            batch = await self._inner.submit_batch(members)
         except Exception as error:  # noqa: BLE001 - whatever it is, those who wait are told
             _fail(calls, error)
             return
         for each in calls.values():
-            each.batch = batch
+            # What was sent would take its room for as long as the batch takes.
+            each.batch, each.member = batch, None
         logger.info("%s has a batch of %d calls: %s", self.name, len(calls), batch)
         try:
             self._opened().note(batch, {name: each.print for name, each in calls.items()})

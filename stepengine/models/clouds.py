@@ -37,7 +37,7 @@ from stepengine.models._http import NO_KEY, Body, HttpProvider
 from stepengine.models._reading import Exchange, Timeouts
 from stepengine.models.anthropic import AnthropicProvider
 from stepengine.models.anthropic.request import Site
-from stepengine.models.base import ModelInfo, Provider, ProviderSettings
+from stepengine.models.base import BatchMember, ModelInfo, Provider, ProviderSettings
 from stepengine.models.google import GoogleProvider, sending
 from stepengine.models.keys import Credentials, Secret, account_of, base_url_for, given_to, usable_variables
 from stepengine.models.openai import OpenAIProvider
@@ -65,14 +65,14 @@ MULTI_REGIONS = frozenset({"us", "eu"})
 class _WithoutFiles(HttpProvider):
     """A provider of a wire that elsewhere holds files and takes batches, and does not here."""
 
-    def batch_group(self, request: ModelRequest) -> str:
+    def batch_member(self, request: ModelRequest) -> BatchMember:
         """
         Refuse the batch: nothing there takes any.
 
         Raises:
             ModelError: always.
         """
-        return Provider.batch_group(self, request)
+        return Provider.batch_member(self, request)
 
     async def upload(self, data: bytes, *, mime_type: str, name: str = "", expires_in: int | None = None) -> str:
         """

@@ -10,12 +10,15 @@ import re
 import select
 import subprocess
 import termios
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, TypeVar
 
 READY = "(ready for a paste)"
 """What prompt_toolkit and readline tell a terminal when they begin to read."""
 SECONDS = 30
+P = TypeVar("P", bound="Person")
 CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]")
 
 
@@ -60,6 +63,24 @@ class Person:
         except OSError:
             pass
         return self.process.wait(SECONDS)
+
+
+@contextmanager
+def people(sits: Callable[..., P]) -> Iterator[Callable[..., P]]:
+    """
+    Give what seats somebody, as *sits* does; whoever is still there at the end leaves.
+    """
+    here: list[P] = []
+
+    def seated(*arguments: Any, **more: Any) -> P:
+        here.append(sits(*arguments, **more))
+        return here[-1]
+
+    yield seated
+    for one in here:
+        one.process.kill()
+        one.process.wait()
+        os.close(one.keyboard)
 
 
 def take_terminal() -> None:

@@ -4,11 +4,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from decimal import Decimal
 from typing import Any
 
@@ -23,7 +19,7 @@ from stepengine.errors import ModelError, TruncatedReply
 from stepengine.models import Provider
 from stepengine.testing import ScriptedModel, failure, text
 from tests.faults.scripts import CHAT
-from tests.faults.server import FaultServer, fault_server, json_answer, sse
+from tests.faults.server import json_answer, served, sse
 
 MODEL = "test/m"
 
@@ -142,30 +138,6 @@ def test_what_cannot_be_asked_is_wrong_usage(arguments: list[str], said: str) ->
 
     assert (2, "") == (result.exit_code, result.stdout)
     assert said in result.stderr
-
-
-@contextmanager
-def served(*answers: Any) -> Iterator[FaultServer]:
-    """
-    Run a server in a loop of its own, since the command has one too.
-    """
-    ready: list[FaultServer] = []
-    up, done = threading.Event(), threading.Event()
-
-    async def serve() -> None:
-        async with fault_server(*answers) as server:
-            ready.append(server)
-            up.set()
-            await asyncio.to_thread(done.wait)
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
-    thread.start()
-    up.wait()
-    try:
-        yield ready[0]
-    finally:
-        done.set()
-        thread.join()
 
 
 def test_a_server_that_speaks_chat_completions_is_asked_once_and_streams() -> None:

@@ -7,12 +7,12 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import os
 import re
 import signal
 import sys
 import termios
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -41,7 +41,7 @@ from stepengine.data.usage import Usage
 from stepengine.runtime.handle import RunHandle
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
 
-from .terminal import READY, Person
+from .terminal import READY, Person, people
 
 WRITES = tool_call("write_file", {"path": "b.txt", "content": "colour\n"})
 REAL_MODELS = bench.models_of
@@ -548,17 +548,8 @@ class Somebody(Person):
 
 @pytest.fixture
 def somebody(folder: Path) -> Iterator[Any]:
-    here: list[Somebody] = []
-
-    def sits(*arguments: str, **variables: Any) -> Somebody:
-        here.append(Somebody(folder, *arguments, **variables))
-        return here[-1]
-
-    yield sits
-    for one in here:
-        one.process.kill()
-        one.process.wait()
-        os.close(one.keyboard)
+    with people(partial(Somebody, folder)) as sits:
+        yield sits
 
 
 @pytest.mark.deep
@@ -628,6 +619,7 @@ def test_a_plain_chat_shows_what_was_said_as_it_is_and_redraws_nothing(
 
 GATED = """
 import asyncio, sys
+from functools import partial
 from pathlib import Path
 from stepengine.cli import bench, main
 from stepengine.testing import ScriptedModel, text, tool_call

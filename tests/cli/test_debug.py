@@ -10,6 +10,7 @@ import select
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from stepengine.context import summarize
 from stepengine.journal import FileJournal, diff
 from stepengine.testing import ScriptedModel, text
 
-from .terminal import Person
+from .terminal import Person, people
 
 PROGRAM = [sys.executable, "-m", "stepengine.cli"]
 AGENT = '''
@@ -392,17 +393,8 @@ class Terminal(Person):
 
 @pytest.fixture
 def terminal(folder: Path) -> Iterator[Any]:
-    here: list[Terminal] = []
-
-    def sits(*arguments: str) -> Terminal:
-        here.append(Terminal(folder, *arguments))
-        return here[-1]
-
-    yield sits
-    for each in here:
-        each.process.kill()
-        each.process.wait()
-        os.close(each.keyboard)
+    with people(partial(Terminal, folder)) as sits:
+        yield sits
 
 
 @pytest.mark.deep

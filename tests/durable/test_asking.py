@@ -13,23 +13,14 @@ from pathlib import Path
 import pytest
 
 from stepengine import AgentCall, AgentDefinition, Ask, Engine, Parallel, StepContext, ToolCall, call, tool
-from stepengine.durable import DurableEngine, Operator
+from stepengine.durable import Operator
 from stepengine.errors import AnswerRejected, JournalError, ToolError
 from stepengine.permissions import Policy, Rule
 from stepengine.testing import ScriptedModel, text, tool_call
 
+from .shared import wipe, worker_of
+
 pytestmark = pytest.mark.deep  # each starts workers on a database of its own
-
-
-@tool
-async def wipe(disk: str) -> str:
-    """
-    Wipe a disk.
-
-    Args:
-        disk: Which one.
-    """
-    return f"wiped {disk}"
 
 
 def asks(ctx: StepContext):
@@ -52,13 +43,9 @@ TWICE = AgentDefinition("twice", tools=[wipe], handle_steps=asks_twice)
 PARENT = AgentDefinition("parent", spawnable_agents=[ASKS], handle_steps=spawns)
 
 
-def engine(agents, db: str, **options) -> DurableEngine:
-    return DurableEngine(agents, db=db, executor="worker-1", polling=0.05, **{"models": ScriptedModel([]), **options})
-
-
 @pytest.mark.spec("durable:U6", "durable:U16", "durable:U37", "durable:UT11")
 async def test_a_question_is_answered_from_elsewhere(db: str):
-    async with engine([ASKS], db) as worker:
+    async with worker_of([ASKS], db) as worker:
         waiting = await worker.run(ASKS, "")
         async with await Operator.connect(db) as operator:
             await operator.answer(waiting.journal, {"How large?": "large"})
@@ -70,7 +57,7 @@ async def test_a_question_is_answered_from_elsewhere(db: str):
 
 @pytest.mark.spec("durable:U6", "durable:UT11")
 async def test_an_answer_that_is_none_is_refused_and_nothing_is_sent(db: str):
-    async with engine([ASKS], db) as worker:
+    async with worker_of([ASKS], db) as worker:
         waiting = await worker.run(ASKS, "")
         key = waiting.pending_questions[0].id
         for wrong in ({"nothing": "large"}, {key: "enormous"}):
@@ -89,7 +76,7 @@ async def test_an_answer_that_is_none_is_refused_and_nothing_is_sent(db: str):
 
 @pytest.mark.spec("durable:U20", "durable:UT11")
 async def test_questions_that_are_asked_together_are_answered_in_any_order(db: str, until):
-    async with engine([TWICE], db) as worker:
+    async with worker_of([TWICE], db) as worker:
         handle = worker.start(TWICE, "")
         run = await handle.id()
         waiting = await until(handle.questions, lambda asked: len(asked) == 2)
@@ -104,7 +91,7 @@ async def test_questions_that_are_asked_together_are_answered_in_any_order(db: s
 
 @pytest.mark.spec("durable:U5", "durable:U37")
 async def test_a_childs_question_is_answered_through_its_root(db: str):
-    async with engine([PARENT], db) as worker:
+    async with worker_of([PARENT], db) as worker:
         waiting = await worker.run(PARENT, "")
         result = await worker.resume(waiting.journal, answers={"How large?": "large"})
 
@@ -113,7 +100,7 @@ async def test_a_childs_question_is_answered_through_its_root(db: str):
 
 @pytest.mark.spec("durable:U37")
 async def test_answers_given_up_front_keep_a_run_from_waiting(db: str):
-    async with engine([ASKS], db) as worker:
+    async with worker_of([ASKS], db) as worker:
         result = await worker.run(ASKS, "", answers={"How large?": "small"})
 
     assert {"size": "small"} == result.output
@@ -124,7 +111,7 @@ async def test_a_permission_is_given_from_elsewhere(db: str):
     agent = AgentDefinition("cleaner", model="test/model", tools=[wipe])
     policy = Policy(rules=[Rule.ask_for_tool("wipe")])
     script = ScriptedModel([tool_call("wipe", {"disk": "b"}), text("done")])
-    async with engine([agent], db, models=script, permissions=policy) as worker:
+    async with worker_of([agent], db, models=script, permissions=policy) as worker:
         waiting = await worker.run(agent, "clean up")
         result = await worker.resume(waiting.journal, answers={waiting.pending_questions[0].id: True})
 
@@ -135,7 +122,7 @@ async def test_a_permission_is_given_from_elsewhere(db: str):
 
 @pytest.mark.spec("durable:UF10", "durable:U37")
 async def test_an_answer_that_is_sent_while_nobody_works_is_there_when_somebody_does(db: str):
-    async with engine([ASKS], db) as worker:
+    async with worker_of([ASKS], db) as worker:
         run = (await worker.run(ASKS, "")).journal
     async with await Operator.connect(db) as operator:
         await operator.answer(run, {"How large?": "large"})
@@ -147,7 +134,7 @@ async def test_an_answer_that_is_sent_while_nobody_works_is_there_when_somebody_
         }
         await operator.client.send_async(run, other, "ask::0", idempotency_key=f"{run}:0")
         assert [reply] == await sent(operator, run)
-        async with engine([ASKS], db) as worker:
+        async with worker_of([ASKS], db) as worker:
             result = await worker.result(run, waits=True)
 
     assert {"size": "large"} == result.output
@@ -185,9 +172,9 @@ def catches(ctx: StepContext):
 async def test_a_failure_that_was_recorded_is_thrown_again_as_what_it_was(db: str):
     agent = AgentDefinition("catches", tools=[fail], handle_steps=catches)
     alone = await Engine([agent], models=ScriptedModel([])).run(agent, "", answers={"How large?": "small"})
-    async with engine([agent], db) as worker:
+    async with worker_of([agent], db) as worker:
         run = (await worker.run(agent, "")).journal
-    async with engine([agent], db) as worker:
+    async with worker_of([agent], db) as worker:
         result = await worker.resume(run, answers={"How large?": "small"})
         steps = await worker.operator.rows("select error from dbos.operation_outputs where workflow_uuid = %s", run)
 
@@ -200,7 +187,7 @@ async def test_a_failure_that_was_recorded_is_thrown_again_as_what_it_was(db: st
 @pytest.mark.deep
 @pytest.mark.spec("durable:UT18", "durable:UF11", "durable:U21", "durable:UT11")
 async def test_five_hundred_runs_wait_and_are_answered_at_once(db: str, until):
-    async with engine([ASKS], db) as worker:
+    async with worker_of([ASKS], db) as worker:
         await worker.run(ASKS, "", answers={"How large?": "small"})
 
         async def waiting():

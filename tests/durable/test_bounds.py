@@ -34,6 +34,8 @@ from stepengine.errors import DefinitionError, InputError, JournalCorrupt, StepE
 from stepengine.models import ModelReply
 from stepengine.testing import ScriptedModel
 
+from .shared import worker_of
+
 pytestmark = pytest.mark.deep  # each starts workers on a database of its own
 
 psycopg = pytest.importorskip("psycopg", reason="needs the extra 'durable'")
@@ -79,9 +81,7 @@ def printed(code: str) -> str:
 
 
 def engine(agents, db: str, **options) -> DurableEngine:
-    return DurableEngine(
-        agents, db=db, polling=0.05, **{"models": ScriptedModel([]), "executor": "worker-1", "pricing": None, **options}
-    )
+    return worker_of(agents, db, pricing=None, **options)
 
 
 def replies() -> ScriptedModel:

@@ -20,7 +20,8 @@ from stepengine import AgentCall, AgentDefinition, Ask, Perform, StepContext, to
 from stepengine import call as called
 from stepengine.durable import DurableEngine, Operator, migrate
 from stepengine.errors import StepEngineError
-from stepengine.testing import ScriptedModel
+
+from .shared import worker_of
 
 pytestmark = pytest.mark.deep  # each starts workers on a database of its own
 
@@ -62,8 +63,7 @@ MIXED = AgentDefinition("mixed", tools=[fire], spawnable_agents=[COUNTING], hand
 
 
 def engine(db: str, **options) -> DurableEngine:
-    given = {"executor": "worker-1", "polling": 0.05, **options}
-    return DurableEngine([COUNTING, MIXED], models=ScriptedModel([]), db=db, **given)
+    return worker_of([COUNTING, MIXED], db, **options)
 
 
 @contextmanager

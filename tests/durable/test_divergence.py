@@ -6,26 +6,14 @@ from __future__ import annotations
 
 import pytest
 
-from stepengine import STEP, AgentCall, AgentDefinition, Ask, Parallel, Perform, StepContext, call, tool
+from stepengine import STEP, AgentCall, AgentDefinition, Ask, Parallel, Perform, StepContext, call
 from stepengine.durable import DurableEngine
 from stepengine.errors import ReplayDivergence
 from stepengine.testing import ScriptedModel, text
 
+from .shared import DONE, note, worker_of
+
 pytestmark = pytest.mark.deep  # each starts workers on a database of its own
-
-done: list[str] = []
-
-
-@tool
-async def note(name: str) -> str:
-    """
-    Note something.
-
-    Args:
-        name: What.
-    """
-    done.append(name)
-    return name
 
 
 def asks(ctx: StepContext):
@@ -121,9 +109,7 @@ def engine(handler, db: str) -> DurableEngine:
         handle_steps=handler,
     )
     # The same release on purpose: somebody forgot that an edit makes a new one.
-    return DurableEngine(
-        [agent], models=ScriptedModel([text("said")] * 9), db=db, executor="worker-1", polling=0.05, release="r1"
-    )
+    return worker_of([agent], db, models=ScriptedModel([text("said")] * 9), release="r1")
 
 
 @pytest.mark.parametrize("edit", EDITS, ids=lambda edit: getattr(edit, "__name__", None))
@@ -139,14 +125,14 @@ def engine(handler, db: str) -> DurableEngine:
     "reliability:R13",
 )
 async def test_an_edited_handler_stops_where_it_differs_and_goes_on_as_it_was(db: str, edit):
-    done.clear()
+    DONE.clear()
     async with engine(original, db) as worker:
         run = (await worker.run("parent", "")).journal
-    before = list(done)
+    before = list(DONE)
     async with engine(edit, db) as worker:
         with pytest.raises(ReplayDivergence) as raised:
             await worker.result(run, waits=True)
-    performed = done[len(before) :]
+    performed = DONE[len(before) :]
     async with engine(original, db) as worker:
         await worker.operator.retry(run)
         waiting = await worker.result(run)
@@ -156,7 +142,7 @@ async def test_an_edited_handler_stops_where_it_differs_and_goes_on_as_it_was(db
     assert edit is early_return or f"{__file__}:" in str(raised.value)
     assert f"run {run!r}" in str(raised.value)
     assert "end" == result.output
-    assert [*before, "last"] == done
+    assert [*before, "last"] == DONE
 
 
 @pytest.mark.deep

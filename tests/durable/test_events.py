@@ -6,25 +6,15 @@ from __future__ import annotations
 
 import pytest
 
-from stepengine import STEP, AgentCall, AgentDefinition, Ask, Engine, StepContext, call, tool
+from stepengine import STEP, AgentCall, AgentDefinition, Ask, Engine, StepContext, call
 from stepengine.durable import DurableEngine
 from stepengine.errors import JournalError
 from stepengine.events import RunFinished, ToolFinished
 from stepengine.testing import ScriptedModel, text, tool_call
 
+from .shared import add, worker_of
+
 pytestmark = pytest.mark.deep  # each starts workers on a database of its own
-
-
-@tool
-async def add(a: int, b: int) -> int:
-    """
-    Add two numbers.
-
-    Args:
-        a: The first.
-        b: The second.
-    """
-    return a + b
 
 
 def child_steps(ctx: StepContext):
@@ -60,7 +50,7 @@ async def test_events_follow_a_run_of_another_process(db: str):
         event async for event in Engine([AGENT], models=model()).stream(AGENT, "go", answers={"How large?": "l"})
     ]
     options = {"db": db, "release": "r1"}
-    async with DurableEngine([AGENT], models=model(), executor="worker-1", polling=0.05, **options) as worker:
+    async with worker_of([AGENT], models=model(), **options) as worker:
         watcher = await DurableEngine([AGENT], models=ScriptedModel([]), works=False, **options).open()
         events, answered = [], False
         async for event in watcher.stream(AGENT, "go"):
@@ -86,7 +76,7 @@ async def the_only(worker) -> str:
 
 @pytest.mark.spec("durable:U44", "durable:U26")
 async def test_leaving_a_stream_cancels_its_run(db: str, until):
-    async with DurableEngine([AGENT], models=model(), db=db, executor="worker-1", polling=0.05) as worker:
+    async with worker_of([AGENT], db, models=model()) as worker:
         events = worker.stream(AGENT, "go")
         async for event in events:
             if isinstance(event, ToolFinished):

@@ -8,27 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from stepengine import STEP, AgentCall, AgentDefinition, Ask, Engine, Parallel, RunStatus, StepContext, call, tool
+from stepengine import STEP, AgentCall, AgentDefinition, Ask, Engine, Parallel, RunStatus, StepContext, call
 from stepengine.durable import DurableEngine
 from stepengine.errors import JournalError, ReplayDivergence
 from stepengine.journal import MemoryJournal
 from stepengine.testing import ScriptedModel, text
 
+from .shared import DONE, note, worker_of
+
 pytestmark = pytest.mark.deep  # each starts workers on a database of its own
-
-done: list[str] = []
-
-
-@tool
-async def note(name: str) -> str:
-    """
-    Note something.
-
-    Args:
-        name: What.
-    """
-    done.append(name)
-    return name
 
 
 class Today:
@@ -83,7 +71,7 @@ def agent(handler=steps) -> AgentDefinition:
 
 def durable(db: str, *replies: str, handler=steps) -> DurableEngine:
     script = ScriptedModel([text(reply) for reply in replies])
-    return DurableEngine([agent(handler)], models=script, db=db, executor="worker-1", polling=0.05)
+    return worker_of([agent(handler)], db, models=script)
 
 
 def in_process(*replies: str) -> Engine:
@@ -92,11 +80,11 @@ def in_process(*replies: str) -> Engine:
 
 @pytest.mark.spec("durable:U42", "durable:UT21")
 async def test_a_run_goes_on_in_the_database_where_its_journal_ends(db: str, tmp_path: Path):
-    done.clear()
+    DONE.clear()
     file = tmp_path / "run.jsonl"
     waiting = await in_process("one").run("parent", "", journal=file)
     answers = {question.id: question.text[-2] for question in waiting.pending_questions}
-    before = list(done)
+    before = list(DONE)
     async with durable(db, "two") as worker:
         run = await worker.continued(file)
         asked = await worker.result(run)
@@ -110,21 +98,21 @@ async def test_a_run_goes_on_in_the_database_where_its_journal_ends(db: str, tmp
     assert expected.output == result.output == replayed.output
     assert expected.usage == result.usage
     # The two children go on in any order; nothing that was recorded is done again.
-    assert sorted([*before, "a after", "b after", "last"]) == sorted(done[: len(before) + 3])
+    assert sorted([*before, "a after", "b after", "last"]) == sorted(DONE[: len(before) + 3])
 
 
 @pytest.mark.spec("durable:U42", "durable:UT21")
 async def test_a_run_goes_on_in_a_process_where_the_database_ends(db: str, tmp_path: Path):
-    done.clear()
+    DONE.clear()
     async with durable(db, "one") as worker:
         waiting = await worker.run("parent", "")
         await worker.export(waiting.journal, tmp_path / "run.jsonl")
-    before = list(done)
+    before = list(DONE)
     answers = {question.id: "x" for question in waiting.pending_questions}
     result = await in_process("two").resume(tmp_path / "run.jsonl", answers=answers)
 
     assert ["quick child", "one", [["a", "x"], ["b", "x"]], "two"] == result.output[:4]
-    assert sorted([*before, "a after", "b after", "last"]) == sorted(done)
+    assert sorted([*before, "a after", "b after", "last"]) == sorted(DONE)
 
 
 @pytest.mark.spec("durable:U42")

@@ -25,6 +25,8 @@ from stepengine.errors import DefinitionError, StepEngineError
 from stepengine.models import Models
 from stepengine.testing import ScriptedModel, text
 
+from .shared import worker_of
+
 pytestmark = pytest.mark.deep  # each starts workers on a database of its own
 
 psycopg = pytest.importorskip("psycopg", reason="needs the extra 'durable'")
@@ -435,8 +437,9 @@ async def test_without_a_limit_nothing_is_written(db: str):
 
 def engine(db: str, **options) -> DurableEngine:
     models = Models({"test": ScriptedModel([text("hi")] * 50)})
-    given = {"executor": "rates-1", "polling": 0.05, "release": "1", "pricing": None, **options}
-    return DurableEngine([ASKS, HOLDS], models=models, db=db, **given)
+    return worker_of(
+        [ASKS, HOLDS], db, **{"models": models, "executor": "rates-1", "release": "1", "pricing": None, **options}
+    )
 
 
 def holds(ctx: StepContext):

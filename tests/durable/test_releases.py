@@ -10,7 +10,8 @@ import pytest
 
 from stepengine import AgentDefinition, Ask, StepContext
 from stepengine.durable import DurableEngine
-from stepengine.testing import ScriptedModel
+
+from .shared import worker_of
 
 pytestmark = pytest.mark.deep  # each starts workers on a database of its own
 
@@ -35,7 +36,7 @@ def noted(ctx: StepContext):
 
 def engine(db: str, handler, **options) -> DurableEngine:
     agent = AgentDefinition("agent", handle_steps=handler)
-    return DurableEngine([agent], models=ScriptedModel([]), db=db, executor="worker-1", polling=0.05, **options)
+    return worker_of([agent], db, **options)
 
 
 @pytest.mark.deep

@@ -27,6 +27,8 @@ from stepengine.errors import AnswerRejected, DefinitionError, JournalError, Too
 from stepengine.events import Warned
 from stepengine.models import ModelReply, Provider
 
+from .shared import worker_of
+
 pytestmark = pytest.mark.deep  # each starts workers on a database of its own
 
 psycopg = pytest.importorskip("psycopg", reason="needs the extra 'durable'")
@@ -67,8 +69,7 @@ SAYS = AgentDefinition("says", model="test/m", handle_steps=says)
 
 
 def engine(agents, db: str, models=None, **options) -> DurableEngine:
-    given = {"executor": "worker-1", "polling": 0.05, "pricing": None, "release": "1", **options}
-    return DurableEngine(agents, models=models or Slow(), db=db, **given)
+    return worker_of(agents, db, **{"models": models or Slow(), "pricing": None, "release": "1", **options})
 
 
 @pytest.mark.spec("durable:U43", "reliability:I4")

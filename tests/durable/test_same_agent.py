@@ -9,24 +9,13 @@ from pathlib import Path
 import attrs
 import pytest
 
-from stepengine import STEP, AgentCall, AgentDefinition, Engine, Parallel, Perform, StepContext, ToolCall, call, tool
+from stepengine import STEP, AgentCall, AgentDefinition, Engine, Parallel, Perform, StepContext, ToolCall, call
 from stepengine.data.state import ChildResult
-from stepengine.durable import DurableEngine
 from stepengine.journal import MemoryJournal, diff
 from stepengine.journal.fingerprints import Fingerprints
 from stepengine.testing import ScriptedModel, text, tool_call
 
-
-@tool
-async def add(a: int, b: int) -> int:
-    """
-    Add two numbers.
-
-    Args:
-        a: The first.
-        b: The second.
-    """
-    return a + b
+from .shared import add, worker_of
 
 
 def measured(folder: str) -> int:
@@ -82,7 +71,7 @@ def comparable(result):
 async def test_a_durable_run_ends_as_one_in_the_process_does(db: str):
     expected = await Engine([AGENT], models=model()).run(AGENT, "go")
 
-    async with DurableEngine([AGENT], models=model(), db=db, executor="worker-1", polling=0.05) as engine:
+    async with worker_of([AGENT], db, models=model()) as engine:
         actual = await engine.run(AGENT, "go")
 
     assert expected.error is None
@@ -118,7 +107,7 @@ async def test_the_journal_of_a_durable_run_is_that_of_one_in_the_process(db: st
         if intent.kind == "intent":
             intent.fp = intent.fp or Fingerprints(embedded.redactor).of(intent.effect)
 
-    async with DurableEngine([AGENT], models=model(), db=db, executor="worker-1", polling=0.05) as engine:
+    async with worker_of([AGENT], db, models=model()) as engine:
         result = await engine.run(AGENT, "go")
         exported = await engine.export(result.journal, tmp_path / "run.jsonl")
     again = MemoryJournal(exported.lines())

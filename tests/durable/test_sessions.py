@@ -5,6 +5,9 @@ Sessions whose turns are durable runs: submitted from anywhere, executed by whic
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -25,11 +28,14 @@ from stepengine import (
 from stepengine.data.state import RunInfo, RunStatus
 from stepengine.durable import DurableEngine, Operator, Upkeep
 from stepengine.durable.database import plain_connection
+from stepengine.durable.messages import WAITING
 from stepengine.errors import AnswerRejected, DataError, InputError, JournalError, ReplayDivergence, SessionError
 from stepengine.journal import FileJournal
 from stepengine.permissions import Policy, Rule
 from stepengine.sessions import MemorySessions
 from stepengine.testing import ScriptedModel, text, tool_call
+
+from .shared import wipe, worker_of
 
 pytestmark = pytest.mark.deep  # each starts workers on a database of its own
 
@@ -60,7 +66,7 @@ BOOK = AgentDefinition("book", handle_steps=book)
 
 
 def engine(agents, db: str, **options) -> DurableEngine:
-    return DurableEngine(agents, db=db, **{"executor": "worker-1", "polling": 0.05, "models": chatty(), **options})
+    return worker_of(agents, db, **{"models": chatty(), **options})
 
 
 @pytest.mark.spec("durable:UT1", "requirements:L3")
@@ -101,17 +107,6 @@ async def test_a_message_is_the_answer_to_what_the_session_waits_for(db: str):
     assert "On which day?" == second.pending_questions[0].text
     assert "four on Friday" == third.output
     assert [None, None, first.journal, first.journal] == [turn.answered for turn in turns]
-
-
-@tool
-async def wipe(disk: str) -> str:
-    """
-    Wipe a disk.
-
-    Args:
-        disk: Which one.
-    """
-    return f"wiped {disk}"
 
 
 def cleaning(request):
@@ -411,40 +406,51 @@ def gated(ctx: StepContext):
 GATED = AgentDefinition("gated", model="test/model", tools=[gate], handle_steps=gated)
 
 
-@pytest.mark.spec("reliability:SS07", "requirements:N3")
-async def test_a_message_reaches_a_run_that_goes_on_once_and_stands_in_its_journal(db: str, tmp_path, until):
+async def reached(name: str, until) -> None:
+    """
+    Wait until a run stands at a gate.
+    """
+
+    async def there():
+        return name in GATES
+
+    await until(there)
+
+
+@contextlib.asynccontextmanager
+async def told_before_and_after(db: str, until, *, before: Sequence[str], after: str) -> AsyncIterator[tuple[Any, str]]:
+    """
+    Let a worker's run hear what has the ids *before*, which are those of one message, and leave; the next one's hear another.
+    """
     GATES.clear()
     async with await Operator.connect(db) as operator:
         async with engine([GATED], db) as worker:
-            handle = worker.start(GATED, "go")
-            run = await handle.id()
-
-            async def waits():
-                return "one" in GATES
-
-            await until(waits)
-            await operator.say(run, "left", id="same")
-            await operator.say(run, "left", id="same")
+            run = await worker.submit(GATED, "go")
+            await reached("one", until)
+            for key in before:
+                await operator.say(run, "left", id=key)
             await heard_by(worker, 1, until)
             GATES["one"].set()
-
-            async def goes_on():
-                return "two" in GATES
-
-            await until(goes_on)
-        # Another worker goes on: what was heard is not heard again, and what is said meanwhile is not lost.
-        await operator.say(run, "right")
+            await reached("two", until)
+        await operator.say(run, "right", id=after)
         await Upkeep(operator).takeover("worker-1")
-        GATES.clear()
-        async with engine([GATED], db, executor="worker-2") as worker:
-            await heard_by(worker, 1, until)
-            GATES["two"].set()
-            result = await worker.result(run)
-            journal = await worker.export(run, tmp_path / "said.jsonl")
-            with pytest.raises(JournalError, match="SUCCESS"):
-                await operator.say(run, "too late")
+    GATES.clear()
+    async with engine([GATED], db, executor="worker-2") as worker:
+        await heard_by(worker, 1, until)
+        GATES["two"].set()
+        yield worker, run
+
+
+@pytest.mark.spec("reliability:SS07", "requirements:N3")
+async def test_a_message_reaches_a_run_that_goes_on_once_and_stands_in_its_journal(db: str, tmp_path, until):
+    async with told_before_and_after(db, until, before=("same", "same"), after="other") as (worker, run):
+        result = await worker.result(run)
+        journal = await worker.export(run, tmp_path / "said.jsonl")
+        with pytest.raises(JournalError, match="SUCCESS"):
+            await worker.operator.say(run, "too late")
     replayed = await Engine([GATED], models=ScriptedModel([])).replay(journal)
 
+    # What was heard is not heard again, and what is said while nobody works is not lost.
     assert ["go | left", "go | left | right"] == result.output
     assert result.output == replayed.output
     assert result.state.message_history == replayed.state.message_history
@@ -478,11 +484,7 @@ async def test_a_message_of_no_text_is_refused_and_one_in_the_table_keeps_no_oth
     GATES.clear()
     async with engine([GATED], db) as worker:
         run = await worker.submit(GATED, "go")
-
-        async def waits():
-            return "one" in GATES
-
-        await until(waits)
+        await reached("one", until)
         with pytest.raises(InputError, match="surrogate"):
             await worker.operator.say(run, "\udcff")
         await worker.operator.client.send_async(run, {"text": "\0"}, "said", idempotency_key="b")
@@ -492,32 +494,39 @@ async def test_a_message_of_no_text_is_refused_and_one_in_the_table_keeps_no_oth
 
 
 async def test_a_message_is_not_taken_for_heard_because_its_id_ends_that_of_another(db: str, until):
-    GATES.clear()
-    async with await Operator.connect(db) as operator:
-        async with engine([GATED], db) as worker:
-            run = await worker.submit(GATED, "go")
-
-            async def waits():
-                return "one" in GATES
-
-            await until(waits)
-            await operator.say(run, "left", id="no-é")
-            await heard_by(worker, 1, until)
-            GATES["one"].set()
-
-            async def goes_on():
-                return "two" in GATES
-
-            await until(goes_on)
-        await operator.say(run, "right", id="é")
-        await Upkeep(operator).takeover("worker-1")
-        GATES.clear()
-        async with engine([GATED], db, executor="worker-2") as worker:
-            await heard_by(worker, 1, until)
-            GATES["two"].set()
-            result = await worker.result(run)
+    async with told_before_and_after(db, until, before=("no-é",), after="é") as (worker, run):
+        result = await worker.result(run)
 
     assert ["go | left", "go | left | right"] == result.output
+
+
+async def test_a_message_that_was_heard_is_not_read_again(db: str, until, monkeypatch):
+    monkeypatch.setattr("stepengine.durable.messages.LOOK_SECONDS", 0.05)
+    GATES.clear()
+    looks = []
+    async with engine([GATED], db) as worker:
+        run = await worker.submit(GATED, "go")
+        await reached("one", until)
+        asked = worker.operator.rows
+
+        async def rows(statement, *values):
+            found = await asked(statement, *values)
+            if statement == WAITING:
+                looks.append(len(found))
+            return found
+
+        monkeypatch.setattr(worker.operator, "rows", rows)
+        await worker.operator.say(run, "left")
+        await worker.operator.say(run, "right")
+        await heard_by(worker, 2, until)
+        before = len(looks)
+
+        async def looked_again():
+            return len(looks) > before + 3
+
+        await until(looked_again)
+
+    assert 2 == sum(looks)
 
 
 async def test_a_turn_that_is_cancelled_while_its_turn_comes_does_not_begin(db: str):
@@ -667,7 +676,7 @@ async def test_a_message_that_an_answer_given_up_front_took_along_is_heard_once(
         async with engine([AGREEING], db, executor="worker-2") as worker:
 
             async def looked():
-                return [run.heard.knows("m::r") for run in worker._process.runs]
+                return ["m::r" in run.heard.known for run in worker._process.runs]
 
             await until(looked, lambda found: found == [True])
             await operator.answer(run, {"Really?": "yes"})

@@ -25,6 +25,8 @@ from stepengine.durable import DurableEngine
 from stepengine.errors import JournalError
 from stepengine.testing import ScriptedModel
 
+from .shared import worker_of
+
 pytestmark = pytest.mark.deep  # each starts workers on a database of its own
 
 told: list[str] = []
@@ -80,7 +82,7 @@ AGENTS = [WORKS, ASKS, SPAWNS]
 
 def engine(db: str) -> DurableEngine:
     told.clear()
-    return DurableEngine(AGENTS, models=ScriptedModel([]), db=db, executor="worker-1", polling=0.05)
+    return worker_of(AGENTS, db)
 
 
 @pytest.mark.parametrize(
@@ -162,6 +164,22 @@ def _three_times(ctx):
     return [(yield from call(work, 0.4, "a")), (yield from call(work, 0.01, "b"))]
 
 
+async def test_a_worker_watches_over_its_lock_although_a_look_fails(db: str, until, monkeypatch):
+    looks = []
+
+    async def fails() -> None:
+        looks.append(1)
+        raise RuntimeError("no")
+
+    async with engine(db) as worker:
+        monkeypatch.setattr(worker._process, "_look_at_waiting", fails)
+
+        async def looked():
+            return len(looks)
+
+        await until(looked, lambda count: count > 1)
+
+
 @pytest.mark.spec("durable:U47", "reliability:R6")
 async def test_a_run_that_takes_too_long_ends_by_its_limit(db: str):
     async with engine(db) as worker:
@@ -194,7 +212,7 @@ async def test_the_siblings_of_a_child_that_failed_are_given_up(db: str, until):
     told.clear()
     expected = await Engine([GATHERS], models=ScriptedModel([])).run("gathers")
     told.clear()
-    async with DurableEngine([GATHERS], models=ScriptedModel([]), db=db, executor="worker-1", polling=0.05) as worker:
+    async with worker_of([GATHERS], db) as worker:
         result = await worker.run("gathers")
         await until(_has_told("child closed"))
         states = [each.state for each in await worker.operator.tree(result.journal)]

@@ -4,6 +4,7 @@ Workers as processes, and what an operator does: looking, taking over, answering
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -227,6 +228,62 @@ async def test_rows_that_are_not_portable_json_are_counted(db: str) -> None:
 
         assert (await Upkeep(operator).overview(check=True)).unreadable == {"workflow_status": 1}
         assert (await Upkeep(operator).overview()).unreadable is None
+
+
+async def died_with(operator: Operator, *runs: str) -> None:
+    """
+    Submit runs, each as if a worker of its own had taken it and died.
+    """
+    for run in runs:
+        await operator.submit("nobody", id=run)
+    mark = "update dbos.workflow_status set status = 'PENDING', executor_id = 'dead-' || workflow_uuid returning 1"
+    await operator.rows(mark)
+
+
+async def test_a_worker_whose_runs_cannot_be_taken_over_keeps_no_other_ones_from_it(db: str, monkeypatch) -> None:
+    async with await Operator.connect(db) as operator:
+        await died_with(operator, "a", "b")
+        upkeep = Upkeep(operator)
+        takeover = upkeep.takeover
+
+        async def failing(executor: str) -> list[Any]:
+            if executor == "dead-a":
+                raise RuntimeError("no")
+            return await takeover(executor)
+
+        monkeypatch.setattr(upkeep, "takeover", failing)
+        watching = upkeep.watch(grace=0, look=0.01)
+        taken = await asyncio.wait_for(anext(watching), 20)
+        await watching.aclose()
+
+    assert ("b", "dead-b", "resumed") == (taken.run, taken.executor, taken.outcome)
+
+
+async def test_since_when_a_worker_is_away_is_forgotten_once_it_has_no_runs(db: str) -> None:
+    away: dict[str, float] = {}
+    async with await Operator.connect(db) as operator:
+        await died_with(operator, "a")
+        upkeep = Upkeep(operator)
+        async with upkeep._connection() as own:
+            assert [] == await upkeep._due(own, away, 3600)
+            assert ["dead-a"] == [*away]
+            await upkeep.takeover("dead-a")
+            assert [] == await upkeep._due(own, away, 3600)
+
+    assert {} == away
+
+
+async def test_a_run_is_taken_over_whatever_somebody_else_wrote_into_its_record(db: str) -> None:
+    written = (
+        "insert into dbos.operation_outputs (workflow_uuid, function_id, function_name, output, serialization) "
+        "values ('a', 1, 'tool:x', 'gASVBQ==', 'py_pickle') returning 1"
+    )
+    async with await Operator.connect(db) as operator:
+        await died_with(operator, "a")
+        await operator.rows(written)
+        (taken,) = await Upkeep(operator).takeover("dead-a")
+
+    assert ("resumed", 1) == (taken.outcome, taken.times)
 
 
 @pytest.mark.spec("durable:UC8", "durable:U41")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tests.faults.scripts import CHAT
-from tests.faults.server import Answer, FaultServer, fault_server, json_answer, sse
+from tests.faults.server import Answer, FaultServer, json_answer, served, sse
 
 
 class ChatServer:
@@ -34,20 +32,7 @@ class ChatServer:
 
 @contextmanager
 def serving(server: ChatServer) -> Iterator[str]:
-    """Run *server* in a loop of its own, since the command has one too; gives its address."""
-    up, done = threading.Event(), threading.Event()
-
-    async def serve() -> None:
-        async with fault_server(server) as live:
-            server.live.append(live)
-            up.set()
-            await asyncio.to_thread(done.wait)
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
-    thread.start()
-    up.wait()
-    try:
-        yield f"{server.live[0].url}/v1"
-    finally:
-        done.set()
-        thread.join()
+    """Run *server* in a loop of its own; gives its address."""
+    with served(server) as live:
+        server.live.append(live)
+        yield f"{live.url}/v1"

@@ -8,15 +8,14 @@ the tokens of Entra ID on Azure and Foundry. A request that is let in is answere
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import hashlib
 import hmac
 import json
 import re
 import struct
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import parse_qs, quote
@@ -35,7 +34,7 @@ from tests.faults.scripts import (
     responses_reply,
     responses_stream,
 )
-from tests.faults.server import Answer, FaultServer, json_answer, sse
+from tests.faults.server import Answer, FaultServer, json_answer, listening, sse
 
 ACCESS_KEY = "AKIATESTTESTTESTTEST"
 SECRET_KEY = "test/secret/of/an/access/key/0123456789"
@@ -268,21 +267,6 @@ def aws_error(status: int, kind: str, why: str, **headers: str) -> Answer:
     return json_answer(json.dumps({"message": why}).encode(), status, x_amzn_errortype=f"{kind}:http://x/", **headers)
 
 
-@asynccontextmanager
-async def cloud_server() -> AsyncIterator[CloudServer]:
+def cloud_server() -> AbstractAsyncContextManager[CloudServer]:
     """Run the server."""
-    state = CloudServer("", [])
-    server = await asyncio.start_server(state.handle, "127.0.0.1", 0)
-    host, port = server.sockets[0].getsockname()[:2]
-    state.url = f"http://{host}:{port}"
-    try:
-        yield state
-    finally:
-        server.close()
-        for task in state.tasks:
-            task.cancel()
-        await asyncio.gather(*state.tasks, return_exceptions=True)
-        for writer in state.writers:
-            writer.transport.abort()
-        await asyncio.gather(*[writer.wait_closed() for writer in state.writers], return_exceptions=True)
-        await server.wait_closed()
+    return listening(CloudServer("", []))

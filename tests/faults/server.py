@@ -9,13 +9,16 @@ place of a script there may be a function of the request's body that gives one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from typing import Any
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from typing import Any, TypeVar
 
 import attrs
 
-__all__ = ("Answer", "FaultServer", "fault_server", "json_answer", "sse")
+__all__ = ("Answer", "FaultServer", "fault_server", "json_answer", "listening", "served", "sse")
+
+S = TypeVar("S", bound="FaultServer")
 
 
 @attrs.frozen
@@ -111,9 +114,8 @@ class FaultServer:
 
 
 @asynccontextmanager
-async def fault_server(*answers: Answer | Callable[[bytes], Answer]) -> AsyncIterator[FaultServer]:
-    """Run a server that gives *answers* in order, the last one for ever."""
-    state = FaultServer("", list(answers))
+async def listening(state: S) -> AsyncIterator[S]:
+    """Run a server that *state* handles the connections of, and tell that where it is."""
     server = await asyncio.start_server(state.handle, "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()[:2]
     state.url = f"http://{host}:{port}"
@@ -129,3 +131,30 @@ async def fault_server(*answers: Answer | Callable[[bytes], Answer]) -> AsyncIte
             writer.transport.abort()
         await asyncio.gather(*[writer.wait_closed() for writer in state.writers], return_exceptions=True)
         await server.wait_closed()
+
+
+def fault_server(*answers: Answer | Callable[[bytes], Answer]) -> AbstractAsyncContextManager[FaultServer]:
+    """Run a server that gives *answers* in order, the last one for ever."""
+    return listening(FaultServer("", list(answers)))
+
+
+@contextmanager
+def served(*answers: Answer | Callable[[bytes], Answer]) -> Iterator[FaultServer]:
+    """Run such a server in a loop of its own, since commands have one too."""
+    ready: list[FaultServer] = []
+    up, done = threading.Event(), threading.Event()
+
+    async def serve() -> None:
+        async with fault_server(*answers) as server:
+            ready.append(server)
+            up.set()
+            await asyncio.to_thread(done.wait)
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    up.wait()
+    try:
+        yield ready[0]
+    finally:
+        done.set()
+        thread.join()

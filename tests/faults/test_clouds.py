@@ -902,7 +902,7 @@ async def test_a_cloud_holds_no_files_and_takes_no_batches_and_says_so_before_an
     with pytest.raises(ModelError, match="holds no files"):
         await provider.delete_file("file_1")
     with pytest.raises(ModelError, match="takes no batches"):
-        provider.batch_group(asked(way.model))
+        provider.batch_member(asked(way.model))
     await provider.close()
 
     assert ["unsupported_part"] * 2 == [part.value.kind, upload.value.kind]

@@ -17,7 +17,7 @@ from stepengine.data.messages import AssistantMessage, TextPart, ThinkingPart, U
 from stepengine.data.models import ModelReply, ModelRequest, ModelSettings
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError, ModelError
-from stepengine.models import AnthropicProvider, Batched, GoogleProvider, OpenAIProvider, Provider, batches
+from stepengine.models import AnthropicProvider, Batched, BatchMember, GoogleProvider, OpenAIProvider, Provider, batches
 
 pytestmark = pytest.mark.anyio
 SOON = 20.0
@@ -44,17 +44,17 @@ class Told(Provider):
     async def complete(self, request: ModelRequest) -> ModelReply:
         return ModelReply()
 
-    def batch_group(self, request: ModelRequest) -> str:
-        return request.model
+    def batch_member(self, request: ModelRequest) -> BatchMember:
+        return BatchMember(request, request.model, request.system_prompt)
 
-    async def submit_batch(self, requests: Mapping[str, ModelRequest]) -> str:
-        self.sent.append([request.system_prompt for request in requests.values()])
+    async def submit_batch(self, members: Mapping[str, BatchMember]) -> str:
+        self.sent.append([member.content for member in members.values()])
         if self.on_sending is not None:
             self.on_sending()
         name = f"b{len(self.sent)}"
         await self.accepts.wait()
         self.calls[name] = {}
-        for each in requests:
+        for each in members:
             self.given += 1
             self.calls[name][each] = self.given
         return name
@@ -352,9 +352,56 @@ async def test_a_batch_without_an_id_is_a_final_failure(wire: str, named: Any) -
     provider = adapter(wire, *([{"json": {"id": "file-1", "object": "file"}}] if wire == "openai" else []), taken)
 
     with pytest.raises(ModelError, match=f"{wire} took a batch, but gave it no") as caught:
-        await provider.submit_batch({"call-1": asked_of(wire)})
+        await provider.submit_batch({"call-1": provider.batch_member(asked_of(wire))})
     await provider.close()
     assert (False, "protocol") == (caught.value.retryable, caught.value.kind)
+
+
+@wires
+async def test_a_request_is_encoded_once_for_its_batch(wire: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = {"json": {"id": "b", "name": "b"}}
+    provider = adapter(wire, *([{"json": {"id": "file-1", "object": "file"}}] if wire == "openai" else []), taken)
+    encode, encoded = provider._encode, list[ModelRequest]()
+
+    def counted(request: ModelRequest, **more: Any) -> Any:
+        encoded.append(request)
+        return encode(request, **more)
+
+    monkeypatch.setattr(provider, "_encode", counted)
+    request = asked_of(wire)
+    await provider.submit_batch({"call-1": provider.batch_member(request)})
+    await provider.close()
+
+    assert [request] == encoded
+
+
+async def test_a_call_that_was_sent_does_not_hold_what_was_sent(tmp_path: Path) -> None:
+    told = Told()
+    told.is_done = False
+    waiting = batched(told, tmp_path)
+    call = asyncio.ensure_future(waiting.complete(about()))
+    await until(lambda: told.asked)
+
+    assert [None] == [each.member for each in waiting._waiting.values()]
+    told.is_done = True
+    assert "a 1" == (await call).text
+    await waiting.close()
+
+
+async def test_what_was_learnt_after_a_request_was_encoded_is_sent_in_its_batch() -> None:
+    stated = {"type": "model", "max_input_tokens": 200_000, "max_tokens": 12_345, "capabilities": {}}
+    seen: list[bytes] = []
+
+    def answer(request: Any) -> Any:
+        seen.append(request.content)
+        return httpx2.Response(200, json={"id": "b"} if request.content else stated)
+
+    provider = AnthropicProvider("k", transport=httpx2.MockTransport(answer), ask_models=True)
+    request = ModelRequest("anthropic/claude-unheard-of-9", "", Transcript([UserMessage("go")]))
+    await provider.submit_batch({"call-1": provider.batch_member(request)})
+    await provider.close()
+
+    assert [False, True] == [b'"max_tokens":12345' in body for body in seen]
 
 
 @wires
@@ -423,7 +470,7 @@ def test_headers_of_a_request_that_a_batch_cannot_carry_are_told_of(wire: str) -
     request = asked_of(wire, extra={"headers": {"x-title": "t"}}, unsupported="error")
 
     with pytest.raises(ModelError, match=r"no word for extra\['headers'\]= of ModelSettings"):
-        adapter(wire).batch_group(request)
+        adapter(wire).batch_member(request)
 
 
 @wires
@@ -435,7 +482,7 @@ async def test_a_request_that_cannot_be_sent_fails_before_it_is_in_a_batch_with_
     provider._dropped = refused
 
     with pytest.raises(ModelError, match="cannot be said"):
-        provider.batch_group(asked_of(wire))
+        provider.batch_member(asked_of(wire))
 
 
 async def test_a_provider_that_never_says_what_came_of_its_batches_fails_its_calls(tmp_path: Path) -> None:

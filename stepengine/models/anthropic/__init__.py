@@ -41,7 +41,7 @@ from stepengine.models.anthropic.request import (
     ways_of,
 )
 from stepengine.models.anthropic.stream import AnthropicAccumulator
-from stepengine.models.base import ModelInfo, ProviderSettings
+from stepengine.models.base import BatchMember, ModelInfo, ProviderSettings
 from stepengine.models.keys import Credentials, Secret
 
 __all__ = ("AnthropicProvider",)
@@ -157,31 +157,36 @@ class AnthropicProvider(HttpProvider):
         """
         await self._on_files(lambda at: at.files.delete(file_id, extra_headers=self._headers))
 
-    def batch_group(self, request: ModelRequest) -> str:
+    def batch_member(self, request: ModelRequest) -> BatchMember:
         """
-        Return what requests of a batch share: the headers, which are those of the whole batch.
+        Return *request* as it stands in a batch; what requests of one share are the headers, which are those of the whole batch.
 
         Raises:
             ModelError: when the request cannot be sent.
         """
-        headers = all_headers(self._in_batch(request).headers, extra_headers(request.settings))
-        return " ".join([f"{name}: {value}" for name, value in sorted(headers.items())])
+        body = self._in_batch(request)
+        headers = all_headers(body.headers, extra_headers(request.settings))
+        group = " ".join([f"{name}: {value}" for name, value in sorted(headers.items())])
+        return BatchMember(request, group, _Part(body.content, headers, self._family(self.bare(request.model))))
 
-    async def submit_batch(self, requests: Mapping[str, ModelRequest]) -> str:
+    async def submit_batch(self, members: Mapping[str, BatchMember]) -> str:
         """
         Send requests together and return the id of their batch.
 
         Raises:
             ModelError: when they are not taken.
         """
-        members, headers = list[bytes](), dict[str, str]()
-        for name, request in requests.items():
-            await self._learn(self.bare(request.model))
-            body = self._in_batch(request)
+        parts, headers = list[bytes](), dict[str, str]()
+        for name, member in members.items():
+            model = self.bare(member.request.model)
+            await self._learn(model)
+            part: _Part = member.content
+            if part.family != self._family(model):
+                part = self.batch_member(member.request).content
             # Of what was learnt meanwhile the headers of one request may tell and those of the others not.
-            headers = {**headers, **all_headers(body.headers, extra_headers(request.settings))}
-            members.append(b'{"custom_id":"%s","params":%s}' % (name.encode(), body.content))
-        content = b'{"requests":[%s]}' % b",".join(members)
+            headers = {**headers, **part.headers}
+            parts.append(b'{"custom_id":"%s","params":%s}' % (name.encode(), part.content))
+        content = b'{"requests":[%s]}' % b",".join(parts)
         return self._batch_id(await self._batch_answer(BATCHES, content, **headers))
 
     async def batch_results(self, batch: str) -> Mapping[str, Any] | None:
@@ -358,6 +363,15 @@ def _result(line: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _same(tools: tuple[ToolSpec, ...], others: tuple[ToolSpec, ...]) -> bool:
     return len(tools) == len(others) and all(a is b for a, b in zip(tools, others, strict=True))
+
+
+@attrs.frozen
+class _Part:
+    """A request of a batch: its bytes, its headers, and for what family of models they were made."""
+
+    content: bytes
+    headers: Mapping[str, str]
+    family: Family
 
 
 @attrs.frozen

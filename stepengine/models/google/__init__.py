@@ -14,7 +14,7 @@ from stepengine.models._json import count_of
 from stepengine.models._reading import Timeouts
 from stepengine.models._thinking import asked_of_gemini
 from stepengine.models._wire import ToolsCache, tool_choice_of
-from stepengine.models.base import ModelInfo, ProviderSettings
+from stepengine.models.base import BatchMember, ModelInfo, ProviderSettings
 from stepengine.models.google import sending
 from stepengine.models.google.decode import GoogleAccumulator
 from stepengine.models.google.encode import generation_of
@@ -145,30 +145,29 @@ class GoogleProvider(HttpProvider):
             )
         return self._described[model]
 
-    def batch_group(self, request: ModelRequest) -> str:
+    def batch_member(self, request: ModelRequest) -> BatchMember:
         """
-        Return what requests of a batch share: the model.
+        Return *request* as it stands in a batch; what requests of one share is the model.
 
         Raises:
             ModelError: when the request cannot be sent.
         """
-        self._in_batch(request)
-        return request.model
+        return BatchMember(request, request.model, self._in_batch(request).content)
 
-    async def submit_batch(self, requests: Mapping[str, ModelRequest]) -> str:
+    async def submit_batch(self, members: Mapping[str, BatchMember]) -> str:
         """
         Send requests together and return the name of their batch.
 
         Raises:
             ModelError: when they are not taken.
         """
-        members = [
-            b'{"request":%s,"metadata":{"key":"%s"}}' % (self._in_batch(request).content, name.encode())
-            for name, request in requests.items()
+        parts = [
+            b'{"request":%s,"metadata":{"key":"%s"}}' % (member.content, name.encode())
+            for name, member in members.items()
         ]
-        model = self.bare(next(iter(requests.values())).model)
+        model = self.bare(next(iter(members.values())).request.model)
         content = b'{"batch":{"displayName":"stepengine","inputConfig":{"requests":{"requests":[%s]}}}}' % b",".join(
-            members
+            parts
         )
         return self._batch_id(await self._batch_answer(path_of(model, "batchGenerateContent"), content), "name")
 

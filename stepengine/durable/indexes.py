@@ -1,0 +1,109 @@
+"""
+What the tables of the database are looked up by, beside what the package ``dbos`` has indexes for: turns of sessions, and trees.
+
+The package finds runs by their ids, queues and states. A look at a session, or at a tree, has to cost the same however long the
+session is and however many runs there are, and a pattern of ids uses no index of a database that sorts as people do. What stands
+in an index here stands to the letter in the statements that use it. Without the indexes, as in tables that were made by an older
+version, the same statements are right and slower.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stepengine.durable.database import WORKFLOW, lacks_rights
+from stepengine.runtime.logs import LOGGER
+
+__all__ = (
+    "SESSION",
+    "is_below",
+    "is_turn",
+    "made_indexes",
+    "of_session",
+    "root_of",
+    "session_key",
+    "turn_kind",
+    "turn_number",
+)
+
+LOCK = "select pg_advisory_lock(hashtextextended('stepengine-indexes', 0))"
+UNLOCK = "select pg_advisory_unlock(hashtextextended('stepengine-indexes', 0))"
+THERE = "select to_regclass(%s) is not null"
+
+
+def is_turn(row: str = "") -> str:
+    """Return the condition for a turn of a session; *row* is the table's name with its dot."""
+    return f"{row}name = '{WORKFLOW}' and {row}attributes ? 'session'"
+
+
+def is_below(row: str = "") -> str:
+    """Return the condition for a run that another one spawned."""
+    return f"{row}name = '{WORKFLOW}' and position('/' in {row}workflow_uuid) > 0"
+
+
+def root_of(row: str = "") -> str:
+    """Return the id of a run's root."""
+    return f"split_part({row}workflow_uuid, '/', 1)"
+
+
+def session_key(session: str) -> str:
+    """Return what stands for the id of a session, which may be longer than an index takes; *session* is an expression."""
+    return f"(left({session}, 300) || hashtextextended({session}, 0)::text)"
+
+
+def of_session(app: str, session: str, row: str = "") -> str:
+    """Return the condition for the turns of a session; *app* and *session* are expressions."""
+    own = f"({row}attributes->>'session')"
+    return (
+        f"{is_turn(row)} and {row}application_name = {app} and {session_key(own)} = {session_key(session)}"
+        f" and {row}attributes @> jsonb_build_object('session', {session})"
+    )
+
+
+def turn_kind(row: str = "") -> str:
+    """
+    Return of which kind a turn is: ``line``, ``open``, ``done``, ``gone``.
+
+    As ``TurnView`` has it: it waits for a turn before it; those after it wait for it; it has a result; nobody waits for it.
+    """
+    return (
+        f"(case when {row}status = 'SUCCESS' then 'done'"
+        f" when {row}status = 'ENQUEUED' and right({row}queue_name, 5) = '.line' then 'line'"
+        f" when {row}status = 'CANCELLED' and {row}attributes->>'held' is distinct from 'true' then 'gone'"
+        f" when {row}status <> 'CANCELLED' and {row}attributes->>'given_up' = 'true' then 'gone'"
+        " else 'open' end)"
+    )
+
+
+def turn_number(row: str = "") -> str:
+    """Return the number of a turn."""
+    return f"(({row}attributes->>'turn')::int)"
+
+
+SESSION = "(attributes->>'session')"
+INDEXES = {
+    "stepengine_turns": (
+        f"(application_name, {turn_kind()}, {session_key(SESSION)}, {turn_number()}, workflow_uuid) where {is_turn()}"
+    ),
+    "stepengine_trees": f"(({root_of()})) where {is_below()}",
+}
+
+
+async def made_indexes(own: Any) -> None:
+    """
+    Make the indexes that are missing, over the connection *own*; several may do so at once.
+
+    Where the role may not, there are none, and that is told once.
+    """
+    await own.execute(LOCK)
+    try:
+        for name, what in INDEXES.items():
+            (is_there,) = await (await own.execute(THERE, (f"dbos.{name}",))).fetchone()
+            if not is_there:
+                await own.execute(f"create index {name} on dbos.workflow_status {what}")
+    except lacks_rights():
+        LOGGER.warning(
+            "indexes are missing, and this role may not make them: run `stepengine migrate` with one that may"
+        )
+    finally:
+        await own.execute(UNLOCK)

@@ -1,0 +1,263 @@
+"""
+What a look costs: as many rows of a long session as of a short one, of one tree as of it alone, of each step once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import psycopg
+import pytest
+
+from stepengine import AgentDefinition, Ask, StepContext, call, tool
+from stepengine.data.state import RunInfo
+from stepengine.durable import Operator, migrate
+from stepengine.durable.database import plain_connection, quoted
+from stepengine.durable.indexes import made_indexes
+from stepengine.durable.upkeep import FINISHED_ROOTS, WORKERS
+
+from .shared import worker_of
+
+pytestmark = pytest.mark.deep  # each has a database of its own
+
+RUNS = """
+insert into dbos.workflow_status
+    (workflow_uuid, status, name, application_name, queue_name, executor_id, attributes, created_at, updated_at)
+select %(ids)s || n || %(below)s, %(state)s, 'stepengine.run', 'stepengine', %(queue)s, 'worker-1',
+    case when %(session)s::text is null then '{}' else jsonb_build_object('session', %(session)s::text, 'turn', n) end, n, n
+from generate_series(%(first)s::int, %(last)s::int) n
+"""
+LINE = "se.default.line"
+
+
+def runs(db: str, ids: str, count: int, **more: Any) -> None:
+    """
+    Make runs with the numbers from *first* on; with *session* its turns.
+    """
+    first = more.get("first", 1)
+    values = {
+        "below": "",
+        "state": "SUCCESS",
+        "queue": None,
+        "session": None,
+        "first": first,
+        "last": first + count - 1,
+    }
+    with psycopg.connect(db, autocommit=True) as own:
+        own.execute(RUNS, {"ids": ids, **values, **more})
+
+
+def known_to_the_planner(db: str) -> None:
+    with psycopg.connect(db, autocommit=True) as own:
+        own.execute("analyze")
+
+
+def rows_of(node: dict[str, Any]) -> int:
+    """
+    Return how many rows of tables a plan read or compared, and how many entries of indexes it gathered.
+    """
+    names = {"Rows Removed by Join Filter"}
+    if "Relation Name" in node or "Index Name" in node:
+        names |= {"Actual Rows", "Rows Removed by Filter", "Rows Removed by Index Recheck"}
+    read = round(sum(node.get(name, 0) for name in names) * node["Actual Loops"])
+    return read + sum(map(rows_of, node.get("Plans", ())))
+
+
+async def read_by(operator: Operator, look: Callable[[], Awaitable[Any]]) -> int:
+    """
+    Return how many rows the statements of an operator read.
+    """
+    asked, read = operator.rows, 0
+
+    async def rows(statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        nonlocal read
+        ((plan,),) = await asked(f"explain (analyze, format json) {statement}", *values)
+        read += rows_of(plan[0]["Plan"])
+        return await asked(statement, *values)
+
+    operator.rows = rows
+    try:
+        await look()
+    finally:
+        del operator.rows
+    return read
+
+
+@pytest.mark.parametrize(
+    ("state", "before", "behind"), [("SUCCESS", 1000, 1), ("CANCELLED", 1000, 1), ("SUCCESS", 1, 1000)]
+)
+async def test_a_look_at_a_session_costs_as_much_with_a_thousand_turns_as_with_ten(db: str, state, before, behind):
+    await migrate(db)
+    for name, most in (("short", 10), ("long", 1000)):
+        ended, waiting = min(before, most), min(behind, most)
+        runs(db, f"{name}-ended-", ended, state=state, session=name)
+        # One that stopped keeps all after it waiting.
+        runs(db, f"{name}-stopped-", 1, state="ERROR", session=name, first=ended + 1)
+        runs(db, f"{name}-waiting-", waiting, state="ENQUEUED", queue=LINE, session=name, first=ended + 2)
+    known_to_the_planner(db)
+    async with await Operator.connect(db) as operator:
+        sessions = operator.sessions
+
+        async def look(name: str) -> None:
+            assert not await sessions.advance(name)
+            await sessions.last(name)
+            await sessions.load(name)
+
+        short, long = [await read_by(operator, lambda name=name: look(name)) for name in ("short", "long")]
+        lines = await read_by(operator, sessions.in_line)
+        found = await sessions.in_line()
+
+    assert {"short", "long"} == set(found)
+    assert short == long < 50
+    assert lines < 10
+
+
+@pytest.mark.parametrize(
+    ("state", "queue"), [("SUCCESS", None), ("CANCELLED", None), ("ERROR", None), ("ENQUEUED", LINE)]
+)
+async def test_a_turn_has_the_next_number_whatever_became_of_those_before(db: str, state, queue):
+    runs(db, "first-", 2, session="s")
+    runs(db, "then-", 3, state=state, queue=queue, session="s", first=3)
+    async with await Operator.connect(db) as operator:
+        await operator.submit("chat", "a", id="next", info=RunInfo("s"))
+        turns = await operator.sessions.turns("s")
+
+    assert ("next", 6) == (turns[-1].run, turns[-1].number)
+
+
+async def test_a_look_at_a_tree_costs_as_much_beside_thousands_of_runs_as_alone(db: str):
+    await migrate(db)
+    read = []
+    runs(db, "tree", 1, state="PENDING")
+    runs(db, "tree1/", 3, state="PENDING")
+    async with await Operator.connect(db) as operator:
+
+        async def look() -> None:
+            assert ["tree1", "tree1/1", "tree1/2", "tree1/3"] == [view.id for view in await operator.tree("tree1")]
+            assert {} == await operator.sizes(["tree1", "tree1/1"])
+            assert [] == await operator.waiting("tree1") == await operator.stuck("tree1")
+
+        for count in (100, 3000):
+            for state in ("SUCCESS", "PENDING"):
+                for below in ("", "/1"):
+                    runs(db, f"other{count}{state}-", count, below=below, state=state)
+            known_to_the_planner(db)
+            read.append(await read_by(operator, look))
+
+    assert read[0] == read[1]
+    assert read[0] < 50
+
+
+async def test_cleaning_up_reads_each_run_a_few_times_however_many_there_are(db: str):
+    await migrate(db)
+    count = 1000
+    for kind, state in (("ended", "SUCCESS"), ("going", "PENDING")):
+        runs(db, f"{kind}-", count)
+        runs(db, f"{kind}-", count, below="/1", state=state)
+    runs(db, "turn-", count, session="s")
+    known_to_the_planner(db)
+    async with await Operator.connect(db) as operator:
+        over = ["SUCCESS"]
+        given = ("stepengine.run", "stepengine", "", over, 10**6, over, over, 10**6, 10**9)
+
+        async def look() -> None:
+            await operator.rows(FINISHED_ROOTS, *given)
+
+        read = await read_by(operator, look)
+        found = {run for (run,) in await operator.rows(FINISHED_ROOTS, *given)}
+
+    assert read < 5 * 5 * count
+    assert {f"ended-{n}" for n in range(1, count + 1)} < found
+    # What is not over keeps its tree; the last of a session goes when nothing has happened since.
+    assert not any(run.startswith("going") for run in found)
+    assert {"turn-1", f"turn-{count}"} < found
+
+
+async def test_who_waits_for_dead_workers_does_not_read_what_has_ended(db: str):
+    runs(db, "ended-", 5000)
+    runs(db, "going-", 3, state="PENDING")
+    known_to_the_planner(db)
+    async with await Operator.connect(db) as operator:
+
+        async def look() -> None:
+            assert [("worker-1",)] == await operator.rows(WORKERS, "stepengine.run", "stepengine")
+
+        assert 3 == await read_by(operator, look)
+
+
+async def test_a_role_that_may_not_make_indexes_is_told_and_works_without_them(db: str, caplog):
+    name = quoted(f"limited-{db.rpartition('/')[2][:20]}")
+    async with await Operator.connect(db) as operator:
+        own = await plain_connection(operator.url)
+        try:
+            await own.execute(f"create role {name}")
+            await own.execute(f"grant usage on schema dbos to {name}")
+            await own.execute(f"set role {name}")
+            with caplog.at_level(logging.WARNING, logger="stepengine"):
+                await made_indexes(own)
+            await own.execute("reset role")
+            assert ["run `stepengine migrate`" in record.getMessage() for record in caplog.records] == [True]
+            await operator.submit("chat", "a", info=RunInfo("s"))
+            await operator.submit("chat", "b", info=RunInfo("s"))
+            assert ["s"] == await operator.sessions.in_line()
+            caplog.clear()
+            # Several may make them at once, and a second time there is nothing to do.
+            await asyncio.gather(migrate(db), migrate(db))
+            await made_indexes(own)
+            found = await (
+                await own.execute("select indexname from pg_indexes where indexname like 'stepengine%'")
+            ).fetchall()
+            assert {"stepengine_turns", "stepengine_trees"} == {index for (index,) in found}
+            await own.execute(f"drop owned by {name}")
+            await own.execute(f"drop role {name}")
+        finally:
+            await own.close()
+
+
+@tool(idempotent=True)
+async def slow(name: str) -> str:
+    """
+    Take longer than a look at the record does.
+
+    Args:
+        name: What.
+    """
+    await asyncio.sleep(0.3)
+    return name
+
+
+def many(ctx: StepContext):
+    for n in range(8):
+        yield from call(slow, str(n))
+    size = yield from Ask("Which?")
+    yield from call(slow, "last")
+    return size
+
+
+MANY = AgentDefinition("many", tools=[slow], handle_steps=many)
+
+
+async def test_who_follows_a_run_reads_each_step_once(db: str):
+    async with worker_of([MANY], db) as worker:
+        operator, read = worker.operator, Counter[tuple[str, int]]()
+        asked = operator.steps
+
+        async def steps(run: str, *known: Any) -> Any:
+            found = await asked(run, *known)
+            read.update([(step.name.partition(":")[0], step.number) for step in found])
+            return found
+
+        operator.steps = steps
+        run = await worker.submit(MANY, "go")
+        shown = []
+        async for event in worker.events(run):
+            shown.append(type(event).__name__)
+            if shown[-1] == "QuestionAsked":
+                await worker.answer(run, {"Which?": "this"})
+
+    assert 9 == shown.count("ToolFinished")
+    assert {1} == {count for (name, _), count in read.items() if name != "ask"}
