@@ -257,7 +257,7 @@ BROKEN: dict[str, tuple[list[Any], str]] = {
 }
 
 
-@pytest.mark.spec("requirements:B16", "reliability:I1", "reliability:R4")
+@pytest.mark.spec("requirements:B16", "reliability:I1", "reliability:R4", "generator-contract:D37")
 @pytest.mark.parametrize("way", ["construct", "extend", "extend an old version"])
 @pytest.mark.parametrize("case", sorted(BROKEN))
 def test_a_history_that_does_not_pair_is_refused(case: str, way: str) -> None:

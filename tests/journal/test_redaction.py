@@ -173,7 +173,7 @@ def test_what_still_looks_like_a_secret_after_cleaning_is_not_written(rig, tmp_p
     assert check(journal)
 
 
-@pytest.mark.spec("replay:K1", "replay:K5")
+@pytest.mark.spec("replay:K1", "replay:K5", "reliability:K9")
 @given(st.text(max_size=60), st.sampled_from([1, 2]))
 def test_a_cleaned_value_cleans_to_itself(words, number):
     redactor = Redactor({"hunter2-hunter2": "PW"}, shapes=True)

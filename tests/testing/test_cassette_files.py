@@ -182,6 +182,23 @@ def test_what_is_no_cassette_is_refused_with_file_interaction_and_key(data, mess
         parse_cassette(data, "c.yaml")
 
 
+@pytest.mark.spec("replay:U18", "replay:C1")
+@pytest.mark.skipif(not hasattr(yaml, "CSafeLoader"), reason="this PyYAML was built without its C parser")
+def test_files_are_read_and_written_without_the_slow_parser(monkeypatch):
+    """
+    The one in Python takes ten times as long.
+    """
+
+    def slow(*_):
+        raise AssertionError("the parser in Python was asked")
+
+    monkeypatch.setattr(yaml.reader.Reader, "__init__", slow)
+    monkeypatch.setattr(yaml.emitter.Emitter, "__init__", slow)
+    written = dump_cassette([talk({"n": 1}, {"text": "one\ntwo"})])
+
+    assert [{"text": "one\ntwo"}] == [json.loads(i.response.body) for i in parse_cassette(written, "c.yaml")]
+
+
 def test_every_prefix_of_a_file_is_read_or_refused_and_nothing_else():
     """
     A torn file gives a `DataError` or fewer interactions, never another exception.
