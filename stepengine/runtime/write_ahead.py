@@ -51,7 +51,6 @@ def transaction(database: sqlite3.Connection) -> Iterator[None]:
         yield
         database.execute("COMMIT")
     finally:
-        if (
-            database.in_transaction
-        ):  # after some errors SQLite has rolled back by itself, and would refuse to do it twice
+        # After some errors SQLite has rolled back by itself, and would refuse to do it twice.
+        if database.in_transaction:
             database.execute("ROLLBACK")
