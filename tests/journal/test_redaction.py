@@ -300,3 +300,30 @@ def test_a_secret_in_params_arguments_and_inputs_reaches_who_it_is_for_and_no_jo
     got.clear()
     again = rig(agent).replay(MemoryJournal(journal.content()))
     assert (again.status, again.output, got) == (RunStatus.COMPLETED, {"with": "<redacted:SHOP_TOKEN>"}, [])
+
+
+@pytest.mark.spec("reliability:SC11")
+@pytest.mark.parametrize("token", [TOKEN, "no secret"])
+def test_a_run_that_goes_on_without_the_secrets_of_its_params_says_so_by_their_names(rig, token):
+    got = []
+
+    def handle_steps(ctx):
+        yield from Perform(got.append, ctx.params["token"])
+        yield from Ask("Go on?")
+        yield from Perform(got.append, ctx.params["token"])
+
+    agent = AgentDefinition("a", handle_steps=handle_steps)
+    journal = MemoryJournal(secrets={TOKEN: "SHOP_TOKEN"})
+    first = rig(agent).record(journal, params={"token": token, "note": f"with {token}"})
+    stored = MemoryJournal(journal.lines())
+    again = rig(agent).resume(stored, {"Go on?": "yes"})
+    replayed = rig(agent).replay(MemoryJournal(stored.lines()))
+    ended = rig(agent).resume(MemoryJournal(stored.lines()))
+
+    assert (first.warnings, replayed.warnings, ended.warnings) == ((), (), ())
+    if token == TOKEN:
+        assert got == [TOKEN, "<redacted:SHOP_TOKEN>"]
+        (warning,) = again.warnings
+        assert "that the params of this run held (SHOP_TOKEN)" in warning
+    else:
+        assert (got, again.warnings) == ([token, token], ())
