@@ -89,7 +89,9 @@ class Stores(RuleBasedStateMachine):
         kept = self.kept(session_id)
         kept.texts, kept.version = texts, kept.version + 1
 
-    @rule(session_id=IDS, key=st.sampled_from("kl"), value=st.none() | st.integers(-9, 9) | st.lists(st.text(max_size=3)))
+    @rule(
+        session_id=IDS, key=st.sampled_from("kl"), value=st.none() | st.integers(-9, 9) | st.lists(st.text(max_size=3))
+    )
     def note(self, session_id: str, key: str, value: Any) -> None:
         for store in self.stores.values():
             store.set_metadata(session_id, key, value)
