@@ -52,6 +52,7 @@ __all__ = (
     "is_secret_variable",
     "json_in",
     "known_in",
+    "left_out",
     "redactor_for",
 )
 
@@ -95,7 +96,8 @@ NESTED_JSON = 3
 BEYOND = 8_000
 """How far a text is read beyond what is shown of it, so that a secret at the cut is known for one."""
 MAX_DEPTH = 200
-PLACEHOLDER = re.compile(r"<redacted:[^<>]*>|<(?:home|cwd|tmp|host|user)>")
+REDACTED = re.compile(r"<redacted:([^<>]*)>")
+PLACEHOLDER = re.compile(rf"{REDACTED.pattern}|<(?:home|cwd|tmp|host|user)>")
 
 _BEFORE, _AFTER = r"(?<![A-Za-z0-9+/_-])", r"(?![A-Za-z0-9+/_-])"
 # A lookbehind that holds every character of the body lets a search begin once in each run, so that none is read twice.
@@ -239,6 +241,11 @@ class RedactValue:
 
 RedactRule: TypeAlias = "RedactHeader | RedactField | RedactPattern | RedactValue | Callable[[Any], Any]"
 """One rule of a user; a function gets a JSON value and returns it without what is to be hidden."""
+
+
+def left_out(text: str) -> tuple[str, ...]:
+    """Return the names of the secrets that were taken out of *text*, plain or JSON, each once and sorted."""
+    return tuple(sorted({found[1] for found in REDACTED.finditer(text)}))
 
 
 def digest_of(value: str) -> str:

@@ -27,13 +27,12 @@ from stepengine.journal.places import (
     opened_for_writing,
     opened_new,
     said,
-    sync_folder,
     unusable,
 )
 from stepengine.journal.reading import Reading, read_file
 from stepengine.journal.records import Record
 from stepengine.journal.store import Journal, LineWriter, Writer
-from stepengine.tools.files.atomic import replace_path
+from stepengine.tools.files.atomic import replace_path, sync_folder
 
 __all__ = ("FileJournal", "Sync")
 

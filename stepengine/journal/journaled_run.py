@@ -33,6 +33,7 @@ from stepengine.journal.records import ROOT, Address, Blob, Head, Input, Intent,
 from stepengine.journal.replayer import NO_LEEWAY, Leeway, Mode, Past, Replayer, stop_of
 from stepengine.journal.store import Commits, Extension, Journal, MemoryJournal, Writer
 from stepengine.machine.plan import Finished, RunPlan
+from stepengine.redaction import left_out
 from stepengine.runtime.limits import Price
 from stepengine.runtime.performer import Item, Middleware, Performer
 from stepengine.runtime.performing import ModelRegistry
@@ -334,7 +335,24 @@ class JournaledRun:
         self.past = Past(history, Fingerprints(self.source.redactor), leeway)
         self.replayer = Replayer(self, self.past)
         self.opening = opening_of(history)
+        if self.mode is Mode.RESUME and not history.is_complete:
+            self._tell_of_secrets(self.opening)
         self.takes_over = self.mode is Mode.REPLAY and not leeway.is_loose
+
+    def _tell_of_secrets(self, opening: Opening) -> None:
+        """
+        Warn of params that a journal kept without their secrets: what happens from now on is given placeholders.
+
+        They are not put back: whoever wrote the journal would choose which of this process's secrets go where.
+        """
+        names = left_out(to_text(opening.params))
+        if names:
+            told = ", ".join(names)
+            self.warnings.append(
+                f"{self.source.name} does not keep the secrets that the params of this run held ({told}): what goes on is given "
+                f"{f'<redacted:{names[0]}>'!r} in place of the value; give agents the name of a secret, and look up its value "
+                "in the function or tool that needs it"
+            )
 
     # --- for the engine -----------------------------------------------------------------------------------------------
 

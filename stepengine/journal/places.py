@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from stepengine.errors import JournalError, JournalLocked, JournalWriteFailed
+from stepengine.tools.files.atomic import make_folder
 
 __all__ = (
     "OWNER_ONLY",
@@ -31,7 +32,6 @@ __all__ = (
     "opened_for_writing",
     "opened_new",
     "said",
-    "sync_folder",
     "unusable",
 )
 
@@ -136,23 +136,10 @@ def made_folder(folder: Path) -> None:
     Raises:
         JournalError: when one cannot be made.
     """
-    missing = [one for one in (folder, *folder.parents) if not one.exists()]
     try:
-        for one in reversed(missing):
-            one.mkdir(FOLDER, exist_ok=True)
-        folder.mkdir(FOLDER, exist_ok=True)
+        make_folder(folder, FOLDER)
     except OSError as error:
         raise unusable(folder, error) from error
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder as durable as the content of their files (reliability JR12)."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def said(error: OSError) -> str:

@@ -24,12 +24,12 @@ from stepengine.journal.places import (
     make_private,
     opened_for_writing,
     opened_new,
-    sync_folder,
 )
 from stepengine.journal.reading import read_lines
 from stepengine.journal.records import Record
 from stepengine.journal.store import Journal, LineWriter, Writer
-from stepengine.runtime.write_ahead import write_ahead
+from stepengine.runtime.write_ahead import transaction, write_ahead
+from stepengine.tools.files.atomic import sync_folder
 
 if TYPE_CHECKING:
     import sqlite3
@@ -109,7 +109,7 @@ class SqliteJournal(Journal):
     def set_aside(self) -> Journal:
         """Copy the run to one in the same file that is new, such as ``RUN-before-1``."""
         run, number = self._bound_run(), 0
-        with _connection(self.path, create=True) as database, _transaction(database):
+        with _connection(self.path, create=True) as database, transaction(database):
             while True:
                 number += 1
                 end = f"-before-{number}"
@@ -123,7 +123,7 @@ class SqliteJournal(Journal):
         """Replace the run by *records* in one transaction."""
         History(records, self.name)
         run, lines = self._bound_run(), self.lines_of(records)
-        with _connection(self.path, create=True) as database, _transaction(database):
+        with _connection(self.path, create=True) as database, transaction(database):
             database.execute("DELETE FROM lines WHERE run = ?", (run,))
             database.executemany("INSERT INTO lines VALUES (?, ?, ?)", [(run, n, x) for n, x in enumerate(lines)])
 
@@ -168,7 +168,7 @@ class SqliteWriter(LineWriter):
 
         rows = [(self._run, number, line) for number, line in enumerate(lines, self._count)]
         try:
-            with _transaction(self._database):
+            with transaction(self._database):
                 self._database.executemany("INSERT INTO lines VALUES (?, ?, ?)", rows)
         except sqlite3.Error as error:
             raise self._failed(str(error)) from error
@@ -269,17 +269,6 @@ def _connection(path: Path, *, create: bool = False) -> Iterator[sqlite3.Connect
         raise JournalError(msg) from error
     finally:
         database.close()
-
-
-@contextlib.contextmanager
-def _transaction(database: sqlite3.Connection) -> Iterator[None]:
-    database.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-    except BaseException:
-        database.execute("ROLLBACK")
-        raise
-    database.execute("COMMIT")
 
 
 def _has_table(database: sqlite3.Connection) -> bool:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import warnings
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from functools import cache, partial
 from typing import Any, ClassVar, Protocol
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, finalize
 
 import attrs
 
@@ -201,6 +202,8 @@ class HttpProvider(Provider):
         self._unsearching: set[str] = set()
         self._unhidden: tuple[ToolSpec, ...] = ()
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, _Ready] = WeakKeyDictionary()
+        self._unclosed: set[str] = set()
+        finalize(self, _warn_of_unclosed, self._unclosed)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
@@ -341,6 +344,8 @@ class HttpProvider(Provider):
             GIVEN.learn(os.environ)
             client = self._client(credentials, base_url, http_client)
             ready = self._clients[loop] = _Ready(client, credentials, http_client)
+            if self._transport is None:
+                self._unclosed.add(repr(self))
         discreet()
         return ready
 
@@ -500,6 +505,7 @@ class HttpProvider(Provider):
     async def close(self) -> None:
         """Close the client of this event loop, and those of loops that still run elsewhere."""
         here = asyncio.get_running_loop()
+        self._unclosed.clear()
         for loop, ready in list(self._clients.items()):
             self._clients.pop(loop, None)
             if loop is here:
@@ -594,6 +600,13 @@ class HttpProvider(Provider):
     def _finished(self, reply: ModelReply, request: ModelRequest) -> ModelReply:
         """Return *reply* with what the wire could not do itself."""
         return reply
+
+
+def _warn_of_unclosed(unclosed: set[str]) -> None:
+    """Warn of a provider that nobody uses any more and nobody closed: Python closes its sockets, and names only them."""
+    for name in unclosed:
+        msg = f"the connections of {name} were never closed; use `async with Engine(...)`, or its aclose() or close()"
+        warnings.warn(msg, ResourceWarning, stacklevel=2)
 
 
 @attrs.frozen

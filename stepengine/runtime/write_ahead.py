@@ -1,14 +1,16 @@
-"""Opening SQLite databases that several processes use."""
+"""Opening SQLite databases that several processes use, and writing to them."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import sqlite3
 
-__all__ = ("write_ahead",)
+__all__ = ("transaction", "write_ahead")
 
 PAUSE = 0.005
 
@@ -34,3 +36,21 @@ def write_ahead(database: sqlite3.Connection, seconds: float) -> None:
             time.sleep(PAUSE)
         else:
             return
+
+
+@contextmanager
+def transaction(database: sqlite3.Connection) -> Iterator[None]:
+    """
+    Commit what is written meanwhile, all of it or nothing.
+
+    Raises:
+        sqlite3.Error: what SQLite says of a statement that it cannot carry out, such as that the disk is full.
+    """
+    database.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        database.execute("COMMIT")
+    finally:
+        # After some errors SQLite has rolled back by itself, and would refuse to do it twice.
+        if database.in_transaction:
+            database.execute("ROLLBACK")

@@ -31,9 +31,9 @@ from stepengine.data.state import AgentState
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage
 from stepengine.errors import DataError, SessionConflict, SessionError, StepEngineError
-from stepengine.runtime.write_ahead import write_ahead
+from stepengine.runtime.write_ahead import transaction, write_ahead
 from stepengine.sessions.session import Session, SessionInfo, TurnPlace, check_id, mended, messages_from_json
-from stepengine.tools.files.atomic import replace_path
+from stepengine.tools.files.atomic import make_folder, replace_path
 
 if TYPE_CHECKING:
     import sqlite3
@@ -421,7 +421,7 @@ class FileSessions(Store):
         super().__init__(clock=clock)
         self.root = Path(root)
         try:
-            self.root.mkdir(mode=FOLDER, parents=True, exist_ok=True)
+            make_folder(self.root, FOLDER)
         except OSError as error:
             msg = f"the folder {str(self.root)!r} for sessions cannot be made: {error.strerror}"
             raise SessionError(msg) from None
@@ -456,7 +456,7 @@ class FileSessions(Store):
     def save(self, session: Session) -> Session:
         folder = self.folder(session.session_id)
         try:
-            folder.mkdir(mode=FOLDER, exist_ok=True)
+            make_folder(folder, FOLDER)
             with self._locked(folder):
                 described = _read_json(folder / "metadata.json")
                 stored = 0 if described is None else _described(described, session.session_id, str(folder)).version
@@ -617,14 +617,8 @@ class SqliteSessions(Store):
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._open() as database:
-            database.execute("BEGIN IMMEDIATE")
-            try:
-                yield database
-            except BaseException:
-                database.execute("ROLLBACK")
-                raise
-            database.execute("COMMIT")
+        with self._open() as database, transaction(database):
+            yield database
 
     @override
     def load(self, session_id: str) -> Session:

@@ -15,6 +15,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, TypeAlias
+from urllib.parse import urlsplit
 
 import attrs
 
@@ -184,6 +185,10 @@ def _tree(data: bytes, source: str) -> Any:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         msg = f"{source} cannot be read as plain YAML: {error}"
         raise DataError(msg) from None
+    except (ValueError, LookupError, AttributeError, TypeError) as error:
+        # What PyYAML's constructors raise for a value that is not of the type that its tag or its form announces.
+        msg = f"{source} cannot be read as plain YAML: it holds a value that is not of its type ({type(error).__name__}: {error})"
+        raise DataError(msg) from None
 
 
 def _bounded(text: str, source: str) -> None:
@@ -244,7 +249,7 @@ def _read_interaction(item: Any, source: str, index: int) -> Interaction:
     return Interaction(
         RecordedRequest(
             _text(request.get("method"), source, f"{at}.request.method"),
-            _text(request.get("uri"), source, f"{at}.request.uri"),
+            _address(request.get("uri"), source, f"{at}.request.uri"),
             _header_pairs(request.get("headers"), source, f"{at}.request.headers"),
             _read_body(request, source, f"{at}.request", bare=True)[0],
         ),
@@ -342,6 +347,15 @@ def _text(value: Any, source: str, at: str) -> str:
     if isinstance(value, str):
         return value
     raise _misfit(value, "a text", source, at)
+
+
+def _address(value: Any, source: str, at: str) -> str:
+    text = _text(value, source, at)
+    try:
+        _ = urlsplit(text).port
+    except ValueError:
+        raise _misfit(text, "an address such as 'https://host/path'", source, at) from None
+    return text
 
 
 def _mapping(value: Any, source: str, at: str) -> None:

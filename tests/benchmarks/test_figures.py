@@ -10,6 +10,7 @@ import sys
 import xml.etree.ElementTree as ET
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,6 +62,63 @@ def test_a_journal_is_judged_by_what_it_costs_more_than_a_run_without() -> None:
         sheet_of(bare, ("W4", "replay, memory", "stepengine", 1_000, [160.0])), "from memory, N=1,000"
     )
     assert "BROKEN" == word_of(sheet_of(bare, ("W4", "memory", "stepengine", 1_000, [131.0])), "not, memory, N=1,000")
+
+
+def held(budget: str, what: str, most: float, *figures: tuple[str, str, str, int, list[float]]) -> Any:
+    """
+    Return a case: the first of the figures is 1, the second, where there is one, what it is divided by.
+    """
+    return pytest.param(budget, what, most, figures, id=f"{budget} {what}")
+
+
+def w3(who: str, count: int) -> tuple[str, str, str, int, list[float]]:
+    return ("W3", "steps", who, count, [1.0])
+
+
+BOUNDS = [
+    held("Q3", "1,000 runs at once", 1.0, ("W2", "run", "stepengine", 1_000, [1.0]), ("W2", "run", "bu_agent_sdk", 1_000, [1.0])),
+    held("Q3", "kept for a finished run", 20 * 1024, ("W2", "memory", "stepengine", 200, [1.0])),
+    *[
+        held("Q4", f"SDK's loop, {protocol}", most, w3(f"stepengine, {protocol}", 100), w3(f"bare, {protocol}", 100))
+        for protocol, most in {"openai": 0.15, "openai_chat": 0.15, "google": 0.2, "anthropic": 0.9}.items()
+    ],
+    *[
+        held("Q5", f"N=300 against N=10, {protocol}", 1.5, w3(f"stepengine, {protocol}", 300), w3(f"stepengine, {protocol}", 10))
+        for protocol in ("openai", "openai_chat", "google", "anthropic")
+    ],
+    held(
+        "Q7", "against vcrpy", 0.01,
+        ("W4", "cassette, playing", "stepengine", 200, [1.0]), ("W4", "cassette, playing", "vcrpy", 200, [1.0]),
+    ),
+    held("Q11", "resuming a journal of 10,000 records", 1.0, ("W4", "resuming", "stepengine", 10_000, [1.0])),
+    held(
+        "Q11", "a record of 10,000 against one of 1,000", 1.3,
+        ("W4", "resuming, us per record", "stepengine", 10_000, [1.0]), ("W4", "resuming, us per record", "stepengine", 1_000, [1.0]),
+    ),
+    held(
+        "Q12", "100 children of one parent", 1.5,
+        ("W2", "children", "stepengine", 100, [1.0]), ("W2", "alone", "stepengine", 100, [1.0]),
+    ),
+    held(
+        "Q12", "a child among 4,000", 1.3,
+        ("W2", "children", "stepengine", 4_000, [1.0]), ("W2", "children", "stepengine", 100, [1.0]),
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.spec(
+    "performance:Q3", "performance:Q4", "performance:Q5", "performance:Q7", "performance:Q11", "performance:Q12"
+)
+@pytest.mark.parametrize(("budget", "what", "most", "figures"), BOUNDS)
+def test_the_bound_of_a_budget_is_that_of_its_row(budget: str, what: str, most: float, figures: Any) -> None:
+    def judged(factor: float) -> tuple[str, str]:
+        (mine, *rest) = figures
+        sheet = sheet_of((*mine[:4], [most * factor]), *rest)
+        (verdict,) = [verdict for verdict in judge(sheet) if verdict.found is not None and what in verdict.what]
+        return verdict.budget, verdict.word
+
+    assert (budget, "holds") == judged(0.999)
+    assert (budget, "BROKEN") == judged(1.001)
 
 
 def test_a_ratio_is_taken_within_each_round_and_keeps_its_spread() -> None:

@@ -34,7 +34,7 @@ def load(home, *, user="", project="", name="stepengine.toml", config=None, **en
 PLACES = ("user", "project", "config", "environment", "argument")
 
 
-@pytest.mark.spec("requirements:P10", "requirements:X62", "interfaces:IF103")
+@pytest.mark.spec("requirements:P10", "requirements:X62", "interfaces:IF103", "requirements:X32")
 @given(st.sets(st.sampled_from(PLACES)))
 def test_the_nearest_place_wins_leaf_by_leaf_and_says_where_it_is(tmp_path_factory, places):
     home = tmp_path_factory.mktemp("any")

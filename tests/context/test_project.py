@@ -190,7 +190,7 @@ def test_git_runs_no_program_that_the_repository_names(tmp_path: Path) -> None:
     assert not ran.exists()
 
 
-@pytest.mark.spec("interfaces:IF91", "interfaces:IF86")
+@pytest.mark.spec("interfaces:IF91", "interfaces:IF86", "generator-contract:T32")
 def test_skills_are_found_in_order_and_bad_heads_are_left_out_with_a_reason(tmp_path: Path, home: Path) -> None:
     skill(tmp_path, "one", "name: one\ndescription: ours\n", under=".stepengine/skills")
     skill(tmp_path, "one", "name: one\ndescription: theirs\n", under=".claude/skills")
@@ -218,7 +218,7 @@ def test_skills_are_found_in_order_and_bad_heads_are_left_out_with_a_reason(tmp_
         ]
 
 
-@pytest.mark.spec("interfaces:IF91")
+@pytest.mark.spec("interfaces:IF91", "generator-contract:T32")
 def test_a_skill_is_read_with_its_files_and_leads_nowhere_else(tmp_path: Path) -> None:
     path = skill(
         tmp_path, "notes", "name: notes\ndescription: Writes notes.\nallowed-tools: Bash\n", "Follow form.md.\n"
@@ -228,7 +228,8 @@ def test_a_skill_is_read_with_its_files_and_leads_nowhere_else(tmp_path: Path) -
     calls = [{"name": "notes"}, {"name": "notes", "file": "form.md"}, {"name": "notes", "file": "more/x.md"}]
     calls += [{"name": "notes", "file": "../../../secret.md"}, {"name": "note"}]
     _, model, _ = run(tmp_path, [*[tool_call("skill", given) for given in calls], "Done."])
-    body, form, long, out, near = [m.text for m in model.calls[-1].messages if m.role == "tool"]
+    told = [m for m in model.calls[-1].messages if m.role == "tool"]
+    body, form, long, out, near = [m.text for m in told]
 
     assert "Follow form.md." in body
     assert "- form.md\n- more/x.md" in body
@@ -240,6 +241,7 @@ def test_a_skill_is_read_with_its_files_and_leads_nowhere_else(tmp_path: Path) -
     assert "KEY" not in out
     assert "outside of the root" in out
     assert "near to it: notes" in near
+    assert [False, False, False, True, True] == [m.is_error for m in told]
 
 
 @pytest.mark.spec("interfaces:IF91")

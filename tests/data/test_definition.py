@@ -375,7 +375,7 @@ WRONG: dict[str, tuple[Any, str, int | None]] = {
 }
 
 
-@pytest.mark.spec("requirements:A12", "reliability:GN11", "generator-contract:G1")
+@pytest.mark.spec("requirements:A12", "reliability:GN11", "generator-contract:G1", "generator-contract:V2")
 @pytest.mark.parametrize("case", sorted(WRONG))
 def test_a_handler_that_is_no_generator_function_is_refused_with_file_and_line(case: str) -> None:
     fn, reason, line = WRONG[case]

@@ -294,7 +294,7 @@ def test_compact_keeps_order_and_characters() -> None:
         compact(float("nan"))
 
 
-@pytest.mark.spec("reliability:JR40", "replay:J10")
+@pytest.mark.spec("reliability:JR40", "replay:J10", "reliability:K9")
 @given(st.dictionaries(strategies.text, strategies.json_values()))
 def test_the_canonical_form_depends_on_the_value_and_not_on_the_order_of_keys(value: dict[str, Any]) -> None:
     turned = dict(reversed(value.items()))

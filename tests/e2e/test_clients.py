@@ -89,11 +89,12 @@ def agent(name: str) -> AgentDefinition[Any]:
     return AgentDefinition(name.replace("/", "-"), model=name)
 
 
+@pytest.mark.spec("reliability:RS11")
 async def test_an_engine_has_one_client_per_provider_and_closes_it_when_it_is_closed(
     servers: list[KeepsOpen], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """
-    Whatever the model, the agent and the run; another base URL has another client.
+    Whatever the model, the agent and the run; another base URL has another client, and so has another key.
     """
     made: list[httpx2.AsyncClient] = []
 
@@ -105,16 +106,18 @@ async def test_an_engine_has_one_client_per_provider_and_closes_it_when_it_is_cl
     monkeypatch.setattr(httpx2, "AsyncClient", Counted)
     here, there = servers
     models = {name: OpenAIChatProvider(name, base_url=s.url) for name, s in (("here", here), ("there", there))}
+    models["other"] = OpenAIChatProvider("other", "another-key-0123456789", base_url=there.url)
     async with Engine(models=models) as engine:
-        said = [(await engine.run(agent(name), "go")).text for name in ("here/a", "here/b", "here/a", "there/a")]
+        asked = ("here/a", "here/b", "here/a", "there/a", "other/a", "other/b")
+        said = [(await engine.run(agent(name), "go")).text for name in asked]
         clients, were_closed = len(made), [client.is_closed for client in made]
         opened, still_open = (here.opened, there.opened), (here.open, there.open)
 
-    assert ["hi"] * 4 == said
-    assert (["a", "b", "a"], ["a"]) == (here.models, there.models)
-    assert (2, [False, False]) == (clients, were_closed)
-    assert ((1, 1), (1, 1)) == (opened, still_open)
-    assert [True, True] == [client.is_closed for client in made]
+    assert ["hi"] * 6 == said
+    assert (["a", "b", "a"], ["a", "a", "b"]) == (here.models, there.models)
+    assert (3, [False] * 3) == (clients, were_closed)
+    assert ((1, 2), (1, 2)) == (opened, still_open)
+    assert [True] * 3 == [client.is_closed for client in made]
     assert here.all_closed()
     assert there.all_closed()
 
@@ -190,14 +193,20 @@ WAYS = {
 }
 
 
+TOLD = (
+    "ResourceWarning: the connections of <OpenAIChatProvider 'local'> were never closed; use `async with Engine(...)`"
+)
+
+
 @pytest.mark.deep
+@pytest.mark.spec("reliability:RS11")
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("way", WAYS)
 def test_the_connection_of_an_engine_that_nobody_closed_is_warned_of_and_closed_without_an_error(
     stepengine: Any, servers: list[KeepsOpen], way: str
 ) -> None:
     """
-    The warnings are Python's own, of the connection: there is no single one of the engine yet.
+    One warning says what to do; those of each connection are Python's own.
     """
     done = subprocess.run(
         [sys.executable, "-W", "always::ResourceWarning", "-c", HEAD + textwrap.dedent(WAYS[way]), servers[0].url],
@@ -206,6 +215,45 @@ def test_the_connection_of_an_engine_that_nobody_closed_is_warned_of_and_closed_
 
     assert (0, "hi True\n") == (done.returncode, done.stdout), done.stderr
     assert "ResourceWarning: unclosed transport" in done.stderr
+    assert 1 == done.stderr.count(TOLD)
     for word in ("Event loop is closed", "Traceback", "Exception ignored", "was destroyed"):
         assert word not in done.stderr
     assert servers[0].all_closed()
+
+
+CLOSED = {
+    "with": """
+        with made() as engine:
+            print(engine.run_sync(agent, "go").text, True)
+    """,
+    "async with": """
+        async def main():
+            async with made() as engine:
+                print((await engine.run(agent, "go")).text, True)
+
+        asyncio.run(main())
+    """,
+    "shared": """
+        provider = OpenAIChatProvider("local", base_url=sys.argv[1])
+        for _ in range(2):
+            said = Engine(models=provider).run_sync(agent, "go").text
+            gc.collect()
+        with Engine(models=provider):
+            print(said, True)
+    """,
+}
+
+
+@pytest.mark.deep
+@pytest.mark.spec("reliability:RS11")
+@pytest.mark.parametrize("way", CLOSED)
+def test_nobody_is_warned_of_a_provider_that_was_closed_or_is_in_use(
+    stepengine: Any, servers: list[KeepsOpen], way: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "always::ResourceWarning", "-c", HEAD + textwrap.dedent(CLOSED[way]), servers[0].url],
+        env=attrs.evolve(stepengine, network=True).environment, capture_output=True, text=True, check=False, timeout=50,
+    )  # fmt: skip
+
+    assert (0, "hi True\n") == (done.returncode, done.stdout), done.stderr
+    assert "were never closed" not in done.stderr

@@ -87,7 +87,7 @@ def world():
 PUT, GET = tool_call("put", {"x": 1}), tool_call("get", {"x": 2})
 
 
-@pytest.mark.spec("requirements:M8")
+@pytest.mark.spec("requirements:M8", "requirements:X4")
 def test_without_a_policy_every_call_is_allowed(world):
     assert RunStatus.COMPLETED is world.run([tool_calls(PUT, GET), text("ok")], None).status
     assert [("put", 1), ("get", 2)] == world.done
@@ -570,7 +570,7 @@ def unattended(world, **options):
     return Engine([agent], world.tools, world.model, permissions=policy, **options)
 
 
-@pytest.mark.spec("requirements:M17")
+@pytest.mark.spec("requirements:M17", "requirements:X4")
 @pytest.mark.parametrize(
     ("engine", "run", "status"),
     [

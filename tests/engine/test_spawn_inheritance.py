@@ -334,6 +334,7 @@ def without_notes(messages: Any) -> list[str]:
     "generator-contract:T30",
     "generator-contract:D13",
     "generator-contract:D32",
+    "generator-contract:V13",
 )
 async def test_an_inline_child_of_a_model_leaves_its_history_before_the_reply_and_takes_its_own_messages_away():
     scripted = ScriptedModel(

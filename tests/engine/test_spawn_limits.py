@@ -140,7 +140,7 @@ def tree_of(random: Random) -> AgentDefinition[Any]:
 
 
 @pytest.mark.deep
-@pytest.mark.spec("reliability:SP07", "reliability:SP06", "reliability:I8", "reliability:R6")
+@pytest.mark.spec("reliability:SP07", "reliability:SP06", "reliability:I8", "reliability:R6", "reliability:K12")
 async def test_no_schedule_of_a_tree_spends_more_than_its_limits():
     refused = 0
     for seed in range(1000):

@@ -102,7 +102,7 @@ async def test_what_follows_the_terminal_marker_is_ignored_and_the_connection_is
 
 
 @pytest.mark.deep
-@pytest.mark.spec("reliability:MP20", "ecosystem:EC65", "ecosystem:EC116", "ecosystem:EC213")
+@pytest.mark.spec("reliability:MP20", "ecosystem:EC65", "ecosystem:EC116", "ecosystem:EC213", "reliability:K5")
 async def test_a_body_that_ends_before_the_terminal_marker_is_no_reply_at_every_byte(wire):
     body = b"".join(wire.stream(*BOTH))
     start = body.index(wire.marker)
@@ -202,7 +202,7 @@ STATUSES = [
 ]
 
 
-@pytest.mark.spec("requirements:G21", "ecosystem:EC59", "ecosystem:EC67", "ecosystem:EC212")
+@pytest.mark.spec("requirements:G21", "ecosystem:EC59", "ecosystem:EC67", "ecosystem:EC212", "reliability:K5")
 @pytest.mark.parametrize(
     ("status", "kind", "retryable"),
     [
@@ -317,7 +317,7 @@ async def test_a_redirect_is_not_followed(wire):
     assert (error.status, error.retryable, len(requests)) == (307, False, 1)
 
 
-@pytest.mark.spec("reliability:MP16", "reliability:MP17", "ecosystem:EC61")
+@pytest.mark.spec("reliability:MP16", "reliability:MP17", "ecosystem:EC61", "reliability:K5")
 async def test_a_connection_that_fails_is_worth_another_try(wire):
     async with fault_server(sse()) as server:
         pass

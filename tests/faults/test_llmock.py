@@ -6,6 +6,7 @@ It runs as a process of its own, because it brings another HTTP library. Needs t
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -14,16 +15,20 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
+from stepengine import AgentDefinition, Engine, RetryPolicy, RunStatus, tool
 from stepengine.data.messages import AssistantMessage, ToolCallPart, ToolMessage, UserMessage
 from stepengine.data.models import ModelRequest, ReplyDone
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.errors import ContextOverflow, ModelError, TruncatedReply
+from stepengine.journal import MemoryJournal
 from stepengine.models import AnthropicProvider, GoogleProvider, OpenAIChatProvider, OpenAIProvider
 
 COMMAND = shutil.which("llmock")
@@ -51,14 +56,14 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
+@contextmanager
+def served(*options: str) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     # It may live in an environment of its own, where this one's import path means nothing.
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    command = [COMMAND, "serve", "--port", str(port), "--log-level", "error"]
+    command = [COMMAND, "serve", "--port", str(port), "--log-level", "error", *options]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=env)
     url = f"http://127.0.0.1:{port}"
     try:
@@ -72,6 +77,12 @@ def server() -> Iterator[str]:
     finally:
         process.terminate()
         process.wait(10)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with served() as url:
+        yield url
 
 
 def post(url: str, what: str, **body: Any) -> None:
@@ -169,3 +180,67 @@ async def test_a_context_overflow_is_recognised(wire, ask, scenario):
     with pytest.raises(ModelError) as caught:
         await ask()
     assert isinstance(caught.value, ContextOverflow)
+
+
+CHAOS = [
+    "--error-rate",
+    "503=0.1",
+    "--error-rate",
+    "429=0.05",
+    "--stream-fault",
+    "truncate=0.03",
+    "--stream-fault",
+    "disconnect=0.03",
+]
+RUNS = 30
+
+
+@pytest.fixture(scope="module")
+def chaotic() -> Iterator[str]:
+    with served(*CHAOS) as url:
+        yield url
+
+
+@tool(in_thread=False)
+def add(a: int = 0, b: int = 0) -> int:
+    """Adds."""
+    return a + b
+
+
+def requests_at(url: str) -> list[Any]:
+    with urllib.request.urlopen(f"{url}/_llmock/requests", timeout=10) as answered:
+        found = json.load(answered)
+    return found["requests"] if isinstance(found, dict) else found
+
+
+def attempts_in(journal: MemoryJournal) -> int:
+    """Return how many requests a journal knows of: those that failed, and the one of each call that did not."""
+    history = journal.history()
+    calls = {address for address, intent in history.intents.items() if intent.type == "CallModel"}
+    known = [json.loads(line) for line in journal.lines() if b'"kind":"result"' in line]
+    ended = [one for one in known if (one.get("path", ""), one["seq"]) in calls]
+    return sum(len(one.get("attempts", ())) + ("value" in one) for one in ended)
+
+
+@pytest.mark.deep
+@pytest.mark.spec("reliability:K6", "reliability:R21", "reliability:MP12", "reliability:MP19")
+async def test_among_random_faults_every_run_ends_and_every_request_is_counted(wire, chaotic):
+    """
+    A fifth of the requests fail, or break off in the middle; a run asks twice, with a tool between.
+    """
+    post(chaotic, "reset")
+    provider = provider_of(wire, chaotic + PATHS[wire])
+    agent = AgentDefinition("adder", model=f"{provider.name}/{WIRES[wire]}", tools=[add])
+    async with Engine(models=provider, pricing=None, retry=RetryPolicy(base=0.001, cap=0.002)) as engine:
+        journals = [MemoryJournal() for _ in range(RUNS)]
+        results = await asyncio.gather(*[engine.run(agent, f"Add {n}.", journal=j) for n, j in enumerate(journals)])
+    asked = len(await asyncio.to_thread(requests_at, chaotic))
+    ended = Counter(result.status for result in results)
+
+    assert {RunStatus.COMPLETED, RunStatus.FAILED} >= set(ended)
+    assert ended[RunStatus.COMPLETED] > RUNS / 2
+    assert all(isinstance(r.error, ModelError) and r.error.retryable for r in results if r.status is RunStatus.FAILED)
+    assert asked == sum(map(attempts_in, journals))
+    assert sum(result.usage.requests for result in results) < asked
+    assert asked > 2 * RUNS
+    assert all([call.result.text for call in r.tool_calls] for r in results if r.status is RunStatus.COMPLETED)

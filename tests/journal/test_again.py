@@ -355,7 +355,7 @@ def in_process(script: str, seed: str) -> str:
 
 
 @pytest.mark.deep
-@pytest.mark.spec("reliability:I3", "reliability:R12", "requirements:P2")
+@pytest.mark.spec("reliability:I3", "reliability:R12", "requirements:P2", "reliability:K17")
 def test_replays_and_recordings_are_byte_equal_under_every_hash_seed() -> None:
     script = REPLAYS.format(folder=str(Path(__file__).parent), golden=str(GOLDEN))
     assert len({in_process(script, seed) for seed in ("0", "1", "random")}) == 1

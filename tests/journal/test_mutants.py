@@ -152,7 +152,7 @@ def test_a_changed_journal_with_right_checksums_is_refused_by_the_number_of_its_
 
 
 @pytest.mark.deep
-@pytest.mark.spec("reliability:R14", "reliability:R22")
+@pytest.mark.spec("reliability:R14", "reliability:R22", "reliability:K10")
 @pytest.mark.parametrize("chunk", range(DEEP))
 def test_a_changed_journal_is_refused_or_serves_in_every_way_in_which_it_is_read(
     chunk: int, bases: Any, fresh_world: type, tmp_path: Path

@@ -14,7 +14,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepengine import STEP, AgentDefinition, Ask, Engine, Perform, RunStatus, Tool, ToolCall
+from stepengine import (
+    STEP,
+    AgentCall,
+    AgentDefinition,
+    Ask,
+    Complete,
+    Engine,
+    Parallel,
+    Perform,
+    RunStatus,
+    Tool,
+    ToolCall,
+)
 from stepengine.errors import DataError, JournalWriteFailed, PerformError
 from stepengine.journal import FileJournal, MemoryJournal, Redactor, SecretFound, SqliteJournal, check, scrub
 from stepengine.redaction import known_in, redactor_for
@@ -244,7 +256,7 @@ def test_what_still_looks_like_a_secret_after_cleaning_is_not_written(rig, tmp_p
     assert check(journal)
 
 
-@pytest.mark.spec("replay:K1", "replay:K5")
+@pytest.mark.spec("replay:K1", "replay:K5", "reliability:K9")
 @given(st.text(max_size=60), st.sampled_from([1, 2]))
 def test_a_cleaned_value_cleans_to_itself(words, number):
     redactor = Redactor({"hunter2-hunter2": "PW"}, shapes=True)
@@ -300,3 +312,101 @@ def test_what_cannot_be_stored_is_refused_where_it_came_in_and_a_huge_record_nam
     assert isinstance(result.error, JournalWriteFailed)
     assert "the result of #4 has 20" in str(result.error)
     assert check(journal)
+
+
+# --- what a caller gives ----------------------------------------------------------------------------------------------
+
+
+TOKEN = 'tok-4711-aB3dE6gH9jK2"mN5pQ8/sT1vW4'
+
+
+@pytest.mark.spec("reliability:SC11", "reliability:R11")
+@pytest.mark.parametrize("kind", ["file", "sqlite", "memory"])
+@pytest.mark.parametrize("known", ["by the environment", "by the journal"])
+def test_a_secret_in_params_arguments_and_inputs_reaches_who_it_is_for_and_no_journal(
+    rig, tmp_path, kind, known, monkeypatch
+):
+    """
+    Whole values, parts of longer ones, keys of objects, of the run, of its children, of handlers and of models.
+    """
+    got = []
+
+    def send(*args, **kwargs):
+        got.append(json.dumps([args, kwargs]))
+        return f"sent {kwargs or args}"
+
+    def act(given):
+        got.append(json.dumps(dict(given)))
+        return "acted"
+
+    def child_steps(ctx):
+        yield from Perform(send, ctx.params["token"], ctx.prompt)
+
+    def handle_steps(ctx):
+        token = ctx.params["token"]
+        yield from Perform(send, token, headers={"Authorization": f"Bearer {token}", token: [token]})
+        yield from Perform.idempotent(send, [{"deep": {"deeper": token}}])
+        yield from ToolCall("act", {"key": token, "note": f"with {token}", "list": [[token]]})
+        yield from AgentCall("child", f"use {token}", {"token": token})
+        yield from Parallel(
+            Perform(send, token), ToolCall("act", {"key": token}), AgentCall("child", "", {"token": token})
+        )
+        yield from Complete(f"is {token} fine?")
+        yield STEP
+        return {"with": token}
+
+    schema = {"type": "object", "properties": {"token": {"type": "string"}}, "required": ["token"]}
+    tool = Tool(name="act", description="d", input_schema={"type": "object"}, run=act, in_thread=False)
+    child = AgentDefinition("child", input_schema=schema, handle_steps=child_steps)
+    agent = AgentDefinition(
+        "a", model="t/m", tools=[tool], spawnable_agents=[child], input_schema=schema, handle_steps=handle_steps
+    )
+    options = {"secrets": {TOKEN: "SHOP_TOKEN"}} if known == "by the journal" else {}
+    if not options:
+        monkeypatch.setenv("SHOP_TOKEN", TOKEN)
+    journal = {
+        "file": lambda: FileJournal(tmp_path / "j.jsonl", **options),
+        "sqlite": lambda: SqliteJournal(tmp_path / "j.db", "one", **options),
+        "memory": lambda: MemoryJournal(**options),
+    }[kind]()
+    replies = [text("yes"), tool_call("act", {"key": TOKEN})]
+    result = rig(agent, replies).record(journal, f"go with {TOKEN}", params={"token": TOKEN}, metadata={"of": TOKEN})
+
+    assert result.status is RunStatus.COMPLETED, result.error
+    assert len(got) == 8
+    assert all(json.dumps(TOKEN)[1:-1] in given and "<redacted" not in given for given in got)
+    written = b"".join(journal.lines()) if kind == "memory" else b"".join(f.read_bytes() for f in tmp_path.iterdir())
+    assert [] == [form for form in forms(TOKEN) if form in written]
+    assert written.count(b"<redacted:SHOP_TOKEN>") > 12
+
+    monkeypatch.delenv("SHOP_TOKEN", raising=False)
+    got.clear()
+    again = rig(agent).replay(MemoryJournal(journal.content()))
+    assert (again.status, again.output, got) == (RunStatus.COMPLETED, {"with": "<redacted:SHOP_TOKEN>"}, [])
+
+
+@pytest.mark.spec("reliability:SC11")
+@pytest.mark.parametrize("token", [TOKEN, "no secret"])
+def test_a_run_that_goes_on_without_the_secrets_of_its_params_says_so_by_their_names(rig, token):
+    got = []
+
+    def handle_steps(ctx):
+        yield from Perform(got.append, ctx.params["token"])
+        yield from Ask("Go on?")
+        yield from Perform(got.append, ctx.params["token"])
+
+    agent = AgentDefinition("a", handle_steps=handle_steps)
+    journal = MemoryJournal(secrets={TOKEN: "SHOP_TOKEN"})
+    first = rig(agent).record(journal, params={"token": token, "note": f"with {token}"})
+    stored = MemoryJournal(journal.lines())
+    again = rig(agent).resume(stored, {"Go on?": "yes"})
+    replayed = rig(agent).replay(MemoryJournal(stored.lines()))
+    ended = rig(agent).resume(MemoryJournal(stored.lines()))
+
+    assert (first.warnings, replayed.warnings, ended.warnings) == ((), (), ())
+    if token == TOKEN:
+        assert got == [TOKEN, "<redacted:SHOP_TOKEN>"]
+        (warning,) = again.warnings
+        assert "that the params of this run held (SHOP_TOKEN)" in warning
+    else:
+        assert (got, again.warnings) == ([token, token], ())

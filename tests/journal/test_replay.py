@@ -84,7 +84,7 @@ def test_a_replay_does_nothing_and_gives_an_equal_result_and_a_byte_equal_journa
         assert again.journal.lines() == result.journal.lines()
 
 
-@pytest.mark.spec("requirements:P2", "replay:J19", "replay:D1")
+@pytest.mark.spec("requirements:P2", "replay:J19", "replay:D1", "replay:U15")
 def test_everything_that_a_handler_may_ask_for_comes_from_the_record(rig):
     async def slow(n: int) -> int:
         await asyncio.sleep(0)

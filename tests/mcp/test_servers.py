@@ -26,7 +26,7 @@ def results(result: Any) -> list[tuple[str, str]]:
     return [(one.result.status, one.result.text) for one in result.tool_calls]
 
 
-@pytest.mark.spec("reliability:MC03", "interfaces:IF61", "interfaces:IF62")
+@pytest.mark.spec("reliability:MC03", "interfaces:IF61", "interfaces:IF62", "generator-contract:T37")
 async def test_a_model_is_shown_the_tools_of_a_server_under_its_name_and_calls_them(
     small: Any, agent: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -53,7 +53,7 @@ async def test_a_handler_calls_a_tool_of_a_server_by_its_name(near: Any, agent: 
     assert 7 == result.unwrap()
 
 
-@pytest.mark.spec("interfaces:IF62")
+@pytest.mark.spec("interfaces:IF62", "generator-contract:T37")
 async def test_what_a_server_refuses_is_an_error_result(near: Any, agent: Any) -> None:
     model = ScriptedModel([tool_call("small__fail", {}), tool_call("small__add", {"a": "x", "b": 1}), "ok"])
 
@@ -326,7 +326,7 @@ async def test_a_program_that_is_not_there_is_said_at_once(agent: Any) -> None:
     assert "the MCP server 'small' did not start: FileNotFoundError" in str(result.error)
 
 
-@pytest.mark.spec("interfaces:IF55")
+@pytest.mark.spec("interfaces:IF55", "generator-contract:T37")
 async def test_an_engine_may_have_the_source_and_agents_list_it_by_name(near: Any) -> None:
     model = ScriptedModel([tool_call("small__add", {"a": 1, "b": 2}), "ok"])
     worker = AgentDefinition("worker", model="test/model", tools=["small"])

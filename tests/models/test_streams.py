@@ -253,7 +253,7 @@ def test_a_stream_that_never_stops_is_cut():
     assert (caught.value.kind, caught.value.retryable) == ("too_large", False)
 
 
-@pytest.mark.spec("reliability:MP25")
+@pytest.mark.spec("reliability:MP25", "reliability:K9")
 @given(
     st.lists(st.tuples(st.sampled_from(["", "a", "message"]), st.lists(st.sampled_from(["x", "é", "", ": y"]), min_size=1, max_size=3)), max_size=4),
     st.sampled_from([b"\n", b"\r\n", b"\r"]),

@@ -77,7 +77,7 @@ async def played(wire: str, scene: str, *, stream: bool) -> tuple[list[Any], Cas
         await provider.close()
 
 
-@pytest.mark.spec("requirements:G3", "requirements:G5")
+@pytest.mark.spec("requirements:G3", "requirements:G5", "reliability:K7")
 @pytest.mark.parametrize(("wire", "scene", "stream"), EACH)
 async def test_an_exchange_is_sent_as_it_was_recorded_and_gives_what_was_said(wire, scene, stream):
     """

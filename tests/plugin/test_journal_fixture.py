@@ -142,7 +142,7 @@ def test_every_way_to_run_an_agent_records_repeats_and_diverges(run, pytester, a
     different.stdout.fnmatch_lines(["FAILED test_it.py::*- stepengine.errors.ReplayDivergence*"] * 4)
 
 
-@pytest.mark.spec("replay:M4", "replay:D10")
+@pytest.mark.spec("replay:M4", "replay:D10", "replay:U6")
 def test_a_changed_run_is_extended_and_a_failed_test_leaves_the_record_alone(run, pytester, agent_test):
     file = pytester.path / FILE
     run(agent_test(1), "--stepengine-record=once")

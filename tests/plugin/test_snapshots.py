@@ -88,6 +88,7 @@ def written() -> set[str]:
 @pytest.mark.spec(
     "replay:F1", "replay:F2", "replay:F3", "replay:F5", "replay:F6", "replay:F7", "replay:F20", "replay:F21",
     "replay:F22", "requirements:P7",
+    "replay:F10",
 )  # fmt: skip
 def test_snapshots_are_written_on_request_compared_line_by_line_and_must_all_be_used(suite: Any) -> None:
     suite(TESTS).assert_outcomes(failed=6)

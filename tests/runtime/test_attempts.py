@@ -131,7 +131,7 @@ async def test_what_the_server_asks_to_wait_is_waited_by_the_clock_of_the_run(wo
         assert least * 1000 <= call.outcome.at
 
 
-@pytest.mark.spec("reliability:MP19", "reliability:MP30", "reliability:R5")
+@pytest.mark.spec("reliability:MP19", "reliability:MP30", "reliability:R5", "generator-contract:V18")
 async def test_a_reply_that_breaks_off_is_taken_back_asked_for_again_and_may_have_been_billed(world, wire):
     events = wire.stream(*SAID)
     end = next(index for index, event in enumerate(events) if wire.marker in event)
@@ -146,7 +146,7 @@ async def test_a_reply_that_breaks_off_is_taken_back_asked_for_again_and_may_hav
     assert usage.at_least or usage.prompt_tokens > 30
 
 
-@pytest.mark.spec("reliability:MP19", "reliability:R5")
+@pytest.mark.spec("reliability:MP19", "reliability:R5", "generator-contract:V18")
 async def test_a_reply_that_always_breaks_off_fails_after_four_requests_with_nothing_of_it(world, wire):
     events = wire.stream("", [("add", '{"a": 2, "b": 3}')], "tool_use")
     end = next(index for index, event in enumerate(events) if wire.marker in event)

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 from stepengine.errors import DataError
 from stepengine.testing import Cassette, CassetteMiss, CassetteUnused
+from stepengine.testing import cassette as module
+from stepengine.testing.cassette import json_body
 from stepengine.testing.cassette_files import Interaction, RecordedRequest, RecordedResponse
 
 JSON = (("content-type", "application/json"),)
@@ -163,6 +165,27 @@ def test_a_thousand_shuffled_concurrent_requests_each_get_their_own_answer():
         assert [key, key + 500] == sorted(answer for asked_key, answer in answers if asked_key == key)
     cassette.assert_all_used()
     assert "used_up" == missed(cassette, requests[7]).reason
+
+
+@pytest.mark.spec("replay:V15", "replay:C9")
+def test_a_lookup_reads_what_is_asked_and_nothing_that_is_recorded(monkeypatch):
+    """
+    A body is parsed once when it is recorded or loaded, and once when it is asked for, however long the cassette is.
+    """
+    bodies = []
+
+    def counted(request):
+        bodies.append(request.body)
+        return json_body(request)
+
+    requests = [ask({"n": n, "history": ["x" * 1_000] * 3}) for n in range(300)]
+    monkeypatch.setattr(module, "json_body", counted)
+    cassette = cassette_of(*requests)
+    assert sorted(r.body for r in requests) == sorted(bodies)
+    bodies.clear()
+
+    assert [299 - n for n in range(300)] == [played(cassette, request) for request in reversed(requests)]
+    assert [r.body for r in reversed(requests)] == bodies
 
 
 @pytest.mark.spec("replay:C9", "reliability:JR33")

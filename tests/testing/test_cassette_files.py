@@ -9,6 +9,7 @@ import gzip
 import json
 import os
 from pathlib import Path
+from random import Random
 
 import pytest
 import yaml
@@ -172,6 +173,19 @@ def test_a_file_beyond_the_size_cap_is_refused(monkeypatch):
         (file_of().replace(b"code: 200", b"code: ok"), r"interactions\[0\]\.response\.status is"),
         (file_of().replace(b"headers: {}", b"headers: {a: 3}", 1), r"interactions\[0\]\.request\.headers\.a is 3"),
         (file_of().replace(b"method: POST", b"method: 3"), r"interactions\[0\]\.request\.method is 3"),
+        (file_of("body: !!int x"), "a value that is not of its type"),
+        (file_of("body: !!float x"), "a value that is not of its type"),
+        (file_of("body: !!bool x"), "a value that is not of its type"),
+        (file_of("body: !!timestamp x"), "a value that is not of its type"),
+        (file_of(f"body: {'9' * 5_000}"), "a value that is not of its type"),
+        (
+            file_of().replace(b".com/", b".com:port/"),
+            r"interactions\[0\]\.request\.uri is .*'https://host/path' would be fine",
+        ),
+        (
+            file_of().replace(b"//api", b"//[api"),
+            r"interactions\[0\]\.request\.uri is .*'https://host/path' would be fine",
+        ),
     ],
 )
 def test_what_is_no_cassette_is_refused_with_file_interaction_and_key(data, message):
@@ -180,6 +194,23 @@ def test_what_is_no_cassette_is_refused_with_file_interaction_and_key(data, mess
     """
     with pytest.raises(DataError, match=f"c.yaml.*{message}"):
         parse_cassette(data, "c.yaml")
+
+
+@pytest.mark.spec("replay:U18", "replay:C1")
+@pytest.mark.skipif(not hasattr(yaml, "CSafeLoader"), reason="this PyYAML was built without its C parser")
+def test_files_are_read_and_written_without_the_slow_parser(monkeypatch):
+    """
+    The one in Python takes ten times as long.
+    """
+
+    def slow(*_):
+        raise AssertionError("the parser in Python was asked")
+
+    monkeypatch.setattr(yaml.reader.Reader, "__init__", slow)
+    monkeypatch.setattr(yaml.emitter.Emitter, "__init__", slow)
+    written = dump_cassette([talk({"n": 1}, {"text": "one\ntwo"})])
+
+    assert [{"text": "one\ntwo"}] == [json.loads(i.response.body) for i in parse_cassette(written, "c.yaml")]
 
 
 def test_every_prefix_of_a_file_is_read_or_refused_and_nothing_else():
@@ -193,6 +224,54 @@ def test_every_prefix_of_a_file_is_read_or_refused_and_nothing_else():
             assert len(parse_cassette(data[:end], "c.yaml")) <= 3
         except DataError:
             continue
+
+
+ODD = (
+    b"&a ", b"*a", b"!!binary ", b"!!python/object ", b"{", b"[", b"- ", b": ", b"? ", b"|", b">", b"'", b'"', b"\t", b"%", b"---\n", b"\0",
+    b"\xff", b"9" * 5_000, b".inf", b".nan", b"null", b"<<: ", b"0x", b"1e999", b"2020-01-01", b"\r", b"[]", b"{}", b"!!int x", b"!!float y",
+    b"!!set {a}", b"!!omap [a: 1]", b"!!timestamp x", b"!!bool x", b"1:30", b"? {a: 1} : b", b"http://[", b"http://a:b/",
+)  # fmt: skip
+
+
+def mutant(data: bytes, random: Random) -> bytes:
+    """
+    Return another file: one to four things in it are changed, left out, repeated or replaced by something odd.
+    """
+    for _ in range(random.randint(1, 4)):
+        lines, at = data.split(b"\n"), random.randrange(len(data) or 1)
+        line = random.randrange(len(lines))
+        match random.randrange(5):
+            case 0:
+                data = data[:at] + random.choice(ODD) + data[at + random.randint(0, 12) :]
+            case 1:
+                data = data[:at] + data[at + random.randint(1, 60) :]
+            case 2:
+                data = data[:at] + bytes([data[at] ^ 1 << random.randrange(8)]) + data[at + 1 :] if data else b"x"
+            case 3:
+                lines[line] = random.choice(lines)
+                data = b"\n".join(lines)
+            case _:
+                lines[line] = lines[line].partition(b": ")[0] + b": " + random.choice(ODD)
+                data = b"\n".join(lines)
+    return data
+
+
+@pytest.mark.spec("reliability:K10", "reliability:JR31", "reliability:R22")
+@pytest.mark.parametrize("chunk", [0, *[pytest.param(n, marks=pytest.mark.deep) for n in range(1, 15)]])
+def test_a_changed_file_is_read_and_written_again_or_refused_by_its_name(chunk):
+    base = dump_cassette([talk({"n": n, "text": "one\ntwo"}, {"n": n}) for n in range(2)])
+    refusals, read = [], 0
+    for number in range(chunk * 250, (chunk + 1) * 250):
+        try:
+            found = parse_cassette(mutant(base, Random(number)), "c.yaml")
+        except DataError as error:
+            refusals.append(error.message)
+            continue
+        dump_cassette(Cassette(found).interactions)
+        read += 1
+
+    assert [] == [message for message in refusals if "c.yaml" not in message]
+    assert min(read, len(refusals)) > 5
 
 
 @pytest.mark.spec("replay:C2")

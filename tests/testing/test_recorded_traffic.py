@@ -7,7 +7,9 @@ The recordings stand beside the repository and are read in place; without them t
 from __future__ import annotations
 
 import json
+import re
 import socket
+import subprocess
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -199,6 +201,26 @@ def sdk_interactions(folder: str) -> list[list[Interaction]]:
     return [many for many in kept if many]
 
 
+IDS = re.compile(rb"(?:call|chatcmpl|fc|gen|msg|req|resp|rs|toolu)[_-][A-Za-z0-9]{16,}")
+
+
+@pytest.mark.spec("replay:F33")
+def test_nothing_of_the_recordings_stands_in_the_repository_without_its_licence():
+    """
+    Every exchange has ids that stand nowhere else.
+    """
+    ids = {found for file in RECORDED.rglob("*.yaml") for found in IDS.findall(file.read_bytes())}
+    root = Path(__file__).parents[2]
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, check=False).stdout.decode()
+    if not listed:
+        pytest.skip("this is no checkout")
+    files = [root / name for name in listed.split("\0") if name and (root / name).is_file()]
+    copied = [file for file in files if ids & set(IDS.findall(file.read_bytes()))]
+
+    assert len(ids) > 500
+    assert [] == [str(file) for file in copied if not (file.parent / "NOTICE.md").exists()]
+
+
 @pytest.fixture
 def no_sockets(monkeypatch):
     """
@@ -216,7 +238,16 @@ def no_sockets(monkeypatch):
     return seen
 
 
-@pytest.mark.spec("replay:C8", "replay:C12", "replay:C20", "replay:C21", "replay:C22", "replay:C29", "ecosystem:EC44")
+@pytest.mark.spec(
+    "replay:C8",
+    "replay:C12",
+    "replay:C20",
+    "replay:C21",
+    "replay:C22",
+    "replay:C29",
+    "ecosystem:EC44",
+    "reliability:K7",
+)
 @pytest.mark.parametrize("chunks", ["events", "random"])
 @pytest.mark.parametrize("folder", FOLDERS)
 async def test_every_sdk_replays_its_recorded_traffic_sync_and_async(folder, chunks, no_sockets):

@@ -153,7 +153,7 @@ def test_a_stream_that_was_not_read_to_its_end_is_saved_only_on_request(server, 
     assert ({"complete": False}, True) == (partial.extras, STREAM.startswith(partial.response.body))
 
 
-@pytest.mark.spec("replay:C7")
+@pytest.mark.spec("replay:C7", "replay:U6")
 @pytest.mark.parametrize("status", [408, 409, 429, 500, 503, 529, 400, 404])
 def test_passing_outages_are_recorded_only_on_request(server, status):
     """

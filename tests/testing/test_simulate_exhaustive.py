@@ -138,7 +138,7 @@ WORLDS = """
 
 
 @pytest.mark.deep
-@pytest.mark.spec("reliability:I3", "reliability:R12")
+@pytest.mark.spec("reliability:I3", "reliability:R12", "reliability:K17")
 def test_worlds_are_byte_equal_under_every_hash_seed():
     said = set()
     for seed in ("0", "1", "random"):

@@ -112,7 +112,7 @@ def test_a_quoted_argument_list_is_read_back(arguments: list[str]) -> None:
 
 
 @pytest.mark.skipif(not SHELLS, reason="there is no shell")
-@pytest.mark.spec("reliability:PM01", "reliability:PM02", "reliability:PM03", "reliability:PM05")
+@pytest.mark.spec("reliability:PM01", "reliability:PM02", "reliability:PM03", "reliability:PM05", "reliability:K9")
 @settings(max_examples=30)
 @given(st.lists(st.one_of(nasty_text, quoted_text), min_size=30, max_size=60))
 @example(
@@ -124,7 +124,15 @@ def test_every_shell_splits_what_is_accepted_into_the_same_words(texts: list[str
 
 @pytest.mark.deep
 @pytest.mark.skipif(not SHELLS, reason="there is no shell")
-@pytest.mark.spec("reliability:PM01", "reliability:PM02", "reliability:PM03", "reliability:PM05", "reliability:R8")
+@pytest.mark.spec(
+    "reliability:PM01",
+    "reliability:PM02",
+    "reliability:PM03",
+    "reliability:PM05",
+    "reliability:R8",
+    "reliability:K9",
+    "reliability:K10",
+)
 def test_in_50_000_texts_no_shell_finds_other_words_than_the_splitter() -> None:
     seen = 0
 

@@ -82,7 +82,9 @@ OUTSIDE = [
 ]  # fmt: skip
 
 
-@pytest.mark.spec("reliability:FS01", "reliability:FS02", "reliability:FS03", "reliability:FP1", "requirements:F22")
+@pytest.mark.spec(
+    "reliability:FS01", "reliability:FS02", "reliability:FS03", "reliability:FP1", "requirements:F22", "reliability:R17"
+)
 @pytest.mark.parametrize("path", OUTSIDE)
 async def test_a_path_that_leads_out_is_refused_by_every_tool(root: Path, path: str) -> None:
     path = path.format(root=os.path.realpath(root), parent=os.path.realpath(root.parent))
@@ -116,7 +118,7 @@ async def test_odd_paths_are_refused_or_taken_literally_and_shown_escaped(root: 
     assert said in result.data[0]["error"]  # type: ignore[index,call-overload]
 
 
-@pytest.mark.spec("reliability:FS04", "reliability:FP2")
+@pytest.mark.spec("reliability:FS04", "reliability:FP2", "reliability:R17")
 @pytest.mark.parametrize("kind", ["file", "folder", "chain", "dangling", "absolute", "absolute dangling", "by parent"])
 async def test_a_link_to_the_outside_is_refused_and_does_not_say_whether_its_target_exists(
     root: Path, kind: str
@@ -329,6 +331,20 @@ def test_a_root_that_is_missing_no_folder_or_too_wide_is_refused(root: Path, mon
             file_tools(missing)
 
 
+@pytest.mark.spec("reliability:FP7")
+@pytest.mark.parametrize("lacking", ["open", "mkdir"])
+def test_where_a_walk_by_descriptor_is_not_possible_there_are_no_file_tools(
+    root: Path, monkeypatch: pytest.MonkeyPatch, lacking: str
+) -> None:
+    """
+    As under Windows: nothing weaker is made in their place.
+    """
+    monkeypatch.setattr(os, "supports_dir_fd", os.supports_dir_fd - {getattr(os, lacking)})
+    for tools in (file_tools, search_tools):
+        with pytest.raises(DefinitionError, match="nothing could be confined to a root"):
+            tools(root)
+
+
 components = st.sampled_from(
     ["..", ".", "", "a.txt", "sub", "out", "in", "deep", "..\x00", " ", "...", "~", "*", "/", "secret", "up", "abs"]
 )
@@ -365,7 +381,15 @@ def test_whatever_a_path_is_made_of_what_it_opens_is_inside(
 
 
 @pytest.mark.deep
-@pytest.mark.spec("reliability:FS01", "reliability:FS02", "reliability:FS04", "reliability:FS05", "reliability:FP1")
+@pytest.mark.spec(
+    "reliability:FS01",
+    "reliability:FS02",
+    "reliability:FS04",
+    "reliability:FS05",
+    "reliability:FP1",
+    "reliability:R17",
+    "reliability:K10",
+)
 def test_in_50_000_paths_none_that_is_read_or_written_leads_out(tangled: tuple[Path, Root]) -> None:
     folder, held = tangled
     real = os.path.realpath(folder)
@@ -450,7 +474,7 @@ while True:
 """
 
 
-@pytest.mark.spec("reliability:FS13", "reliability:FP1")
+@pytest.mark.spec("reliability:FS13", "reliability:FP1", "reliability:R17", "reliability:K12")
 @pytest.mark.deep
 def test_swapping_folders_for_links_meanwhile_never_leads_out(root: Path) -> None:
     """

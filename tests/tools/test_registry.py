@@ -102,7 +102,15 @@ def bundled(root: Path) -> list[ToolLike]:
 
 
 @pytest.mark.spec(
-    "requirements:F1", "requirements:F2", "requirements:X37", "requirements:F10", "requirements:F17", "requirements:F19"
+    "requirements:F1",
+    "requirements:F2",
+    "requirements:X37",
+    "requirements:F10",
+    "requirements:F17",
+    "requirements:F19",
+    "generator-contract:T33",
+    "generator-contract:T35",
+    "requirements:X44",
 )
 def test_the_bundled_sets_hold_these_tools(tmp_path: Path) -> None:
     def names(tools: list[Any]) -> list[str]:
@@ -115,6 +123,11 @@ def test_the_bundled_sets_hold_these_tools(tmp_path: Path) -> None:
     assert ["glob", "code_search", "find_files"] == names(search_tools(tmp_path))
     assert {"set_output", "end_turn", "task_completed", "write_todos", "think_deeply"} == set(names(control_tools()))
     assert ["ask_user", "spawn_agents"] == names([ask_user_tool(), *spawn_tools()])
+    assert ["run_terminal_command", "check_job", "kill_job"] == names(shell_tools(tmp_path))
+    assert ["suggest_followups"] == names(followup_tools())
+    search, fetcher = SearxngSearch("http://localhost:8080"), SafeFetcher(allow="public")
+    web = web_tools(search, SearchedDocs(search, fetcher), fetcher)
+    assert {"web_search", "read_docs", "read_url"} == set(names(web))
 
 
 @pytest.mark.spec("requirements:F18")

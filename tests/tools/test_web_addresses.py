@@ -177,6 +177,7 @@ def test_ordinary_addresses_are_understood_in_one_way(url: str, host: str, port:
     assert target == parse_url(target.url)
 
 
+@pytest.mark.spec("reliability:K10")
 @given(st.text(st.characters(codec="utf-8"), max_size=40))
 def test_the_parser_gives_something_that_it_reads_in_the_same_way_or_refuses(text: str) -> None:
     for url in (text, f"http://{text}", f"http://example.com/{text}", f"http://{text}.com:80/"):
@@ -247,7 +248,9 @@ async def test_other_ports_have_to_be_named(port: int) -> None:
         await SafeFetcher(allow="public", ports=[port], resolve=names).fetch(f"http://example.com:{port}/")
 
 
-@pytest.mark.spec("reliability:NW01", "reliability:NW02", "reliability:NW04", "reliability:WP3")
+@pytest.mark.spec(
+    "reliability:NW01", "reliability:NW02", "reliability:NW04", "reliability:WP3", "reliability:R18", "reliability:K13"
+)
 @pytest.mark.parametrize(
     "found", [["127.0.0.1"], ["::ffff:127.0.0.1"], ["1.1.1.1", "127.0.0.1"], ["127.0.0.1", "1.1.1.1"], ["fe80::1%lo"], ["64:ff9b::7f00:1"]]
 )  # fmt: skip

@@ -56,7 +56,7 @@ async def test_nothing_is_sent_that_tells_more_than_the_request(
     assert "Accept: text/*, application/json\r\n" in there.heads[0]
 
 
-@pytest.mark.spec("reliability:NW04", "reliability:WP3")
+@pytest.mark.spec("reliability:NW04", "reliability:WP3", "reliability:R18")
 async def test_without_a_resolver_of_its_own_it_asks_the_system_and_judges_every_address(
     there: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,7 +82,7 @@ async def test_without_a_resolver_of_its_own_it_asks_the_system_and_judges_every
     )
 
 
-@pytest.mark.spec("reliability:NW04", "reliability:WP3")
+@pytest.mark.spec("reliability:NW04", "reliability:WP3", "reliability:R18", "reliability:K13")
 async def test_a_name_is_resolved_once_per_hop_and_the_connection_goes_to_what_was_judged(there: Site) -> None:
     names = Names(["127.0.0.1"], ["10.0.0.1"])
     there.answers = {"/": answer("one")}
@@ -95,7 +95,7 @@ async def test_a_name_is_resolved_once_per_hop_and_the_connection_goes_to_what_w
     assert 1 == there.connections
 
 
-@pytest.mark.spec("reliability:NW04")
+@pytest.mark.spec("reliability:NW04", "reliability:R18", "reliability:K13")
 async def test_a_host_that_rebinds_between_two_hops_is_judged_again(there: Site) -> None:
     there.answers = {"/": redirect("/again"), "/again": answer("never")}
     with pytest.raises(BlockedAddress, match="link-local"):
@@ -109,7 +109,9 @@ async def test_the_next_judged_address_is_tried_when_one_takes_no_connection(the
     assert b"ok" == found.body
 
 
-@pytest.mark.spec("reliability:NW05", "reliability:WP3", "reliability:NW01", "reliability:NW06")
+@pytest.mark.spec(
+    "reliability:NW05", "reliability:WP3", "reliability:NW01", "reliability:NW06", "reliability:R18", "reliability:K13"
+)
 @pytest.mark.parametrize(
     "location",
     [

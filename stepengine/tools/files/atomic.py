@@ -22,7 +22,7 @@ from pathlib import Path
 from stepengine.errors import ToolError
 from stepengine.tools.files.walk import TEMPORARY
 
-__all__ = ("lock_for", "replace_file", "replace_path", "sweep", "target_info")
+__all__ = ("lock_for", "make_folder", "replace_file", "replace_path", "sweep", "sync_folder", "target_info")
 
 NEW_MODE = 0o644
 STALE_SECONDS = 60
@@ -110,6 +110,30 @@ def replace_path(path: Path, data: bytes, *, mode: int | None = None) -> None:
         replace_file(folder, path.name, data, old, mode=mode)
     finally:
         os.close(folder)
+
+
+def make_folder(folder: Path, mode: int) -> None:
+    """
+    Make a folder and those above it that are missing, durably: a file is lost with the name of a folder that it is in.
+
+    Raises:
+        OSError: when one cannot be made.
+    """
+    missing = [one for one in (folder, *folder.parents) if not one.exists()]
+    for one in reversed(missing):
+        one.mkdir(mode, exist_ok=True)
+        sync_folder(one.parent)
+    folder.mkdir(mode, exist_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder as durable as the content of their files, where its file system can (reliability JR12)."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _write_all(fd: int, data: bytes) -> None:

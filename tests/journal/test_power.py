@@ -1,0 +1,280 @@
+"""
+Disks that lie: the power goes, a disk is full, a sector cannot be written, at every moment of a run (reliability K4).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepengine import STEP, AgentCall, AgentDefinition, Ask, Parallel, Perform, RunStatus
+from stepengine.errors import JournalWriteFailed
+from stepengine.journal import FileJournal, SqliteJournal, check
+from stepengine.journal.files import FileWriter
+from stepengine.journal.sqlite import SqliteWriter
+from tests.journal.test_crash import facts
+from tests.power import Power
+
+
+class Case:
+    """
+    An agent, what it did to its world, and what its handlers saw of that.
+    """
+
+    def __init__(self, world: Any, name: str) -> None:
+        self.name, self.done, self.seen = name, world.done, list[str]()
+        self.rig = world.rig() if name == "everything" else type(world.rig())(getattr(self, name)(), ["done"] * 9)
+
+    def act(self, name: str) -> str:
+        self.done.append(f"fetch {name}")
+        return f"did {name}"
+
+    def saw(self, *values: str) -> None:
+        self.seen.extend(values)
+
+    def batches(self) -> AgentDefinition[Any]:
+        def branch(ctx: Any) -> Any:
+            for n in range(2):
+                self.saw((yield from Perform(self.act, f"{ctx.prompt}{n}")))
+
+        def handle_steps(ctx: Any) -> Any:
+            self.saw((yield from Perform(self.act, "first")))
+            self.saw(*(yield from Parallel(*[Perform(self.act, f"p{n}") for n in range(4)])))
+            yield from Parallel(*[AgentCall(kid, kid.id) for kid in kids])
+            yield STEP
+            return self.saw((yield from Perform(self.act, "last"))) or "the end"
+
+        kids = [AgentDefinition(name, handle_steps=branch) for name in ("left", "right")]
+        return AgentDefinition("batches", model="t/m", spawnable_agents=kids, handle_steps=handle_steps)
+
+    def asking(self) -> AgentDefinition[Any]:
+        def handle_steps(ctx: Any) -> Any:
+            self.saw((yield from Perform(self.act, "before")))
+            answer = yield from Ask("Go on?")
+            self.saw((yield from Perform(self.act, "after")))
+            return answer
+
+        return AgentDefinition("asking", handle_steps=handle_steps)
+
+    def record(self, journal: Any) -> Any:
+        return self.rig.record(journal, answers={"Go on?": "yes"})
+
+    def resume(self, journal: Any) -> Any:
+        result = self.rig.resume(journal)
+        return (
+            self.rig.resume(journal, {q.id: "yes" for q in result.pending_questions})
+            if result.pending_questions
+            else result
+        )
+
+
+NAMES = ["asking", pytest.param("batches", marks=pytest.mark.deep), pytest.param("everything", marks=pytest.mark.deep)]
+ONCE = ("send", "fetch")
+"""How deeds begin that must not happen twice."""
+
+
+@pytest.fixture
+def case(fresh_world: Any) -> Callable[[str], Case]:
+    return lambda name: Case(fresh_world(), name)
+
+
+def goes_on(
+    made: Callable[[str], Case], name: str, journal: Any, before: tuple[list[str], list[str]], expected: Any
+) -> bool:
+    """
+    Resume from what a disk kept, and judge it by what had been done and seen before; return whether anything was in doubt.
+    """
+    done, seen = before
+    if not journal.records():
+        assert ([], []) == (done, seen), "the whole run is lost"
+        return False
+    history = journal.history()
+    recorded = str([history.outcome(known) for known in history.results.values()])
+    assert [] == [value for value in seen if value not in recorded], "what a handler saw is lost"
+    sure, doubtful = facts(history)
+    again = made(name)
+    result = again.resume(journal)
+    assert not sure & set(again.done), "what is recorded was done again"
+    assert not {d for d in done if d.startswith(ONCE)} & set(again.done), "what was done was done again"
+    if not doubtful:
+        assert told(expected) == told(result), result.error
+    return bool(doubtful)
+
+
+def told(result: Any) -> Any:
+    """Return how a run ended, without the chance that is drawn for each."""
+    output = result.output
+    return result.status, {**output, "dice": None} if isinstance(output, dict) else output
+
+
+@pytest.mark.spec("reliability:K4", "reliability:R1", "reliability:R2", "reliability:JR12")
+@pytest.mark.parametrize("name", NAMES)
+def test_whenever_the_power_goes_the_run_goes_on_from_what_the_disk_kept(
+    name: str, case: Callable[[str], Case], tmp_path: Path
+) -> None:
+    """
+    The journal stands in folders that are made for it.
+    """
+    recording = case(name)
+    (tmp_path / "disk").mkdir()
+    with Power(tmp_path / "disk", lambda: (list(recording.done), list(recording.seen))) as power:
+        expected = recording.record(FileJournal(tmp_path / "disk" / "of" / "runs" / "one.jsonl"))
+    images, in_doubt = 0, 0
+    for number, cut in enumerate(power.cuts):
+        for image in cut.images():
+            images += 1
+            folder = image.written_to(tmp_path / f"{number}-{images}")
+            journal = FileJournal(folder / "of" / "runs" / "one.jsonl", sync="write")
+            in_doubt += goes_on(case, name, journal, cut.noted, expected)
+
+    assert expected.status is RunStatus.COMPLETED
+    assert len(power.cuts) > 8
+    assert images > 4 * len(power.cuts)
+    assert in_doubt > 2
+
+
+@pytest.mark.spec("reliability:K4", "reliability:JR08", "reliability:JR09", "reliability:JR10", "reliability:JR11")
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("call", "number"),
+    [("write", errno.EIO), ("write", errno.ENOSPC), ("sync", errno.EIO)],
+    ids=["write EIO", "write ENOSPC", "sync EIO"],
+)
+def test_whichever_call_the_disk_fails_the_run_ends_and_goes_on_later(
+    name: str, call: str, number: int, case: Callable[[str], Case], tmp_path: Path
+) -> None:
+    expected = case(name).record(FileJournal(tmp_path / "undisturbed.jsonl"))
+    failed = 0
+    for at in range(1, 1_000):
+        faulty, path = Faulty(call, at, number), tmp_path / f"{at}.jsonl"
+        first = case(name)
+        result = first.record(faulty.under(FileJournal(path)))
+        if faulty.calls < at:
+            break
+        failed += result.status is RunStatus.FAILED
+        if result.status is RunStatus.FAILED:
+            assert isinstance(result.error, JournalWriteFailed)
+            goes_on(case, name, FileJournal(path, sync="write"), (first.done, first.seen), expected)
+        else:  # the room that was kept for it took the record
+            assert (number, told(expected)) == (errno.ENOSPC, told(result))
+            assert check(path)
+
+    assert faulty.calls < at
+    assert failed == (0 if number == errno.ENOSPC else at - 1)
+
+
+class Faulty:
+    """
+    A disk that fails one call, the one of that number, and no other.
+    """
+
+    def __init__(self, call: str, at: int, number: int) -> None:
+        self.call, self.at, self.number, self.calls = call, at, number, 0
+
+    def under(self, journal: FileJournal) -> FileJournal:
+        journal.writer = lambda: FileWriter(journal, write=self.write, sync=self.sync)  # type: ignore[method-assign]
+        return journal
+
+    def write(self, descriptor: int, data: bytes) -> int:
+        self.count("write")
+        return os.write(descriptor, data)
+
+    def sync(self, descriptor: int) -> None:
+        self.count("sync")
+
+    def count(self, call: str) -> None:
+        if call == self.call:
+            self.calls += 1
+            if self.calls == self.at:
+                raise OSError(self.number, os.strerror(self.number))
+
+
+# --- SQLite -----------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def commits(folder: Path, note: Callable[[], Any]) -> Iterator[list[tuple[Any, dict[str, bytes]]]]:
+    """
+    Note the files of a database after each commit, and before the first.
+    """
+    found: list[tuple[Any, dict[str, bytes]]] = []
+    store = SqliteWriter._store
+
+    def noting(self: SqliteWriter, lines: list[bytes]) -> None:
+        assert ("wal", 2) == tuple(
+            self._database.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous")
+        ), "a commit is not durable"
+        found.append((note(), files(folder)))
+        store(self, lines)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SqliteWriter, "_store", noting)
+        yield found
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.name.startswith("runs.db")}
+
+
+@pytest.mark.spec("reliability:K4", "reliability:JR39", "reliability:R1", "reliability:R2")
+@pytest.mark.parametrize("name", NAMES)
+def test_whenever_the_power_goes_a_run_in_a_database_goes_on_from_its_last_commit(
+    name: str, case: Callable[[str], Case], tmp_path: Path
+) -> None:
+    """
+    What was not committed stands in the log behind the commits, and is torn anywhere.
+    """
+    recording, folder = case(name), tmp_path / "disk"
+    folder.mkdir()
+    with commits(folder, lambda: (list(recording.done), list(recording.seen))) as found:
+        expected = recording.record(SqliteJournal(folder / "runs.db", "one"))
+    images = 0
+    for (noted, before), (_, after) in itertools.pairwise(found):
+        kept, whole = before["runs.db-wal"], after["runs.db-wal"]
+        assert whole.startswith(kept)
+        sizes = {len(kept), len(whole) - 1, *range(len(kept), len(whole), 1_536)}
+        for size in sorted(sizes):
+            images += 1
+            made = tmp_path / str(images)
+            made.mkdir()
+            (made / "runs.db").write_bytes(before["runs.db"])
+            (made / "runs.db-wal").write_bytes(whole[:size])
+            goes_on(case, name, SqliteJournal(made / "runs.db", "one"), noted, expected)
+
+    assert expected.status is RunStatus.COMPLETED
+    assert images > 20
+
+
+@pytest.mark.spec("reliability:K4", "reliability:JR08", "reliability:JR39")
+@pytest.mark.parametrize("name", ["batches", "everything"])
+def test_at_whichever_page_a_database_is_full_the_run_ends_and_goes_on_later(
+    name: str, case: Callable[[str], Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = case(name).record(SqliteJournal(tmp_path / "undisturbed.db", "one"))
+    store, failed = SqliteWriter._store, 0
+    for pages in range(2, 1_000):
+        monkeypatch.setattr(
+            SqliteWriter,
+            "_store",
+            lambda self, lines, most=pages: (
+                self._database.execute(f"PRAGMA max_page_count={most}") and store(self, lines)
+            ),
+        )
+        journal, first = SqliteJournal(tmp_path / f"{pages}.db", "one"), case(name)
+        result = first.record(journal)
+        if result.status is RunStatus.COMPLETED:
+            break
+        failed += 1
+        assert isinstance(result.error, JournalWriteFailed)
+        assert "full" in str(result.error)
+        monkeypatch.setattr(SqliteWriter, "_store", store)
+        goes_on(case, name, journal, (first.done, first.seen), expected)
+
+    assert (told(expected), True) == (told(result), failed > 1)

@@ -1,0 +1,80 @@
+"""
+The check that every test runs under: what a test leaves behind fails it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def conftest(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    (found,) = [p for p in request.config.pluginmanager.get_plugins() if hasattr(p, "LEAK_GRACE_SECONDS")]
+    monkeypatch.setattr(found, "LEAK_GRACE_SECONDS", 0.05)
+    return found
+
+
+class Node:
+    def __init__(self, *marks: str) -> None:
+        self.marks, self.node = marks, self
+
+    def get_closest_marker(self, name: str) -> bool:
+        return name in self.marks
+
+
+def checked(conftest: Any, node: Node, leave: Any) -> str:
+    """
+    Return what the check says of a test that does *leave*.
+    """
+    check: Iterator[None] = conftest.no_leaks._get_wrapped_function()(node)
+    next(check)
+    leave()
+    try:
+        next(check, None)
+    except pytest.fail.Exception as failed:
+        return str(failed)
+    return ""
+
+
+@pytest.mark.spec("reliability:K16", "reliability:R10")
+def test_a_test_that_leaves_a_thread_a_process_or_a_descriptor_is_failed_by_its_name(conftest: Any) -> None:
+    over, ends = threading.Event(), []
+
+    def thread() -> None:
+        made = threading.Thread(target=over.wait, name="left over")
+        made.start()
+        ends.append(made.join)
+
+    def process() -> None:
+        made = subprocess.Popen(["sleep", "600"])
+        ends.append(lambda: (made.kill(), made.wait()))
+
+    def descriptor() -> None:
+        made = os.open(os.devnull, os.O_RDONLY)
+        ends.append(lambda: os.close(made))
+
+    leaves = {"thread: left over": thread, "child process: ": process, "-> /dev/null": descriptor}
+    try:
+        said = {name: checked(conftest, Node(), leave) for name, leave in leaves.items()}
+        excused = checked(conftest, Node("leaks_allowed"), descriptor)
+    finally:
+        over.set()
+        for end in ends:
+            end()
+
+    assert [] == [name for name, told in said.items() if name not in told]
+    assert ("", "") == (excused, checked(conftest, Node(), lambda: None))
+
+
+@pytest.mark.spec("reliability:K16")
+def test_a_warning_is_an_error_and_a_test_that_hangs_is_stopped(request: pytest.FixtureRequest) -> None:
+    assert "error" in request.config.getini("filterwarnings")
+    with pytest.raises(ResourceWarning, match="left open"):
+        __import__("warnings").warn("left open", ResourceWarning, stacklevel=1)
+    assert not request.config.pluginmanager.has_plugin("timeout") or request.node.get_closest_marker("timeout")
