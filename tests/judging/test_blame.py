@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import itertools
+import sys
+from decimal import Decimal
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,8 +18,9 @@ from stepengine.cli.exits import Exit
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import DataError
 from stepengine.journal import MemoryJournal
-from stepengine.judging.blame import blame, change_point
+from stepengine.judging.blame import blame, change_point, expected_calls
 from stepengine.judging.checks import Check
+from stepengine.judging.rerun import course_from
 from stepengine.testing import ScriptedModel, text, tool_call
 
 PASSED = Check.of_expression("text == 'passed'")
@@ -137,6 +140,32 @@ async def test_a_long_run_is_searched_by_halves() -> None:
     assert 17 == report.blamed.step.step
     assert len(report.steps) <= 10
     assert 3 + 2 * 3 == report.blamed.step.known
+
+
+@pytest.mark.spec("judging:JG78", "judging:JG86")
+@pytest.mark.parametrize("spoilt", [1, 17])
+async def test_what_a_long_run_will_take_is_told_from_few_of_its_steps_and_grows_with_k(
+    spoilt: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    The estimate is no smaller than half and no larger than three times what asking took, and it looks at a dozen steps.
+    """
+    work, asked, looked_at = Work(steps=40), [], []
+    journal = work.recorded(spoilt)
+    monkeypatch.setattr(
+        sys.modules["stepengine.judging.blame"],
+        "course_from",
+        lambda *given: looked_at.append(given) or course_from(*given),
+    )
+    calls, cost = expected_calls(journal, 2)
+    more, _ = expected_calls(journal, 20)
+    async with work.engine(lambda request: asked.append(request) or work.reply(request)) as engine:
+        await blame(engine, journal, PASSED, k=2)
+
+    assert len(asked) / 2 <= calls <= 3 * len(asked)
+    assert 10 * calls == pytest.approx(more, rel=0.01)
+    assert Decimal("0.01") * calls == pytest.approx(cost, rel=Decimal("0.01"))
+    assert len(looked_at) <= 2 * 12
 
 
 @pytest.mark.spec("judging:JG79")
