@@ -126,7 +126,7 @@ def _place_of(agent_id: str, given: str, options: Options, file: Path) -> str:
     package = Path(loading.__file__).resolve().parents[1]
     if place.resolve().parent in (package / "_agents", package.parent / "agents"):
         return agent_id
-    return os.path.relpath(place, file.parent.parent)
+    return _from_root(place, file)
 
 
 def _named(agents: Iterable[AgentDefinition[Any]]) -> list[str]:
@@ -134,8 +134,9 @@ def _named(agents: Iterable[AgentDefinition[Any]]) -> list[str]:
     return [*dict.fromkeys([child for agent in agents for child in agent.spawnable_agents if isinstance(child, str)])]
 
 
-def _from_root(kept: Path, file: Path) -> str:
-    return os.path.relpath(kept, file.parent.parent)
+def _from_root(path: Path, file: Path) -> str:
+    """Return where a file is, as the test in *file* sees it: from the folder above its own, whatever links lead there."""
+    return os.path.relpath(path.resolve(), file.resolve().parents[1])
 
 
 def _failure_of(file: Path, name: str) -> str:
