@@ -19,8 +19,9 @@ from typer.testing import CliRunner
 from stepengine import Engine, Hooks, load_agent
 from stepengine.cli.app import app
 from stepengine.context import summarize
+from stepengine.errors import ModelError
 from stepengine.journal import FileJournal, diff
-from stepengine.testing import ScriptedModel, text
+from stepengine.testing import ScriptedModel, failure, text
 
 from .terminal import Person
 
@@ -177,6 +178,11 @@ def test_inside_a_child_only_its_own_positions_count(folder: Path, way: str) -> 
 
     assert ["7#0", "7#1", "7#2", "7#0", None, "6#1"] == [moment.get("address") for moment in found]
     assert "there is no run at '99'; there are: 6, 7" in objects(folder, "into 99", way=way)[0]["error"]
+    over, before, *_, after = objects(folder, "last", "into 7", "back", "next 2", "next", way=way)[1:]
+
+    assert "7#0" == over["address"]
+    assert "the run 7 has nothing before this; `out` follows all runs again" == before["error"]
+    assert "the run 7 has nothing after this; `out` follows all runs again" == after["error"]
 
 
 @pytest.mark.spec("judging:JG25", "judging:JG30", "judging:JG32", "judging:JG13")
@@ -246,6 +252,28 @@ def test_frames_requests_hooks_and_differences_are_told(folder: Path, way: str) 
     assert {"~ number 0 -> 2", "+ context noted True"} & set(differs["diff"]) == {"~ number 0 -> 2"}
     assert [line for line in differs["diff"] if line.startswith("+ message")]
     assert "1" == still["text"]
+
+
+@pytest.mark.spec("judging:JG24", "judging:JG27")
+@pytest.mark.parametrize("way", WAYS)
+def test_a_frame_that_was_chosen_stays_chosen_while_two_places_are_compared(folder: Path, way: str) -> None:
+    down, compared, listed = objects(folder, "goto #3", "down", "diff 1 3", "list", way=way)[1:]
+
+    assert compared["diff"]
+    assert (down["file"], down["line"]) == (listed["file"], listed["line"])
+
+
+@pytest.mark.spec("judging:JG26")
+def test_what_came_back_is_told_whole_also_where_it_is_a_failure(folder: Path) -> None:
+    (folder / "run.jsonl").unlink()
+    agent = load_agent(folder / "worker.py")
+    said = "there is no such place: " + "far away, " * 40
+    with Engine([agent], models=ScriptedModel([failure(ModelError(f"{said}\x1b[2J"))])) as engine:
+        engine.run_sync(agent, "go", journal=folder / "run.jsonl")
+
+    result, reply = objects(folder, "result", "reply", way="paused")
+
+    assert [f"ModelError: {said}\\x1b[2J"] == result["result"] == reply["result"]
 
 
 @pytest.mark.spec("judging:JG26")
@@ -324,6 +352,10 @@ def test_it_leaves_with_what_became_of_the_commands(folder: Path, way: str) -> N
     assert f"worker.py:{line}" in edited.stderr
     assert "2" == edited.stdout.splitlines()[-1]
     assert 5 == debug(folder, options=("--at", "6#1"), way=way).returncode
+    looked = debug(folder, "until str(number) == '7'", "print number", way=way)
+
+    assert (5, "2") == (looked.returncode, looked.stdout.splitlines()[-1])
+    assert f"worker.py:{line}" in looked.stderr
     (folder / "run.jsonl").write_text("{}\n")
 
     damaged = debug(folder, "first", way=way)
