@@ -254,6 +254,17 @@ def test_frames_requests_hooks_and_differences_are_told(folder: Path, way: str) 
     assert "1" == still["text"]
 
 
+@pytest.mark.deep
+@pytest.mark.spec("judging:JG22", "judging:JG30")
+def test_an_expression_that_breaks_the_run_is_told_and_the_run_is_as_it_was(folder: Path) -> None:
+    broken, still, went = objects(
+        folder, "until inner.__globals__.update(call=None)", "print number", "until len(seen) == 2"
+    )
+
+    assert "changes what the run does" in broken["error"]
+    assert ("0", "#4") == (still["text"], went["address"])
+
+
 @pytest.mark.spec("judging:JG24", "judging:JG27")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_frame_that_was_chosen_stays_chosen_while_two_places_are_compared(folder: Path, way: str) -> None:
@@ -317,6 +328,18 @@ def test_a_fork_with_another_result_runs_on_and_is_stood_in_until_the_parent_is_
     assert diff(FileJournal(folder / "run.jsonl"), FileJournal(folder / "run-1.jsonl"))
 
 
+@pytest.mark.spec("judging:JG28")
+def test_a_fork_stands_beside_its_journal_under_the_whole_name_of_that(folder: Path) -> None:
+    (folder / "run.jsonl").rename(folder / "run#7.jsonl")
+    arguments = ["debug", "run#7.jsonl", "--agent", "worker.py", "--no-fork", "--json", "--exec", "last"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        done = CliRunner().invoke(app, [*arguments, "--exec", "fork --result yes"])
+
+    assert "run#7-1.jsonl" == json.loads(done.stdout.splitlines()[1])["journal"], done.stderr
+    assert (folder / "run#7-1.jsonl").is_file()
+
+
 @pytest.mark.deep
 @pytest.mark.spec("judging:JG28", "judging:JG111")
 def test_a_question_is_answered_on_a_copy_and_what_would_be_repeated_or_paid_is_refused(folder: Path) -> None:
@@ -352,7 +375,7 @@ def test_it_leaves_with_what_became_of_the_commands(folder: Path, way: str) -> N
     assert f"worker.py:{line}" in edited.stderr
     assert "2" == edited.stdout.splitlines()[-1]
     assert 5 == debug(folder, options=("--at", "6#1"), way=way).returncode
-    looked = debug(folder, "until str(number) == '7'", "print number", way=way)
+    looked = debug(folder, "until str(number).strip() == '7'", "print number", way=way)
 
     assert (5, "2") == (looked.returncode, looked.stdout.splitlines()[-1])
     assert f"worker.py:{line}" in looked.stderr
