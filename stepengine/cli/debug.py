@@ -716,9 +716,8 @@ class Session:
         self._messages([f"{len(view)} messages in view"], view)
 
     def _messages(self, head: Sequence[str], messages: Any) -> None:
-        lines = [
-            f"{n:>4} {m.role:<9} {self._clean(' '.join(m.text.split()))[: self._width]}" for n, m in enumerate(messages)
-        ]
+        clean, width = self._debugger.texts.clean, self._width
+        lines = [f"{n:>4} {m.role:<9} {clean(' '.join(m.text.split()), width)}" for n, m in enumerate(messages)]
         self._tell("\n".join([*head, *lines]), {"head": head, "messages": lines})
 
     def request(self, rest: str) -> None:

@@ -143,12 +143,13 @@ class Blame:
 
     def lines(self) -> Iterator[str]:
         """Give it as lines of text: a row for each step, then what follows from them."""
+        width = max([8, *[len(step.address) for step in self.steps]])
         for step in self.steps:
             low, high = wilson(step.ok, step.known)
             rate = "not measurable" if not step.is_measurable else f"{step.ok} of {step.known} pass"
             odd = f", {step.unknown} unknown" + (f" (called {step.tool})" if step.tool else "") if step.unknown else ""
             mark = " <- blamed" if self.blamed is not None and self.blamed.step == step else ""
-            yield f"step {step.step:>3}  {step.address:<8} {rate}{odd}  {low:.0%}-{high:.0%}{mark}"
+            yield f"step {step.step:>3}  {step.address:<{width}} {rate}{odd}  {low:.0%}-{high:.0%}{mark}"
         yield self.why
         done = f"; {self.performed} tool calls were performed in the world of today" if self.performed else ""
         yield f"spent {shown_dollars(self.spent)}{done}" + (f"; stopped: {self.stopped}" if self.stopped else "")
@@ -296,8 +297,8 @@ def _why(tried: Sequence[Step], blamed: Blamed | None, tools: str) -> str:
         hint = (
             "--simulate MODULE:FN makes up its results" if tools != "recorded" else "--tools idempotent may perform it"
         )
-        called = f": most runs call {tool} as nobody recorded it; {hint}" if tool else ""
-        return f"not measurable{called}"
+        waits = "most runs wait for an answer that is not recorded, or were not paid for"
+        return f"not measurable: {f'most runs call {tool} as nobody recorded it; {hint}' if tool else waits}"
     passed, known = _summed([(step.ok, step.known) for step in tried])
     return f"no step is to blame: {passed} of {known} runs pass, wherever they begin"
 

@@ -84,7 +84,7 @@ class Course:
         tools: The names of the tools that were called, in program order.
         steps: How many model calls there were.
         tokens: What those used.
-        cost: What they cost; ``None`` when that is unknown.
+        cost: What they cost; ``None`` when that is unknown, as where there were some and none was answered.
         status: How the run ended.
         output: Its output as JSON; of a run without one its text.
     """
@@ -107,10 +107,8 @@ def course_from(history: History, at: str) -> Course:
     usage, cost, decision = Usage(), Decimal(0), None
     known: Decimal | None = cost
     models = [i for i in after if i.type == "CallModel"]
-    for intent in models:
-        reply = _reply_to(history, intent)
-        if reply is None:
-            continue
+    replies = [(intent, reply) for intent in models if (reply := _reply_to(history, intent)) is not None]
+    for intent, reply in replies:
         usage, known = usage + (reply.usage or Usage()), add_cost(known, reply.cost)
         if decision is None and intent.path == address[0]:
             decision = tuple([(call.tool_name, plain(call.input)) for call in reply.tool_calls])
@@ -120,7 +118,7 @@ def course_from(history: History, at: str) -> Course:
         tools=tuple([str(history.form(i)["tool_name"]) for i in after if i.type == "CallTool"]),
         steps=len(models),
         tokens=usage.total_tokens,
-        cost=known,
+        cost=known if replies or not models else None,
         status=status_of(history),
         output=None if ended is None else plain(ended.output) if ended.output is not None else ended.text,
     )

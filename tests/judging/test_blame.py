@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from stepengine import STEP_ALL, AgentCall, AgentDefinition, Engine, Tool
+from stepengine import STEP, STEP_ALL, AgentCall, AgentDefinition, Ask, Engine, Tool
 from stepengine.cli.exits import Exit
 from stepengine.data.tools import ToolAnnotations
-from stepengine.errors import DataError
+from stepengine.errors import DataError, ModelError
 from stepengine.journal import MemoryJournal
 from stepengine.judging.blame import blame, change_point, expected_calls
 from stepengine.judging.checks import Check
 from stepengine.judging.rerun import course_from
-from stepengine.testing import ScriptedModel, text, tool_call
+from stepengine.testing import ScriptedModel, failure, text, tool_call
 
 PASSED = Check.of_expression("text == 'passed'")
 
@@ -127,6 +127,28 @@ async def test_with_tools_from_the_record_alone_it_says_what_cannot_be_measured_
     assert "not measurable" in "\n".join(nothing.lines())
     assert 1 == made_up.blamed.step.step
     assert [] == work.done
+
+
+@pytest.mark.spec("judging:JG77", "judging:JG86", "judging:JG12")
+async def test_a_run_that_waits_cannot_be_measured_and_what_was_never_answered_has_no_price() -> None:
+    def asking(ctx: Any) -> Any:
+        yield STEP
+        return (yield from Ask("Ship it?"))
+
+    agent, waiting, failed = (
+        AgentDefinition("asking", model="t/m", handle_steps=asking),
+        MemoryJournal(),
+        MemoryJournal(),
+    )
+    async with Engine([agent], models=ScriptedModel(lambda _: text("well", cost="0.01"))) as engine:
+        await engine.run("asking", "go", journal=waiting)
+        report = await blame(engine, waiting, PASSED, k=2)
+    async with Engine([agent], models=ScriptedModel([failure(ModelError("gone"))])) as engine:
+        await engine.run("asking", "go", journal=failed)
+
+    assert "not measurable: most runs wait for an answer" in report.why
+    assert (8, Decimal("0.08")) == expected_calls(waiting, 8)
+    assert (8, None) == expected_calls(failed, 8)
 
 
 @pytest.mark.spec("judging:JG78")

@@ -213,6 +213,24 @@ def test_a_handler_that_does_something_else_is_a_class_of_its_own_and_with_stric
     assert "last" == report["journals"][0]["samples"][0]["refused"]["input"]["shelf"]
 
 
+@pytest.mark.spec("judging:JG71", "judging:JG75")
+def test_a_handler_that_asks_no_model_any_more_has_chosen_no_other_tool_and_is_told(ten: Any) -> None:
+    ten.write(
+        "handled.py",
+        Path("agents/shop.py").read_text().replace(
+            'agent = AgentDefinition("shop", model="t/m", tools=[look, count])',
+            'def handle_steps(ctx):\n    yield ToolCall("look", {"shelf": ctx.prompt})\n    return "three"\n\n'
+            'agent = AgentDefinition("shop", model="t/m", tools=[look, count], handle_steps=handle_steps)',
+        ),
+    )  # fmt: skip
+    words = ("impact", "journals/c0.jsonl", "--agent", "handled.py", "--script", "book.py", "-n", "2")
+    report, said = ten.json(*words), ten.type(*words).stdout
+
+    assert [(None, False)] * 2 == [(s["decision"], s["changed"]) for s in report["journals"][0]["samples"]]
+    assert 0 == report["summary"]["changed"]
+    assert '/type recorded "CallModel" now "CallTool" of 2 samples 0 chose another tool' in " ".join(said.split())
+
+
 @pytest.mark.spec("judging:JG86", "judging:JG12")
 def test_before_money_is_spent_its_range_is_said_and_somebody_has_to_agree(
     ten: Any, monkeypatch: pytest.MonkeyPatch

@@ -118,6 +118,31 @@ def test_a_pin_may_be_made_in_the_folder_of_the_tests_themselves(clerk: Any, mon
     assert "output == 3 does not hold" in passes(clerk, "wrong")
 
 
+@pytest.mark.spec("judging:JG80")
+def test_the_test_loads_no_file_for_an_agent_that_another_holds(folder: Any) -> None:
+    folder.write(
+        "agents/boss.py",
+        """
+        from stepengine import *
+
+        def deeper(ctx):
+            return (yield from AgentCall("kid", ctx.prompt + "x")) if len(ctx.prompt) < 3 else ctx.prompt
+
+        def handle_steps(ctx):
+            return (yield from AgentCall("kid", "x"))
+
+        kid = AgentDefinition("kid", spawnable_agents=["kid", "the-boss"], handle_steps=deeper)
+        agent = AgentDefinition("the-boss", spawnable_agents=[kid], handle_steps=handle_steps)
+        """,
+    )
+    folder.record("runs/deep.jsonl", "go", [], agent="agents/boss.py")
+
+    folder.type("pin", "runs/deep.jsonl", "--fails", "output == 'y'", "--agent", "agents/boss.py")
+
+    assert 1 == (folder.path / "tests/test_pin_deep.py").read_text().count("load_agent(")
+    assert "output == 'y' does not hold" in passes(folder, "deep")
+
+
 @pytest.mark.spec("judging:JG81")
 def test_a_reason_with_controls_and_quotes_is_still_python() -> None:
     reason = 'said """x\x00\x1b[2J \\'
