@@ -148,7 +148,7 @@ def _debug(options: Options, asked: _Asked, tally: Tally) -> Exit:
         history = journal.history()
         agent = recorded_agent(journal, options, history)
         bench = bench_for(options, agent, performs=False, hooks=_hooks_of(history))
-        with _hushed(quiet=asked.quiet_handler):
+        with _hushed(asked, as_json=options.as_json):
             stepper = bench.engine.stepper(journal, agent=agent)
     except ReplayDivergence:
         raise
@@ -183,8 +183,12 @@ def _debug(options: Options, asked: _Asked, tally: Tally) -> Exit:
 
 
 @contextlib.contextmanager
-def _hushed(*, quiet: bool) -> Iterator[None]:
-    with contextlib.redirect_stdout(io.StringIO()) if quiet else contextlib.nullcontext():
+def _hushed(asked: _Asked, *, as_json: bool) -> Iterator[None]:
+    """Keep what the handler prints away from what the commands tell."""
+    if not (asked.quiet_handler or as_json):
+        yield
+        return
+    with contextlib.redirect_stdout(io.StringIO() if asked.quiet_handler else sys.stderr):
         yield
 
 
@@ -401,7 +405,7 @@ class Session:
     def _walk_to(self, position: int, *, jumps: bool = True, **kept: Any) -> None:
         self._jumps = jumps
         try:
-            with _hushed(quiet=self._asked.quiet_handler):
+            with _hushed(self._asked, as_json=self._is_json):
                 self._debugger.to(position, **kept)
         finally:
             self._jumps = True
@@ -473,7 +477,7 @@ class Session:
             raise _Refused(msg)
         start = self._debugger.position
         if self._forked is None or is_harmless(rest):
-            with _hushed(quiet=self._asked.quiet_handler):
+            with _hushed(self._asked, as_json=self._is_json):
                 found = self._debugger.until(rest)
             self._looked(rest, self._debugger.problem, self._debugger.looked_at, found=found)
         else:
@@ -496,7 +500,8 @@ class Session:
             if self._forked is not None:
                 self._forked.stays = True
             try:
-                return json.dumps(self._debugger.look(what, first, last, backwards=backwards))
+                with _hushed(self._asked, as_json=self._is_json):
+                    return json.dumps(self._debugger.look(what, first, last, backwards=backwards))
             except ReplayDivergence as error:
                 # Of the process that is thrown away: where this one goes itself, it says more, and stands there.
                 return json.dumps({"found": None, "problem": error.message, "looked_at": 0, "differs": True})
@@ -525,7 +530,8 @@ class Session:
             self._refuse_start()
         self._debugger.check(rest)
         if self._forked is None:
-            found = self._debugger.until(rest, backwards=True)
+            with _hushed(self._asked, as_json=self._is_json):
+                found = self._debugger.until(rest, backwards=True)
             self._looked(rest, self._debugger.problem, self._debugger.looked_at, found=found)
             self._show()
         else:
@@ -862,7 +868,8 @@ class Session:
                         edit, models=models, into=target, allow_repeat=asked.allow_repeat, served=asked.served
                     )
 
-            result = asyncio.run(ended())
+            with _hushed(self._asked, as_json=self._is_json):
+                result = asyncio.run(ended())
         except (StepEngineError, UsageProblem, OSError, ValueError) as error:
             said = error.message if isinstance(error, StepEngineError) else str(error)
             return json.dumps({"error": said})

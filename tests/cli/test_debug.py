@@ -402,6 +402,20 @@ def test_lines_come_from_a_pipe_too_and_the_handler_may_be_hushed(folder: Path) 
     assert "foo" not in hushed.stderr
 
 
+@pytest.mark.spec("judging:JG12", "judging:JG116")
+@pytest.mark.parametrize("way", WAYS)
+def test_what_the_handler_prints_is_no_part_of_the_json_and_nowhere_where_it_is_hushed(folder: Path, way: str) -> None:
+    write(folder, extra='print("HANDLER", number, flush=True)')
+    commands = ("goto 3", "until len(seen).real == 9", "rback number == 1", "fork --allow-repeat")
+    told = debug(folder, *commands, options=("--json",), way=way)
+    hushed = debug(folder, *commands, options=("--quiet-handler",), way=way)
+
+    addresses = [json.loads(line).get("address") for line in told.stdout.splitlines()]
+    assert ["#4", None, "#8", "#3", None] == addresses
+    assert "HANDLER 1" in told.stderr
+    assert "HANDLER " not in (hushed.stdout + hushed.stderr).replace('"HANDLER",', "")
+
+
 @pytest.mark.spec("judging:JG36")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_breakpoint_opens_the_loop_in_its_frame_and_is_skipped_on_the_way(folder: Path, way: str) -> None:
