@@ -203,6 +203,17 @@ def test_a_call_has_a_row_whatever_its_input_looks_like(page: Any, options: Any,
     assert f"a house{shown}" == text_of(chromium, "#list .given")
 
 
+@pytest.mark.spec("judging:JG46", "judging:JG111")
+def test_what_waits_is_gone_on_with_and_what_ended_is_forked_from(page: Any) -> None:
+    chromium = page(render_run(reviewed(answered=False)))
+    begun = text_of(chromium, "#head .command")
+    chromium.run("[...document.querySelectorAll('#list .row')].findLast(n => n.querySelector('.call.ask')).click()")
+    settled(chromium)
+
+    assert begun.startswith("stepengine fork 'the journal in memory' --at '#")
+    assert "stepengine resume 'the journal in memory'" == text_of(chromium, "#head .command")
+
+
 @pytest.mark.spec("judging:JG47", "judging:JG46", "judging:JG44")
 def test_keys_move_choose_find_and_copy_and_are_letters_while_one_types(page: Any, reviewer: Journal) -> None:
     chromium = page(render_run(reviewer))

@@ -564,6 +564,8 @@
   function command() {
     if (picked < 0) return data.run.fork;
     const [view, number] = current(), row = view.steps[number], last = row.calls.length ? row.calls[row.calls.length - 1] : row;
+    // What has no result cannot be kept: from there the run itself goes on.
+    if (row.at === undefined) return view.run.resume;
     const kept = row.kind === "input" ? row.a : (last.at === undefined ? row.a : last.a) || row.a;
     return `${view.run.fork} --at '${kept}'`;
   }

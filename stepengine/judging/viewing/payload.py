@@ -489,6 +489,7 @@ class RunView:
         told: Form = {
             "file": self.file,
             "fork": f"stepengine fork {shlex.quote(self.file)}",
+            "resume": f"stepengine resume {shlex.quote(self.file)}",
             "agent": self._name(root["agent_id"]),
             "run": self._name(root["run_id"]),
             "status": self._name(status_of(history)),
