@@ -155,7 +155,7 @@ def function_at(place: str, root: Path | None = None) -> Callable[..., Any]:
     else:
         try:
             found = getattr(importlib.import_module(module), name)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             msg = f"{place} cannot be loaded: {type(error).__name__}: {error}"
             raise DataError(msg) from error
     if not callable(found):
@@ -178,7 +178,7 @@ def member_of(file: Path, name: str) -> Any:
         assert spec.loader is not None  # noqa: S101
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         msg = f"{file} cannot be loaded: {type(error).__name__}: {error}"
         raise DataError(msg) from error
     if not hasattr(module, name):

@@ -305,6 +305,8 @@ def test_the_command_names_the_step_and_leaves_with_what_it_found(folder: Any) -
     folder.type(*words, "--check", "'three' in text", "--steps", "1:7", code=Exit.USAGE)
     folder.type(*words, "--check", "'three' in text", "--steps", "x", code=Exit.USAGE)
     folder.type("blame", "none.jsonl", "--check", "1", code=Exit.USAGE)
+    folder.write("leaves.py", "import sys\nsys.exit(3)\n")
+    assert "SystemExit: 3" in folder.type(*words, "--check", "leaves:fn", code=Exit.USAGE).stderr
     refused = folder.type("blame", "bad.jsonl", "--check", "'three' in text", "--tools", "recorded", code=Exit.USAGE)
     assert "models will be asked about 24 times" in refused.stderr
     folder.write("agents/shop.py", Path("agents/shop.py").read_text().replace("Look at a shelf.", "Else."))
