@@ -826,11 +826,12 @@ class Session:
 
     def _confirm(self, asked: _Fork) -> None:
         """Ask before models are asked for money (JG28)."""
-        from stepengine.journal.show import spending_of
+        from stepengine.journal.records import shown_address
+        from stepengine.judging.rerun import course_from
 
-        history = self._debugger.stepper.history
-        whole, spent = spending_of(history).cost, self._debugger.moment().state.cost
-        left = None if whole is None or spent is None else max(whole - spent, type(whole)(0))
+        stepper = self._debugger.stepper
+        history, place = stepper.history, stepper.address_at(stepper.position)
+        left = None if place is None else course_from(history, shown_address(*place)).cost
         models = sorted({history.model(i) for i in history.intents.values() if i.type == "CallModel"})
         price = (
             "an unknown price"
@@ -841,7 +842,7 @@ class Session:
             return
         question = f"ask {', '.join(models) or 'the model'} for real, for {price}? [y/N] "
         if self._asked.is_scripted or not sys.stdin.isatty():
-            msg = f"{question.removesuffix(' [y/N] ')}: nobody is here to agree; say --yes with --live"
+            msg = f"{question.removesuffix('? [y/N] ')}: nobody is here to agree; say --yes with --live"
             raise _Refused(msg)
         answer = _line_from_terminal(self._clean(question))
         if (answer or "").strip().lower() not in ("y", "yes"):

@@ -328,6 +328,21 @@ def test_a_fork_with_another_result_runs_on_and_is_stood_in_until_the_parent_is_
     assert diff(FileJournal(folder / "run.jsonl"), FileJournal(folder / "run-1.jsonl"))
 
 
+@pytest.mark.spec("judging:JG28", "judging:JG86")
+def test_what_models_may_cost_is_that_of_the_recorded_part_after_the_place(folder: Path) -> None:
+    (folder / "run.jsonl").unlink()
+    agent = load_agent(folder / "worker.py")
+    with Engine([agent], models=ScriptedModel([text("reply", cost="0.01") for _ in range(3)])) as engine:
+        engine.run_sync(agent, "go", journal=folder / "run.jsonl")
+
+    *_, second, in_child = objects(
+        folder, "goto 2", "fork --live --into a.jsonl", "goto 6#1", "fork --live --into b.jsonl", way="paused"
+    )[1::2]
+
+    assert "about $0.0200 to $0.0400" in second["error"]
+    assert "about $0.0000 to $0.0000" in in_child["error"]
+
+
 @pytest.mark.spec("judging:JG28")
 def test_a_fork_stands_beside_its_journal_under_the_whole_name_of_that(folder: Path) -> None:
     (folder / "run.jsonl").rename(folder / "run#7.jsonl")
