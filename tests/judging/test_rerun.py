@@ -434,7 +434,9 @@ async def test_of_a_run_that_a_crash_cut_off_anywhere_nothing_is_done_again(offi
 
         assert ("", 0) == (as_it_is.broke_at, as_it_is.model_calls)
         assert replayed.status is as_it_is.result.status
-        assert replayed.journal.lines() == as_it_is.journal.lines()
+        # A text that was stored apart before what names it was cut off stays in the replay, which takes over what is recorded.
+        is_left_over = lines[number - 1].startswith(b'{"kind":"blob"')
+        assert replayed.journal.lines()[: -1 if is_left_over else None] == as_it_is.journal.lines()
         for one in again:
             ends.add("left" if one.refused is not None else one.result.status.value)
             assert () == check(one.journal).problems
