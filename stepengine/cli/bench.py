@@ -411,12 +411,19 @@ def family(agent: AgentDefinition[Any], file: str = "", folders: Iterable[Path] 
         beside = Path(file).with_name(f"{agent_id.replace('-', '_')}.py") if file.endswith(".py") else None
         return load_agent(beside if beside is not None and beside.is_file() else agent_id, folders=folders)
 
-    found = {agent.id: agent}
-    waiting = [agent]
-    while waiting:
-        for child in waiting.pop().spawnable_agents:
-            definition = by_id(child) if isinstance(child, str) else child
-            if definition.id not in found:
-                found[definition.id] = definition
-                waiting.append(definition)
+    found: dict[str, AgentDefinition[Any]] = {}
+    held, named = [agent], list[str]()
+    while held or named:
+        # Ids come last: one of an agent that another holds, or of that agent itself, needs no file.
+        if not held and normalised_id(named[-1]) in found:
+            named.pop()
+            continue
+        definition = held.pop() if held else by_id(named.pop())
+        if normalised_id(definition.id) not in found:
+            found[normalised_id(definition.id)] = definition
+            for child in definition.spawnable_agents:
+                if isinstance(child, str):
+                    named.append(child)
+                else:
+                    held.append(child)
     return list(found.values())

@@ -29,9 +29,11 @@ import typer
 from stepengine.cli.bench import bench_for
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.journals import hooks_of, journal_at, name_of, new_journal, on_journal, recorded_agent
+from stepengine.cli.judging import script_of
 from stepengine.cli.options import File, Last, Options, with_options
 from stepengine.cli.render import cut, money, say
 from stepengine.cli.settings import UsageProblem
+from stepengine.data.outcomes import Failure
 from stepengine.errors import JournalError, ReplayDivergence, StepEngineError
 
 if TYPE_CHECKING:
@@ -51,7 +53,6 @@ LOOK_SECONDS = 3600.0
 AROUND = 7
 SHORT = 40
 FRAMES = 8
-MAX_SCRIPT = 1 << 20
 NO_MORE = (
     "the run differs from its record here, so there is no going on: fork goes on from here, `stepengine extend` too"
 )
@@ -146,7 +147,7 @@ def _debug(options: Options, asked: _Asked, tally: Tally) -> Exit:
         history = journal.history()
         agent = recorded_agent(journal, options, history)
         bench = bench_for(options, agent, performs=False, hooks=hooks_of(history))
-        with _hushed(quiet=asked.quiet_handler):
+        with _hushed(asked, as_json=options.as_json):
             stepper = bench.engine.stepper(journal, agent=agent)
     except ReplayDivergence:
         raise
@@ -181,8 +182,12 @@ def _debug(options: Options, asked: _Asked, tally: Tally) -> Exit:
 
 
 @contextlib.contextmanager
-def _hushed(*, quiet: bool) -> Iterator[None]:
-    with contextlib.redirect_stdout(io.StringIO()) if quiet else contextlib.nullcontext():
+def _hushed(asked: _Asked, *, as_json: bool) -> Iterator[None]:
+    """Keep what the handler prints away from what the commands tell."""
+    if not (asked.quiet_handler or as_json):
+        yield
+        return
+    with contextlib.redirect_stdout(io.StringIO() if asked.quiet_handler else sys.stderr):
         yield
 
 
@@ -316,6 +321,7 @@ class Session:
 
     def _arrive(self, message: Mapping[str, Any]) -> None:
         """Go on in the place of the process that handed on."""
+        self._frame = message["frame"]
         if message.get("inside") is not None:
             self._debugger.into(message["inside"])
         else:
@@ -394,7 +400,7 @@ class Session:
     def _walk_to(self, position: int, *, jumps: bool = True, **kept: Any) -> None:
         self._jumps = jumps
         try:
-            with _hushed(quiet=self._asked.quiet_handler):
+            with _hushed(self._asked, as_json=self._is_json):
                 self._debugger.to(position, **kept)
         finally:
             self._jumps = True
@@ -407,7 +413,12 @@ class Session:
         self._show()
 
     def _refuse_end(self) -> Never:
-        msg = f"the run ends here: it has {self._debugger.last} results"
+        inside = self._debugger.inside
+        msg = (
+            f"the run ends here: it has {self._debugger.last} results"
+            if inside is None
+            else f"the run {inside} has nothing after this; `out` follows all runs again"
+        )
         raise _Refused(msg)
 
     def _place(self, text: str) -> int:
@@ -431,7 +442,12 @@ class Session:
         self._go(target)
 
     def _refuse_start(self) -> Never:
-        msg = "this is the first position"
+        inside = self._debugger.inside
+        msg = (
+            "this is the first position"
+            if inside is None
+            else f"the run {inside} has nothing before this; `out` follows all runs again"
+        )
         raise _Refused(msg)
 
     def goto(self, rest: str) -> None:
@@ -456,11 +472,17 @@ class Session:
             raise _Refused(msg)
         start = self._debugger.position
         if self._forked is None or is_harmless(rest):
-            with _hushed(quiet=self._asked.quiet_handler):
+            with _hushed(self._asked, as_json=self._is_json):
                 found = self._debugger.until(rest)
             self._looked(rest, self._debugger.problem, self._debugger.looked_at, found=found)
         else:
             told = self._looked_in_child(rest, start + 1, self._debugger.last, backwards=False)
+            if told.get("differs"):
+                self._walk_to(self._debugger.last)
+                # The run by itself is as recorded: it is the expression that did something to it.
+                self._fail(f"{rest} changes what the run does, so that there is no looking for it")
+                self._walk_to(start, then=None)
+                return
             self._looked(rest, told["problem"], told["looked_at"], found=told["found"] is not None)
             self._walk_to(self._debugger.last if told["found"] is None else told["found"])
         self._show()
@@ -472,14 +494,17 @@ class Session:
         def look() -> str:
             if self._forked is not None:
                 self._forked.stays = True
-            return json.dumps(self._debugger.look(what, first, last, backwards=backwards))
+            try:
+                with _hushed(self._asked, as_json=self._is_json):
+                    return json.dumps(self._debugger.look(what, first, last, backwards=backwards))
+            except ReplayDivergence as error:
+                # Of the process that is thrown away: where this one goes itself, it says more, and stands there.
+                return json.dumps({"found": None, "problem": error.message, "looked_at": 0, "differs": True})
 
         self._debugger.check(what)
         said = in_child(look, seconds=LOOK_SECONDS)
         if not said:
-            msg = (
-                "looking for it ended early: the run differs from its record on the way, or its code ended the process"
-            )
+            msg = "looking for it ended early: its code, or that of the handler, ended the process"
             raise _Refused(msg)
         found: dict[str, Any] = json.loads(said)
         return found
@@ -500,7 +525,8 @@ class Session:
             self._refuse_start()
         self._debugger.check(rest)
         if self._forked is None:
-            found = self._debugger.until(rest, backwards=True)
+            with _hushed(self._asked, as_json=self._is_json):
+                found = self._debugger.until(rest, backwards=True)
             self._looked(rest, self._debugger.problem, self._debugger.looked_at, found=found)
             self._show()
         else:
@@ -522,9 +548,7 @@ class Session:
         if not rest:
             msg = "into which child? Name its path, such as 3 or 3.2"
             raise _Refused(msg)
-        self._debugger.into(rest)
-        first = self._debugger.position_after(1) if not self._debugger.is_here() else self._debugger.position
-        self._go_quietly(first)
+        self._go_quietly(self._debugger.into(rest))
 
     def out(self, rest: str) -> None:
         """Follow all runs."""
@@ -693,9 +717,8 @@ class Session:
         self._messages([f"{len(view)} messages in view"], view)
 
     def _messages(self, head: Sequence[str], messages: Any) -> None:
-        lines = [
-            f"{n:>4} {m.role:<9} {self._clean(' '.join(m.text.split()))[: self._width]}" for n, m in enumerate(messages)
-        ]
+        clean, width = self._debugger.texts.clean, self._width
+        lines = [f"{n:>4} {m.role:<9} {clean(' '.join(m.text.split()), width)}" for n, m in enumerate(messages)]
         self._tell("\n".join([*head, *lines]), {"head": head, "messages": lines})
 
     def request(self, rest: str) -> None:
@@ -718,10 +741,13 @@ class Session:
         if moment.outcome is None:
             msg = "nothing came back here"
             raise _Refused(msg)
-        value = getattr(moment.outcome, "value", None)
-        shown = moment.outcome.error if value is None and hasattr(moment.outcome, "error") else value
-        text = getattr(shown, "text", None)
-        lines = self._debugger.texts.lines(shown, width=max(SHORT, self._width))
+        if isinstance(moment.outcome, Failure):
+            error = moment.outcome.error
+            text: Any = f"{type(error).__name__}: {error.message}"
+            lines = [self._clean(text)]
+        else:
+            text = getattr(moment.outcome.value, "text", None)
+            lines = self._debugger.texts.lines(moment.outcome.value, width=max(SHORT, self._width))
         said = [self._clean(text)] if isinstance(text, str) and text and not reply else lines
         self._tell("\n".join(said), {"result": said})
 
@@ -763,9 +789,11 @@ class Session:
 
     def fork(self, rest: str) -> None:
         """Go on from here, in a new journal."""
+        from stepengine.journal.finding import database_of
+
         asked = _fork_of(rest)
-        source = Path(self._options.journal.partition("#")[0])
-        into = asked.into or _free_name(source)
+        source = self._options.journal
+        into = asked.into or _free_name(Path((database_of(source) or (source, ""))[0]))
         bench_options = attrs.evolve(self._options, journal=self._options.journal)
         act = partial(self._forked_run, asked, into, bench_options)
         if asked.live:
@@ -793,11 +821,12 @@ class Session:
 
     def _confirm(self, asked: _Fork) -> None:
         """Ask before models are asked for money (JG28)."""
-        from stepengine.journal.show import spending_of
+        from stepengine.journal.records import shown_address
+        from stepengine.judging.rerun import course_from
 
-        history = self._debugger.stepper.history
-        whole, spent = spending_of(history).cost, self._debugger.moment().state.cost
-        left = None if whole is None or spent is None else max(whole - spent, type(whole)(0))
+        stepper = self._debugger.stepper
+        history, place = stepper.history, stepper.address_at(stepper.position)
+        left = None if place is None else course_from(history, shown_address(*place)).cost
         models = sorted({history.model(i) for i in history.intents.values() if i.type == "CallModel"})
         price = (
             "an unknown price"
@@ -808,7 +837,7 @@ class Session:
             return
         question = f"ask {', '.join(models) or 'the model'} for real, for {price}? [y/N] "
         if self._asked.is_scripted or not sys.stdin.isatty():
-            msg = f"{question.removesuffix(' [y/N] ')}: nobody is here to agree; say --yes with --live"
+            msg = f"{question.removesuffix('? [y/N] ')}: nobody is here to agree; say --yes with --live"
             raise _Refused(msg)
         answer = _line_from_terminal(self._clean(question))
         if (answer or "").strip().lower() not in ("y", "yes"):
@@ -835,7 +864,8 @@ class Session:
                         edit, models=models, into=target, allow_repeat=asked.allow_repeat, served=asked.served
                     )
 
-            result = asyncio.run(ended())
+            with _hushed(self._asked, as_json=self._is_json):
+                result = asyncio.run(ended())
         except (StepEngineError, UsageProblem, OSError, ValueError) as error:
             said = error.message if isinstance(error, StepEngineError) else str(error)
             return json.dumps({"error": said})
@@ -1009,7 +1039,7 @@ class _Fork:
     """A fork as it was typed."""
 
     edit: Any = None
-    replies: Sequence[Any] = ()
+    replies: Any = ()
     live: bool = False
     is_agreed: bool = False
     allow_repeat: bool = False
@@ -1042,7 +1072,7 @@ def _fork_of(text: str) -> _Fork:
         if name == "--into":
             given["into"] = value
         elif name == "--script":
-            given["replies"] = script_of(Path(value))
+            given["replies"] = script_of(value)
         else:
             given["edit"] = _edit_of(name, value)
     if given.get("live") and "replies" in given:
@@ -1074,40 +1104,6 @@ def _error_of(kind: str, said: str) -> StepEngineError:
         msg = f"there is no error {kind[:40]!r}{f'; did you mean {near[0]}?' if near else ''}, such as ToolError:gone"
         raise _Refused(msg)
     return known[kind](said)
-
-
-def script_of(path: Path) -> list[Any]:
-    """
-    Return the replies of a script: a YAML or JSON list of texts, and of objects with ``tool``, ``input`` and ``text``.
-
-    Raises:
-        UsageProblem: when that is no such list.
-    """
-    import yaml
-
-    from stepengine.testing import text, tool_call
-
-    raw = path.read_text(encoding="utf-8")
-    try:
-        if len(raw) > MAX_SCRIPT or any(
-            isinstance(event, yaml.AliasEvent) for event in yaml.parse(raw, Loader=yaml.SafeLoader)
-        ):
-            msg = f"a script has at most {MAX_SCRIPT} characters and no aliases"
-            raise UsageProblem(msg)
-        items = yaml.safe_load(raw)
-    except (yaml.YAMLError, RecursionError) as error:
-        msg = f"{path} cannot be read: {' '.join(str(error).split())}"
-        raise UsageProblem(msg) from None
-    replies: list[Any] = []
-    for number, item in enumerate(items if isinstance(items, list) else [None], 1):
-        if isinstance(item, str):
-            replies.append(text(item))
-        elif isinstance(item, dict) and isinstance(item.get("tool"), str) and set(item) <= {"tool", "input", "text"}:
-            replies.append(tool_call(item["tool"], item.get("input") or {}, text=str(item.get("text", ""))))
-        else:
-            msg = f"reply {number} of {path} is neither a text nor an object such as {{tool: read_files, input: {{paths: [a.py]}}}}"
-            raise UsageProblem(msg)
-    return replies
 
 
 # --- at a divergence ------------------------------------------------------------------------------------------------
@@ -1182,7 +1178,7 @@ COMMANDS: dict[str, _Command] = {
         "go on from here in a new journal",
         goes=True,
         more="--reply TEXT|@FILE, --result JSON|@FILE or --raise KIND:TEXT: another outcome for what waits here\n"
-        "--script FILE: what models reply, a YAML list; without it the first model call fails. --live asks them, --yes without asking you\n"
+        "--script FILE: what models reply, as for `stepengine impact`; without it the first model call fails. --live asks them, --yes without asking you\n"
         "--served: no tool runs; what was recorded after it serves where it is equal, else the run ends as failed\n"
         "--into FILE: the new journal; --allow-repeat: what changed the world may happen again",
     ),

@@ -204,7 +204,8 @@ def _joined(parts: Sequence[Impact], unread: Sequence[Found], asked: Question, p
 
 def _rows(report: Impact) -> Iterator[str]:
     """Give lines for each run that came out differently, or may have, and how many did not."""
-    calm = [one for one in report.journals if one.samples and not any(map(_is_told, one.samples))]
+    asked = [one for one in report.journals if one.samples and one.found.kind == "asked"]
+    calm = [one for one in asked if not any(map(_is_told, one.samples))]
     for one in report.journals:
         found = one.found
         if found.kind == "same" or one in calm:

@@ -5,7 +5,6 @@ What the commands that judge recorded runs share: their agents, money that is as
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import sys
@@ -49,6 +48,7 @@ __all__ = (
     "interrupted_or",
     "models_of_script",
     "purse_of",
+    "script_of",
     "spoken",
     "to_the_end",
 )
@@ -63,7 +63,9 @@ Fresh = Annotated[bool, typer.Option("--fresh", help="Ask anew also where a late
 ScriptFile = Annotated[
     str,
     typer.Option(
-        "--script", help="Replies in place of a model: a .json list, or `replies` in a .py file.", metavar="FILE"
+        "--script",
+        help="Replies in place of a model: a list in JSON or YAML, or `replies` in a .py file.",
+        metavar="FILE",
     ),
 ]
 Simulate = Annotated[
@@ -77,7 +79,6 @@ Tools = Annotated[
     ),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Ask models without asking first.")]
-MAX_SCRIPT = 4 * 1024 * 1024
 Made = TypeVar("Made")
 
 
@@ -179,39 +180,42 @@ def confirm(said: str) -> None:
 
 def models_of_script(file: str) -> Callable[[], Any] | None:
     """
-    Return what gives a scripted model that starts at the first reply; ``None`` without a script.
+    Return what gives a scripted model that starts at the first reply; ``None`` without a script; errors as ``script_of``.
+    """
+    from stepengine.testing import ScriptedModel
 
-    A ``.py`` file holds ``replies``, as ``ScriptedModel`` takes them; any other one is a JSON list of texts, of calls
+    if not file:
+        return None
+    replies = script_of(file)
+    return lambda: ScriptedModel(replies)
+
+
+def script_of(file: str) -> Any:
+    """
+    Return the replies of a script, as ``ScriptedModel`` takes them.
+
+    A ``.py`` file holds them as ``replies``; any other one is a list, in JSON or YAML, of texts, of calls
     ``{"tool": "look", "input": {...}, "text": "..."}``, and of lists of both for one reply.
 
     Raises:
         UsageProblem: when that cannot be read.
     """
     from stepengine.errors import DataError
-    from stepengine.judging.checks import member_of
+    from stepengine.judging.checks import member_of, value_of
     from stepengine.testing import ScriptedModel
 
-    if not file:
-        return None
-    replies = member_of(Path(file), "replies") if file.endswith(".py") else _replies(file)
     try:
+        replies = member_of(Path(file), "replies") if file.endswith(".py") else _replies(value_of(Path(file)), file)
         ScriptedModel(replies)
     except DataError as error:
         msg = f"--script {file!r}: {error.message}"
         raise UsageProblem(msg) from None
-    return lambda: ScriptedModel(replies)
+    return replies
 
 
-def _replies(file: str) -> list[Any]:
-    try:
-        with Path(file).open(encoding="utf-8") as opened:
-            text = opened.read(MAX_SCRIPT + 1)
-        items = json.loads(text) if len(text) <= MAX_SCRIPT else f"text of more than {MAX_SCRIPT} characters"
-    except (OSError, ValueError, RecursionError) as error:
-        msg = f"--script {file!r} cannot be read: {error}"
-        raise UsageProblem(msg) from None
+def _replies(items: Any, file: str) -> list[Any]:
     if not isinstance(items, list):
-        msg = f"--script {file!r} is a JSON list of replies, not {type(items).__name__}"
+        msg = f"--script {file!r} is a list of replies, not {type(items).__name__}"
         raise UsageProblem(msg)
     return [_reply(item, file) for item in items]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +17,7 @@ from stepengine.cli.journals import found
 from stepengine.cli.judging import case_of, cleaned, interrupted_or
 from stepengine.cli.options import File, Last, Options, with_options
 from stepengine.cli.settings import UsageProblem
-from stepengine.data.definition import AgentDefinition
+from stepengine.data.definition import AgentDefinition, normalised_id
 
 __all__ = ("pin",)
 
@@ -127,16 +127,20 @@ def _place_of(agent_id: str, given: str, options: Options, file: Path) -> str:
     package = Path(loading.__file__).resolve().parents[1]
     if place.resolve().parent in (package / "_agents", package.parent / "agents"):
         return agent_id
-    return os.path.relpath(place, file.parent.parent)
+    return _from_root(place, file)
 
 
-def _named(agents: Iterable[AgentDefinition[Any]]) -> list[str]:
-    """Return the ids by which agents name others; those that they hold come with them."""
-    return [*dict.fromkeys([child for agent in agents for child in agent.spawnable_agents if isinstance(child, str)])]
+def _named(agents: Sequence[AgentDefinition[Any]]) -> list[str]:
+    """Return the ids by which agents name others, of those that none of them holds: what is held comes with its holder."""
+    children = [child for agent in agents for child in agent.spawnable_agents]
+    held = {normalised_id(child.id) for child in (*agents[:1], *children) if not isinstance(child, str)}
+    named = [child for child in children if isinstance(child, str)]
+    return list({normalised_id(child): child for child in named if normalised_id(child) not in held}.values())
 
 
-def _from_root(kept: Path, file: Path) -> str:
-    return os.path.relpath(kept, file.parent.parent)
+def _from_root(path: Path, file: Path) -> str:
+    """Return where a file is, as the test in *file* sees it: from the folder above its own, whatever links lead there."""
+    return os.path.relpath(path.resolve(), file.resolve().parents[1])
 
 
 def _failure_of(file: Path, name: str) -> str:

@@ -22,6 +22,7 @@ from stepengine.errors import DefinitionError, JournalError, StepEngineError
 if TYPE_CHECKING:
     from stepengine.engine.stepping import Stepper
     from stepengine.journal import Journal
+    from stepengine.journal.history import History
     from stepengine.judging.viewing.rendering import Source
 
 __all__ = ("view",)
@@ -106,7 +107,11 @@ def view(
 def _written(options: Options, other: str, wanted: _Wanted) -> Exit:
     from stepengine.judging.viewing.rendering import rendered
 
-    target = Path(wanted.output) if wanted.output else _beside(journal_at(options.journal))
+    journals = [journal_at(name) for name in (options.journal, other) if name]
+    target = Path(wanted.output) if wanted.output else _beside(journals[0])
+    if target.exists() and any(target.samefile(_file_of(journal)) for journal in journals):
+        msg = f"{str(target)!r} is the journal itself; -o PATH names another page"
+        raise UsageProblem(msg)
     if target.exists() and not wanted.force:
         msg = f"{str(target)!r} exists already; --force writes over it, -o PATH names another page"
         raise UsageProblem(msg)
@@ -133,14 +138,18 @@ def _written(options: Options, other: str, wanted: _Wanted) -> Exit:
     return Exit.DIVERGED if wanted.strict and made.missing else Exit.COMPLETED
 
 
+def _file_of(journal: Journal) -> Path:
+    from stepengine.journal import SqliteJournal
+
+    return Path(journal.path if isinstance(journal, SqliteJournal) else journal.name)
+
+
 def _beside(journal: Journal) -> Path:
     """Return where a page goes: beside its journal; beside the database for a run in one."""
     from stepengine.journal import SqliteJournal
 
-    path = Path(journal.name)
-    if isinstance(journal, SqliteJournal):
-        return Path(journal.path).with_name(f"{journal.run}.html")
-    return path.with_suffix(".html")
+    path = _file_of(journal)
+    return path.with_name(f"{journal.run}.html") if isinstance(journal, SqliteJournal) else path.with_suffix(".html")
 
 
 def _source(options: Options, wanted: _Wanted) -> Source:
@@ -150,8 +159,10 @@ def _source(options: Options, wanted: _Wanted) -> Source:
     journal = journal_at(options.journal)
     file = name_of(journal)
     try:
-        stored(journal)
-        _read_all(journal)
+        history = stored(journal)
+        # What is read only when somebody needs it, too, so that damage shows before a page is made of it.
+        for result in history.results.values():
+            history.outcome(result)
     except JournalError as error:
         if not wanted.force:
             raise
@@ -160,20 +171,15 @@ def _source(options: Options, wanted: _Wanted) -> Source:
         return Source(journal=whole, file=file, without="The journal is damaged: nothing was run.", damage=damage)
     if not wanted.code:
         return Source(journal=journal, file=file, without="Source lines and variables were left out with --no-code.")
-    steppers = _steppers(journal, options, wanted)
+    steppers = _steppers(journal, history, options, wanted)
     if isinstance(steppers, str):
         return Source(journal=journal, file=file, without=steppers)
     return Source(journal=journal, file=file, steppers=steppers)
 
 
-def _read_all(journal: Journal) -> None:
-    """Read what a journal reads only when somebody needs it, so that damage shows before a page is made of it."""
-    history = journal.history()
-    for result in history.results.values():
-        history.outcome(result)
-
-
-def _steppers(journal: Journal, options: Options, wanted: _Wanted) -> list[Callable[[], Stepper]] | str:
+def _steppers(
+    journal: Journal, history: History, options: Options, wanted: _Wanted
+) -> list[Callable[[], Stepper]] | str:
     """
     Return what makes steppers, or why there are none; an agent that was asked for must be there.
 
@@ -186,9 +192,9 @@ def _steppers(journal: Journal, options: Options, wanted: _Wanted) -> list[Calla
 
     options = options.in_force()
     folders = options.settings.agent_folders
-    agent_id = str(journal.history().root["agent_id"])
+    agent_id = str(history.root["agent_id"])
     try:
-        agent = recorded_agent(journal, options)
+        agent = recorded_agent(journal, options, history)
         with contextlib.suppress(DefinitionError):
             complain(f"lines and variables come from {agent_file(options.agent or agent_id, folders=folders)}")
         ours = bench_for(options, agent, performs=False).engine

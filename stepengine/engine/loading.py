@@ -136,7 +136,7 @@ def _module(file: Path) -> ModuleType:
     except DefinitionError as error:
         noted(error)
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script that ends itself is no agent file, and nothing to end over
         where = raised_at(error)
         msg = (
             f"{file}: loading it failed with {type(error).__name__}: {error}{f' ({where})' if where else ''}; "

@@ -16,6 +16,7 @@ import linecache
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
+from traceback import walk_tb
 from types import FrameType, GeneratorType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast
 
@@ -39,6 +40,7 @@ from stepengine.journal.replayer import NO_LEEWAY, Leeway, Past, Replayer
 from stepengine.journal.store import Journal
 from stepengine.machine.author import Author
 from stepengine.machine.plan import Finished, RunPlan
+from stepengine.machine.signals import is_callers
 from stepengine.machine.state import RunState
 from stepengine.runtime.asking import shown_questions
 from stepengine.runtime.performer import Item, child_path
@@ -395,6 +397,12 @@ class Stepper:
         except StopIteration as stop:
             run.finished = stop.value
             return
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) or not is_callers(error):
+                raise
+            # What ends the program of who runs it, such as ``sys.exit``, ends the run, and nothing of who looks at it.
+            run.finished = Finished(status=RunStatus.FAILED, state=_state_in(error) or run.state, error=error)
+            return
         run.effect = effect
         members = effect.effects if type(effect) is Gather else (effect,)
         together = effect if type(effect) is Gather and len(members) > 1 else None
@@ -549,13 +557,12 @@ class Stepper:
     def _last_moment(self) -> Moment:
         root = self._runs[""]
         state = root.finished.state if root.finished is not None else _state_of(root)
-        status = "" if root.finished is None else root.finished.status.value
         return Moment(
             position=self.position,
             step=len(self._tape.steps.get("", ())),
             address="",
             agent_id=root.plan.definition.id,
-            asked=f"nothing more: the run has ended, {status}" if status else "nothing that is recorded",
+            asked="nothing that is recorded" if root.finished is None else f"nothing more: {_ended(root.finished)}",
             effect=None,
             outcome=None,
             state=state,
@@ -577,6 +584,12 @@ class Stepper:
         yield self.moment()
         while self.advance():
             yield self.moment()
+
+
+def _ended(finished: Finished) -> str:
+    """Return how a run ended, in a line."""
+    error, said = finished.error, f"the run has ended, {finished.status.value}"
+    return said if error is None else f"{said} with {type(error).__name__}: {getattr(error, 'message', error)}"
 
 
 def _said(effect: Leaf) -> str:
@@ -625,6 +638,15 @@ def _state_of(run: _Running) -> AgentState:
             if type(value) is RunState:
                 return value.frozen()
     return run.state
+
+
+def _state_in(error: BaseException) -> AgentState | None:
+    """Return the state of the run whose machine an error left, from the frames that it passed."""
+    for frame, _ in walk_tb(error.__traceback__):
+        for value in frame.f_locals.values():
+            if type(value) is RunState:
+                return value.frozen()
+    return None
 
 
 def _frames(machine: Any) -> Iterator[Frame]:

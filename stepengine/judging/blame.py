@@ -8,6 +8,7 @@ still ahead, runs mostly succeed; once it stands in the record, they mostly fail
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from functools import partial
@@ -20,10 +21,10 @@ from stepengine.data.state import RunStatus
 from stepengine.engine import Engine
 from stepengine.errors import DataError
 from stepengine.journal import Journal, Purse, Rerun
-from stepengine.journal.records import Address
+from stepengine.journal.history import History
 from stepengine.journal.replayer import address_of
 from stepengine.judging.checks import Check
-from stepengine.judging.rerun import Models, at_once, course_from, model_calls, sample, shown_dollars, step_of
+from stepengine.judging.rerun import Models, at_once, course_from, model_calls, sample, shown_dollars
 from stepengine.judging.statistics import wilson
 
 __all__ = ("Blame", "Blamed", "Step", "blame", "change_point", "expected_calls")
@@ -142,12 +143,13 @@ class Blame:
 
     def lines(self) -> Iterator[str]:
         """Give it as lines of text: a row for each step, then what follows from them."""
+        width = max([8, *[len(step.address) for step in self.steps]])
         for step in self.steps:
             low, high = wilson(step.ok, step.known)
             rate = "not measurable" if not step.is_measurable else f"{step.ok} of {step.known} pass"
             odd = f", {step.unknown} unknown" + (f" (called {step.tool})" if step.tool else "") if step.unknown else ""
             mark = " <- blamed" if self.blamed is not None and self.blamed.step == step else ""
-            yield f"step {step.step:>3}  {step.address:<8} {rate}{odd}  {low:.0%}-{high:.0%}{mark}"
+            yield f"step {step.step:>3}  {step.address:<{width}} {rate}{odd}  {low:.0%}-{high:.0%}{mark}"
         yield self.why
         done = f"; {self.performed} tool calls were performed in the world of today" if self.performed else ""
         yield f"spent {shown_dollars(self.spent)}{done}" + (f"; stopped: {self.stopped}" if self.stopped else "")
@@ -193,9 +195,12 @@ def expected_calls(journal: Journal, k: int, steps: tuple[int, int] | None = Non
     """Return about how many model calls blaming will take, and what they cost as recorded; ``None`` when that is unknown."""
     history = journal.history()
     chosen = _chosen(model_calls(history), steps)
-    courses = [course_from(history, address) for address in chosen]
-    tried = len(chosen) if len(chosen) <= MOST_STEPS else 2 * k.bit_length() + len(chosen).bit_length() + 4
-    share = tried / len(chosen) if chosen else 0.0
+    # What follows a step is added up for each of them anew: of many steps some tell enough.
+    looked_at = chosen[:: max(1, -(-len(chosen) // MOST_STEPS))]
+    courses = [course_from(history, address) for address in looked_at]
+    # By halves: the first step, each middle, and twice as often the four at the place.
+    tried = len(chosen) if len(chosen) <= MOST_STEPS else 9 + len(chosen).bit_length()
+    share = tried / len(looked_at) if looked_at else 0.0
     costs = [course.cost for course in courses]
     cost = None if None in costs else sum([c for c in costs if c is not None], Decimal(0)) * k
     calls = round(sum(course.steps for course in courses) * k * share)
@@ -250,12 +255,12 @@ async def blame(
     if check.of(recorded).passed:
         return Blame(check.text, k, (), None, "this run passes, so that no step is to blame", money.known)
     history = journal.history()
-    addresses = model_calls(history)
-    chosen = _chosen(addresses, steps)
+    chosen = _chosen(model_calls(history), steps)
     if not chosen:
         return Blame(check.text, k, (), None, "this run asked no model, so that no step is to blame", money.known)
+    first = 1 if steps is None else steps[0]
     search = _Search(
-        [Step(addresses.index(a) + 1, _root_step(journal, a), a) for a in chosen],
+        [Step(index, step, a) for index, (step, a) in enumerate(zip(_root_steps(history, chosen), chosen, strict=True), first)],
         partial(sample, engine, journal, purse=money, models=models, agent=agent, reuse=False,
                 **{"tools": "idempotent", **options}),
         check, k,
@@ -270,11 +275,11 @@ async def blame(
     return Blame(check.text, k, tried, blamed, why, money.known, search.performed, stopped)
 
 
-def _root_step(journal: Journal, address: str) -> int:
-    """Return the step of the root in which a model call of it or of a child was made."""
-    path, seq = address_of(address)
-    top: Address = ("", int(path.partition(".")[0]) if path else seq)
-    return step_of(journal.history(), f"#{top[1]}")
+def _root_steps(history: History, addresses: Iterable[str]) -> Iterator[int]:
+    """Give the steps of the root in which model calls of it or of its children were made."""
+    calls = sorted([seq for (path, seq), intent in history.intents.items() if not path and intent.type == "CallModel"])
+    for path, seq in map(address_of, addresses):
+        yield bisect_right(calls, int(path.partition(".")[0]) if path else seq)
 
 
 def _why(tried: Sequence[Step], blamed: Blamed | None, tools: str) -> str:
@@ -292,8 +297,8 @@ def _why(tried: Sequence[Step], blamed: Blamed | None, tools: str) -> str:
         hint = (
             "--simulate MODULE:FN makes up its results" if tools != "recorded" else "--tools idempotent may perform it"
         )
-        called = f": most runs call {tool} as nobody recorded it; {hint}" if tool else ""
-        return f"not measurable{called}"
+        waits = "most runs wait for an answer that is not recorded, or were not paid for"
+        return f"not measurable: {f'most runs call {tool} as nobody recorded it; {hint}' if tool else waits}"
     passed, known = _summed([(step.ok, step.known) for step in tried])
     return f"no step is to blame: {passed} of {known} runs pass, wherever they begin"
 

@@ -4,8 +4,10 @@ Checks: what somebody wants of a run, as an expression or a function, asked of a
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
+import json
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -18,9 +20,10 @@ from stepengine.data.codec import plain
 from stepengine.data.state import RunResult
 from stepengine.errors import DataError
 
-__all__ = ("Check", "Checked", "function_at", "member_of")
+__all__ = ("Check", "Checked", "function_at", "member_of", "value_of")
 
 PLACE = re.compile(r"[A-Za-z0-9_./-]{1,200}:[A-Za-z_][A-Za-z0-9_]{0,100}")
+MAX_FILE = 4 * 1024 * 1024
 NAMES = "output, text, status, tools, steps, cost, error, result"
 HELPERS: Mapping[str, Any] = {
     f.__name__: f
@@ -152,7 +155,7 @@ def function_at(place: str, root: Path | None = None) -> Callable[..., Any]:
     else:
         try:
             found = getattr(importlib.import_module(module), name)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             msg = f"{place} cannot be loaded: {type(error).__name__}: {error}"
             raise DataError(msg) from error
     if not callable(found):
@@ -175,10 +178,42 @@ def member_of(file: Path, name: str) -> Any:
         assert spec.loader is not None  # noqa: S101
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         msg = f"{file} cannot be loaded: {type(error).__name__}: {error}"
         raise DataError(msg) from error
     if not hasattr(module, name):
         msg = f"{file} holds no {name!r}"
         raise DataError(msg)
     return getattr(module, name)
+
+
+def value_of(file: Path) -> Any:
+    """
+    Return what a file of JSON or YAML holds: plain values.
+
+    Raises:
+        DataError: when it cannot be read, is larger than 4 MiB, is neither, or holds an alias.
+    """
+    import yaml
+
+    try:
+        with file.open("rb") as opened:
+            raw = opened.read(MAX_FILE + 1)
+    except OSError as error:
+        msg = f"{file} cannot be read: {error.strerror}"
+        raise DataError(msg) from None
+    if len(raw) > MAX_FILE:
+        msg = f"{file} is larger than {MAX_FILE} bytes"
+        raise DataError(msg)
+    try:
+        # Nearly all JSON is YAML, but not its numbers such as 1e3; what is too deep for JSON would keep YAML for minutes.
+        with contextlib.suppress(ValueError):
+            return json.loads(raw)
+        # An alias stands for a value as often as it is written, so that a few lines may become millions.
+        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(raw)):
+            msg = f"{file} holds an alias (*name); write the value out"
+            raise DataError(msg)
+        return yaml.safe_load(raw)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        msg = f"{file} is neither JSON nor YAML that can be read: {' '.join(str(error).split())[:300]}"
+        raise DataError(msg) from None

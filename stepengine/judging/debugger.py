@@ -34,7 +34,7 @@ from stepengine.engine.stepping import Frame, Moment, Stepper
 from stepengine.errors import InputError, JournalError, ReplayDivergence, StepEngineError
 from stepengine.journal import Journal, JournalLike, MemoryJournal, as_journal
 from stepengine.journal.forks import outcome_for
-from stepengine.journal.records import Address, Result, shown_address
+from stepengine.journal.records import ROOT, Address, Result, shown_address
 from stepengine.journal.replayer import address_of
 from stepengine.judging.texts import SafeTexts
 
@@ -703,7 +703,7 @@ class Debugger:
         address = address_of(at)
         found = stepper.position_of(*address)
         if found is None:
-            known = address in self.stepper.history.intents
+            known = address in self.stepper.history.intents and address != ROOT
             why = "never finished" if known else f"is not in {self.journal.name}"
             msg = f"effect {shown_address(*address)} {why}; there are {self.last} effects with a result"
             raise JournalError(msg)
@@ -756,9 +756,12 @@ class Debugger:
         address = self.stepper.address_at(position)
         return address is not None and address[0] == self._inside
 
-    def into(self, path: str) -> None:
+    def into(self, path: str) -> int:
         """
         Follow a child: only its own positions count from now on.
+
+        Returns:
+            Where it waits: this position or the next one of its own; of a child that is over by now its first.
 
         Raises:
             JournalError: when there is no run at that path.
@@ -768,6 +771,8 @@ class Debugger:
             msg = f"there is no run at {path[:80]!r}; there are: {', '.join(paths[:20]) or 'none but the root'}"
             raise JournalError(msg)
         self._inside = path
+        mine = [n for n in range(self.last + 1) if self._is_inside(n)]
+        return next((n for n in mine if n >= self.position), mine[0] if mine else self.position)
 
     def out(self) -> None:
         """Follow all runs again."""
@@ -818,10 +823,6 @@ class Debugger:
     def check(self, what: str) -> None:
         """Raise ``InputError`` unless *what* is something that ``until`` can look for."""
         self._wanted(what)
-
-    def is_here(self) -> bool:
-        """Return whether the run that is followed waits at this position."""
-        return self._is_inside(self.position)
 
     def with_engine(self, engine: Engine) -> Debugger:
         """Return a debugger at the same place that forks with another engine."""

@@ -13,13 +13,12 @@ import attrs
 from stepengine.data.limits import Limits
 from stepengine.errors import DataError, StepEngineError
 from stepengine.judging import criteria
-from stepengine.judging.checks import member_of
+from stepengine.judging.checks import member_of, value_of
 from stepengine.judging.criteria import Case
 from stepengine.judging.evaluating import Evaluation
 
 __all__ = ("load_evaluation",)
 
-MAX_FILE = 4 * 1024 * 1024
 MAKERS: Mapping[str, Callable[..., criteria.Criterion]] = {
     name: getattr(criteria, name)
     for name in (
@@ -57,27 +56,9 @@ def load_evaluation(file: Path) -> Evaluation:
         msg = f"{file}: 'evaluation' is {found!r}; it is an Evaluation(...)"
         raise DataError(msg)
     if file.suffix in (".yaml", ".yml"):
-        return _Reader(str(file)).evaluation(_yaml(file))
+        return _Reader(str(file)).evaluation(value_of(file))
     msg = f"{str(file)!r} is neither a .py nor a .yaml file"
     raise DataError(msg)
-
-
-def _yaml(file: Path) -> Any:
-    import yaml
-
-    raw = file.read_bytes()[: MAX_FILE + 1]
-    if len(raw) > MAX_FILE:
-        msg = f"{file} is larger than {MAX_FILE} bytes"
-        raise DataError(msg)
-    try:
-        # An alias stands for a value as often as it is written, so that a few lines may become millions.
-        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(raw)):
-            msg = f"{file} holds an alias (*name); write the value out"
-            raise DataError(msg)
-        return yaml.safe_load(raw)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        msg = f"{file} is no YAML that can be read: {' '.join(str(error).split())[:300]}"
-        raise DataError(msg) from None
 
 
 @attrs.define

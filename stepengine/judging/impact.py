@@ -463,7 +463,9 @@ async def _sampled(
     if not now.is_complete:
         course = attrs.evolve(course, status=rerun.result.status.value)
     equal = (recorded.status, recorded.output) == (course.status, course.output)
-    return Sample(course, recorded.decision != course.decision, equal, rerun)
+    # Where either of them asked no model, nobody chose.
+    changed = None not in (recorded.decision, course.decision) and recorded.decision != course.decision
+    return Sample(course, changed, equal, rerun)
 
 
 # --- gates ----------------------------------------------------------------------------------------------------------

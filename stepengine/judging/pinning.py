@@ -18,6 +18,7 @@ import attrs
 from stepengine.data.codec import plain
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.state import RunResult
+from stepengine.data.visible import visible
 from stepengine.engine import Engine
 from stepengine.errors import DataError, ModelError
 from stepengine.journal import Called, FileJournal, Journal, JournalLike, MemoryJournal, Rerun, scan, scrub
@@ -117,7 +118,7 @@ def written_test(test: WrittenTest) -> str:
     agents = ", ".join([_agent(agent) for agent in test.agents])
     return TEMPLATE.format(
         name=test.name,
-        reason=" ".join(test.reason.split())[:SHOWN].replace("\\", "\\\\").replace('"""', "'''"),
+        reason=visible(" ".join(test.reason.split())[:SHOWN], strict=True).replace("\\", "\\\\").replace('"""', "'''"),
         journal=json.dumps(test.journal),
         check=json.dumps(test.check, ensure_ascii=False),
         agents=agents,

@@ -7,7 +7,7 @@ What a single rerun is stands with the journals (``stepengine.journal.rerunning`
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from decimal import Decimal
 from typing import Any, TypeVar
@@ -16,7 +16,6 @@ import attrs
 
 from stepengine.data.codec import plain
 from stepengine.data.models import ModelReply
-from stepengine.data.state import RunStatus
 from stepengine.data.usage import Usage, add_cost
 from stepengine.engine import Engine
 from stepengine.journal import Journal, Purse, Rerun
@@ -35,7 +34,6 @@ __all__ = (
     "model_calls",
     "sample",
     "shown_dollars",
-    "step_of",
 )
 
 AT_ONCE = 4
@@ -86,7 +84,7 @@ class Course:
         tools: The names of the tools that were called, in program order.
         steps: How many model calls there were.
         tokens: What those used.
-        cost: What they cost; ``None`` when that is unknown.
+        cost: What they cost; ``None`` when that is unknown, as where there were some and none was answered.
         status: How the run ended.
         output: Its output as JSON; of a run without one its text.
     """
@@ -99,11 +97,6 @@ class Course:
     status: str
     output: Any
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether it ended by itself, whatever came of it."""
-        return self.status in [status.value for status in RunStatus] and self.status != RunStatus.SUSPENDED.value
-
 
 def course_from(history: History, at: str) -> Course:
     """Return what the run of *history* did from the effect *at* on: there, in the runs that it began, and after it."""
@@ -114,10 +107,8 @@ def course_from(history: History, at: str) -> Course:
     usage, cost, decision = Usage(), Decimal(0), None
     known: Decimal | None = cost
     models = [i for i in after if i.type == "CallModel"]
-    for intent in models:
-        reply = _reply_to(history, intent)
-        if reply is None:
-            continue
+    replies = [(intent, reply) for intent in models if (reply := _reply_to(history, intent)) is not None]
+    for intent, reply in replies:
         usage, known = usage + (reply.usage or Usage()), add_cost(known, reply.cost)
         if decision is None and intent.path == address[0]:
             decision = tuple([(call.tool_name, plain(call.input)) for call in reply.tool_calls])
@@ -127,7 +118,7 @@ def course_from(history: History, at: str) -> Course:
         tools=tuple([str(history.form(i)["tool_name"]) for i in after if i.type == "CallTool"]),
         steps=len(models),
         tokens=usage.total_tokens,
-        cost=known,
+        cost=known if replies or not models else None,
         status=status_of(history),
         output=None if ended is None else plain(ended.output) if ended.output is not None else ended.text,
     )
@@ -141,13 +132,6 @@ def in_program_order(history: History) -> list[tuple[Address, Intent]]:
         return [*[int(n) for n in path.split(".") if n], seq]
 
     return sorted(history.intents.items(), key=lambda item: place(item[0]))
-
-
-def step_of(history: History, at: str) -> int:
-    """Return the step of its run that an effect belongs to, from 1: that of the last model call up to it."""
-    path, seq = address_of(at)
-    numbers: Mapping[Address, Intent] = history.intents
-    return sum(p == path and 0 <= s <= seq and i.type == "CallModel" for (p, s), i in numbers.items())
 
 
 def _reply_to(history: History, intent: Intent) -> ModelReply | None:

@@ -36,6 +36,7 @@ LONGEST = 2_000
 """So much of a text is looked at: more than is ever shown of it."""
 BITS = 1_000
 MORE = "..."
+UNSHOWN = "<a value that cannot be shown>"
 PAIR = 2
 
 
@@ -88,16 +89,23 @@ class SafeTexts:
 
     def _tells(self, name: str, value: Any) -> bool:
         """Return whether a name says that its text is secret; ``key`` alone is what loops call the keys of a mapping."""
-        if not _is(value, str) or not value:
+        text = str.__str__(value) if _is(value, str) else ""
+        if not text:
             return False
         named = name != "key" and is_secret_variable(name)
-        return named or self._redactor.member(name, value) == f"<redacted:{name}>"
+        return named or self._redactor.member(name, text) == f"<redacted:{name}>"
 
     def _member(self, name: str, value: Any, depth: int, room: int) -> str:
         key = name.rstrip("=: ").strip("'")
         return f"{name}<redacted>" if self._tells(key, value) else name + self._line(value, depth, room)
 
     def _line(self, value: Any, depth: int, room: int) -> str:
+        try:
+            return self._shown(value, depth, room)
+        except Exception:  # noqa: BLE001 - however odd a value is, what stands beside it is shown
+            return UNSHOWN
+
+    def _shown(self, value: Any, depth: int, room: int) -> str:
         leaf = self._leaf(value)
         if leaf is not None:
             return leaf
@@ -118,9 +126,10 @@ class SafeTexts:
         return f"{opened.begin}{', '.join(made)}{alone}{opened.end}"
 
     def _spread(self, value: Any, name: str, depth: int, width: int) -> Iterator[str]:
-        opened = None if self._leaf(value) is not None else _opened(value)
         line = self._member(name, value, depth, width)
-        if opened is None or depth == 0 or len(line) <= width // 2 or line.endswith("<redacted>"):
+        is_short = depth == 0 or len(line) <= width // 2 or line.endswith(("<redacted>", UNSHOWN))
+        opened = None if is_short or self._leaf(value) is not None else _opened(value)
+        if opened is None:
             yield line
             return
         yield f"{name}{opened.begin}"
@@ -184,8 +193,8 @@ def _number(value: int) -> str:
 
 
 def _bytes(value: bytes | bytearray) -> str:
-    part = bytes(value[:WIDTH])
-    return f"{part!r}{MORE if len(value) > len(part) else ''}"
+    held = memoryview(value)
+    return f"{bytes(held[:WIDTH])!r}{MORE if len(held) > WIDTH else ''}"
 
 
 def _when(value: Any) -> str:
@@ -201,7 +210,7 @@ LEAVES: tuple[tuple[Any, Any], ...] = (
     (Decimal, Decimal.__str__),
     ((datetime, date, time), _when),
     (timedelta, timedelta.__str__),
-    (PurePath, lambda value: f"Path({os.fspath(value)!r})"),
+    (PurePath, lambda value: f"Path({PurePath.__str__(value)!r})"),
     (type, lambda value: f"<class {type.__getattribute__(value, '__qualname__')}>"),
     (ModuleType, lambda value: f"<module {value.__dict__.get('__name__', '?')}>"),
     (MethodType, lambda value: f"<method {getattr(value.__func__, '__qualname__', '?')}>"),
@@ -240,7 +249,9 @@ SEQUENCES: tuple[tuple[Any, str, str], ...] = (
 def _plain(key: Any) -> str:
     if _is(key, str):
         return f"'{str.__str__(key)[:WIDTH]}'"
-    return repr(key) if key is None or type(key) in (bool, int, float, bytes) else f"<{type(key).__name__}>"
+    if type(key) in (int, bytes):
+        return _number(key) if type(key) is int else _bytes(key)
+    return repr(key) if key is None or type(key) in (bool, float) else f"<{type(key).__name__}>"
 
 
 def _fields(value: Any) -> _Open | None:

@@ -368,6 +368,23 @@ agent = AgentDefinition("lead", spawnable_agents=["the-helper"], handle_steps=ha
     assert "agent the-helper ended: completed" in result.stderr
 
 
+def test_an_id_of_an_agent_that_another_holds_or_of_itself_needs_no_file() -> None:
+    body = """
+def deeper(ctx):
+    return (yield from AgentCall("kid", ctx.prompt + "x")) if len(ctx.prompt) < 3 else ctx.prompt
+
+def handle_steps(ctx):
+    return (yield from AgentCall("kid", "x")) if ctx.prompt else (yield from AgentCall("the-lead", "again"))
+
+kid = AgentDefinition("kid", spawnable_agents=["kid"], handle_steps=deeper)
+agent = AgentDefinition("the-lead", spawnable_agents=["the_lead", "kid", kid], handle_steps=handle_steps)
+"""
+
+    result = command("run", agent_file(body))
+
+    assert (0, "xxx\n") == (result.exit_code, result.stdout), result.stderr
+
+
 # --- run: what goes wrong -------------------------------------------------------------------------------------------
 
 USAGE = {

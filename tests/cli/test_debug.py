@@ -20,8 +20,9 @@ from typer.testing import CliRunner
 from stepengine import Engine, Hooks, load_agent
 from stepengine.cli.app import app
 from stepengine.context import summarize
+from stepengine.errors import ModelError
 from stepengine.journal import FileJournal, diff
-from stepengine.testing import ScriptedModel, text
+from stepengine.testing import ScriptedModel, failure, text
 
 from .terminal import Person, people
 
@@ -178,6 +179,11 @@ def test_inside_a_child_only_its_own_positions_count(folder: Path, way: str) -> 
 
     assert ["7#0", "7#1", "7#2", "7#0", None, "6#1"] == [moment.get("address") for moment in found]
     assert "there is no run at '99'; there are: 6, 7" in objects(folder, "into 99", way=way)[0]["error"]
+    over, before, *_, after = objects(folder, "last", "into 7", "back", "next 2", "next", way=way)[1:]
+
+    assert "7#0" == over["address"]
+    assert "the run 7 has nothing before this; `out` follows all runs again" == before["error"]
+    assert "the run 7 has nothing after this; `out` follows all runs again" == after["error"]
 
 
 @pytest.mark.spec("judging:JG25", "judging:JG30", "judging:JG32", "judging:JG13")
@@ -249,6 +255,39 @@ def test_frames_requests_hooks_and_differences_are_told(folder: Path, way: str) 
     assert "1" == still["text"]
 
 
+@pytest.mark.deep
+@pytest.mark.spec("judging:JG22", "judging:JG30")
+def test_an_expression_that_breaks_the_run_is_told_and_the_run_is_as_it_was(folder: Path) -> None:
+    broken, still, went = objects(
+        folder, "until inner.__globals__.update(call=None)", "print number", "until len(seen) == 2"
+    )
+
+    assert "changes what the run does" in broken["error"]
+    assert ("0", "#4") == (still["text"], went["address"])
+
+
+@pytest.mark.spec("judging:JG24", "judging:JG27")
+@pytest.mark.parametrize("way", WAYS)
+def test_a_frame_that_was_chosen_stays_chosen_while_two_places_are_compared(folder: Path, way: str) -> None:
+    down, compared, listed = objects(folder, "goto #3", "down", "diff 1 3", "list", way=way)[1:]
+
+    assert compared["diff"]
+    assert (down["file"], down["line"]) == (listed["file"], listed["line"])
+
+
+@pytest.mark.spec("judging:JG26")
+def test_what_came_back_is_told_whole_also_where_it_is_a_failure(folder: Path) -> None:
+    (folder / "run.jsonl").unlink()
+    agent = load_agent(folder / "worker.py")
+    said = "there is no such place: " + "far away, " * 40
+    with Engine([agent], models=ScriptedModel([failure(ModelError(f"{said}\x1b[2J"))])) as engine:
+        engine.run_sync(agent, "go", journal=folder / "run.jsonl")
+
+    result, reply = objects(folder, "result", "reply", way="paused")
+
+    assert [f"ModelError: {said}\\x1b[2J"] == result["result"] == reply["result"]
+
+
 @pytest.mark.spec("judging:JG26")
 def test_hooks_of_the_command_line_are_called_only_in_a_run_that_had_them(folder: Path) -> None:
     with Engine(
@@ -290,6 +329,33 @@ def test_a_fork_with_another_result_runs_on_and_is_stood_in_until_the_parent_is_
     assert diff(FileJournal(folder / "run.jsonl"), FileJournal(folder / "run-1.jsonl"))
 
 
+@pytest.mark.spec("judging:JG28", "judging:JG86")
+def test_what_models_may_cost_is_that_of_the_recorded_part_after_the_place(folder: Path) -> None:
+    (folder / "run.jsonl").unlink()
+    agent = load_agent(folder / "worker.py")
+    with Engine([agent], models=ScriptedModel([text("reply", cost="0.01") for _ in range(3)])) as engine:
+        engine.run_sync(agent, "go", journal=folder / "run.jsonl")
+
+    *_, second, in_child = objects(
+        folder, "goto 2", "fork --live --into a.jsonl", "goto 6#1", "fork --live --into b.jsonl", way="paused"
+    )[1::2]
+
+    assert "about $0.0200 to $0.0400" in second["error"]
+    assert "about $0.0000 to $0.0000" in in_child["error"]
+
+
+@pytest.mark.spec("judging:JG28")
+def test_a_fork_stands_beside_its_journal_under_the_whole_name_of_that(folder: Path) -> None:
+    (folder / "run.jsonl").rename(folder / "run#7.jsonl")
+    arguments = ["debug", "run#7.jsonl", "--agent", "worker.py", "--no-fork", "--json", "--exec", "last"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        done = CliRunner().invoke(app, [*arguments, "--exec", "fork --result yes"])
+
+    assert "run#7-1.jsonl" == json.loads(done.stdout.splitlines()[1])["journal"], done.stderr
+    assert (folder / "run#7-1.jsonl").is_file()
+
+
 @pytest.mark.deep
 @pytest.mark.spec("judging:JG28", "judging:JG111")
 def test_a_question_is_answered_on_a_copy_and_what_would_be_repeated_or_paid_is_refused(folder: Path) -> None:
@@ -325,6 +391,10 @@ def test_it_leaves_with_what_became_of_the_commands(folder: Path, way: str) -> N
     assert f"worker.py:{line}" in edited.stderr
     assert "2" == edited.stdout.splitlines()[-1]
     assert 5 == debug(folder, options=("--at", "6#1"), way=way).returncode
+    looked = debug(folder, "until str(number).strip() == '7'", "print number", way=way)
+
+    assert (5, "2") == (looked.returncode, looked.stdout.splitlines()[-1])
+    assert f"worker.py:{line}" in looked.stderr
     (folder / "run.jsonl").write_text("{}\n")
 
     damaged = debug(folder, "first", way=way)
@@ -346,6 +416,20 @@ def test_lines_come_from_a_pipe_too_and_the_handler_may_be_hushed(folder: Path) 
     assert "HANDLER" not in hushed.stdout.replace('"HANDLER"', "")
     assert "1" == hushed.stdout.splitlines()[-1]
     assert "foo" not in hushed.stderr
+
+
+@pytest.mark.spec("judging:JG12", "judging:JG116")
+@pytest.mark.parametrize("way", WAYS)
+def test_what_the_handler_prints_is_no_part_of_the_json_and_nowhere_where_it_is_hushed(folder: Path, way: str) -> None:
+    write(folder, extra='print("HANDLER", number, flush=True)')
+    commands = ("goto 3", "until len(seen).real == 9", "rback number == 1", "fork --allow-repeat")
+    told = debug(folder, *commands, options=("--json",), way=way)
+    hushed = debug(folder, *commands, options=("--quiet-handler",), way=way)
+
+    addresses = [json.loads(line).get("address") for line in told.stdout.splitlines()]
+    assert ["#4", None, "#8", "#3", None] == addresses
+    assert "HANDLER 1" in told.stderr
+    assert "HANDLER " not in (hushed.stdout + hushed.stderr).replace('"HANDLER",', "")
 
 
 @pytest.mark.spec("judging:JG36")

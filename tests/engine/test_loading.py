@@ -72,6 +72,7 @@ def test_folders_with_files_of_one_name_are_kept_apart(tmp_path):
         ("agent = 3\n", "an 'agent' that is 3"),
         ("import nothing_like_this\n", "ModuleNotFoundError"),
         ("def broken(:\n", "SyntaxError"),
+        ("import sys\nsys.exit(3)\n", "SystemExit: 3"),
     ],
 )
 def test_a_file_without_an_agent_is_named_with_what_is_expected(tmp_path, content, expected):

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from typing import Any
 
@@ -56,6 +57,34 @@ def recorded(agent: Any, replies: Any = (), **options: Any) -> MemoryJournal:
 
 def stepped(agent: Any, journal: MemoryJournal) -> Any:
     return Engine([agent], models=ScriptedModel([])).stepper(journal)
+
+
+@pytest.mark.spec("judging:JG112", "requirements:X59")
+@pytest.mark.parametrize("where", ["root", "child"])
+def test_what_ends_the_program_of_a_run_ends_nothing_of_who_looks_at_it(where: str) -> None:
+    def leaving(ctx: Any) -> Any:
+        got = yield from call("read", str, n=1)
+        sys.exit(f"after {got}")
+
+    def calling(ctx: Any) -> Any:
+        yield from AgentCall(agent, "go")
+
+    agent = AgentDefinition("leaver", tools=[read], handle_steps=leaving)
+    run, journal = AgentDefinition("caller", spawnable_agents=[agent], handle_steps=calling), MemoryJournal()
+    run = agent if where == "root" else run
+    with Engine([run]) as engine, pytest.raises(SystemExit):
+        engine.run_sync(run, "go", journal=journal)
+
+    with stepped(run, journal) as stepper:
+        moments = list(stepper.moments())
+
+    assert [{"n": 1}, None] == [getattr(moment.effect, "input", None) for moment in moments]
+    if where == "root":
+        assert "nothing more: the run has ended, failed with SystemExit: after text" == moments[-1].asked
+        assert "text" == moments[-1].state.message_history[-1].text
+    with stepped(run, journal) as stepper:
+        assert stepper.advance()
+        assert not stepper.advance()
 
 
 @pytest.mark.spec("judging:JG4", "judging:JG5")

@@ -5,20 +5,23 @@
 from __future__ import annotations
 
 import itertools
+import sys
+from decimal import Decimal
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import pytest
 
-from stepengine import STEP_ALL, AgentCall, AgentDefinition, Engine, Tool
+from stepengine import STEP, STEP_ALL, AgentCall, AgentDefinition, Ask, Engine, Tool
 from stepengine.cli.exits import Exit
 from stepengine.data.tools import ToolAnnotations
-from stepengine.errors import DataError
+from stepengine.errors import DataError, ModelError
 from stepengine.journal import MemoryJournal
-from stepengine.judging.blame import blame, change_point
+from stepengine.judging.blame import blame, change_point, expected_calls
 from stepengine.judging.checks import Check
-from stepengine.testing import ScriptedModel, text, tool_call
+from stepengine.judging.rerun import course_from
+from stepengine.testing import ScriptedModel, failure, text, tool_call
 
 PASSED = Check.of_expression("text == 'passed'")
 
@@ -126,6 +129,28 @@ async def test_with_tools_from_the_record_alone_it_says_what_cannot_be_measured_
     assert [] == work.done
 
 
+@pytest.mark.spec("judging:JG77", "judging:JG86", "judging:JG12")
+async def test_a_run_that_waits_cannot_be_measured_and_what_was_never_answered_has_no_price() -> None:
+    def asking(ctx: Any) -> Any:
+        yield STEP
+        return (yield from Ask("Ship it?"))
+
+    agent, waiting, failed = (
+        AgentDefinition("asking", model="t/m", handle_steps=asking),
+        MemoryJournal(),
+        MemoryJournal(),
+    )
+    async with Engine([agent], models=ScriptedModel(lambda _: text("well", cost="0.01"))) as engine:
+        await engine.run("asking", "go", journal=waiting)
+        report = await blame(engine, waiting, PASSED, k=2)
+    async with Engine([agent], models=ScriptedModel([failure(ModelError("gone"))])) as engine:
+        await engine.run("asking", "go", journal=failed)
+
+    assert "not measurable: most runs wait for an answer" in report.why
+    assert (8, Decimal("0.08")) == expected_calls(waiting, 8)
+    assert (8, None) == expected_calls(failed, 8)
+
+
 @pytest.mark.spec("judging:JG78")
 async def test_a_long_run_is_searched_by_halves() -> None:
     """
@@ -137,6 +162,32 @@ async def test_a_long_run_is_searched_by_halves() -> None:
     assert 17 == report.blamed.step.step
     assert len(report.steps) <= 10
     assert 3 + 2 * 3 == report.blamed.step.known
+
+
+@pytest.mark.spec("judging:JG78", "judging:JG86")
+@pytest.mark.parametrize("spoilt", [1, 17])
+async def test_what_a_long_run_will_take_is_told_from_few_of_its_steps_and_grows_with_k(
+    spoilt: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    The estimate is no smaller than half and no larger than three times what asking took, and it looks at a dozen steps.
+    """
+    work, asked, looked_at = Work(steps=40), [], []
+    journal = work.recorded(spoilt)
+    monkeypatch.setattr(
+        sys.modules["stepengine.judging.blame"],
+        "course_from",
+        lambda *given: looked_at.append(given) or course_from(*given),
+    )
+    calls, cost = expected_calls(journal, 2)
+    more, _ = expected_calls(journal, 20)
+    async with work.engine(lambda request: asked.append(request) or work.reply(request)) as engine:
+        await blame(engine, journal, PASSED, k=2)
+
+    assert len(asked) / 2 <= calls <= 3 * len(asked)
+    assert 10 * calls == pytest.approx(more, rel=0.01)
+    assert Decimal("0.01") * calls == pytest.approx(cost, rel=Decimal("0.01"))
+    assert len(looked_at) <= 2 * 12
 
 
 @pytest.mark.spec("judging:JG79")
@@ -254,6 +305,8 @@ def test_the_command_names_the_step_and_leaves_with_what_it_found(folder: Any) -
     folder.type(*words, "--check", "'three' in text", "--steps", "1:7", code=Exit.USAGE)
     folder.type(*words, "--check", "'three' in text", "--steps", "x", code=Exit.USAGE)
     folder.type("blame", "none.jsonl", "--check", "1", code=Exit.USAGE)
+    folder.write("leaves.py", "import sys\nsys.exit(3)\n")
+    assert "SystemExit: 3" in folder.type(*words, "--check", "leaves:fn", code=Exit.USAGE).stderr
     refused = folder.type("blame", "bad.jsonl", "--check", "'three' in text", "--tools", "recorded", code=Exit.USAGE)
     assert "models will be asked about 24 times" in refused.stderr
     folder.write("agents/shop.py", Path("agents/shop.py").read_text().replace("Look at a shelf.", "Else."))

@@ -134,6 +134,8 @@ def test_places_that_there_are_not_are_refused_and_the_position_stays(journal: M
         for place in (9, "99999999999999", "#77", "3#1", "x", "#5.5", ""):
             with pytest.raises(JournalError):
                 one.goto(place)
+        with pytest.raises(JournalError, match="effect #-1 is not in"):
+            one.goto("-1")
 
         assert 2 == one.position
 

@@ -80,6 +80,42 @@ def test_a_decision_is_which_tools_with_which_inputs_whatever_is_said(ten: Any) 
 
 
 @pytest.mark.spec("judging:JG70")
+def test_a_script_is_json_or_yaml_or_python_and_says_the_same(ten: Any) -> None:
+    ten.write("say.json", '[[{"tool": "count", "input": {"shelf": "c0"}, "text": "I count."}], "three"]')
+    ten.write("say.yaml", "- - {tool: count, input: {shelf: c0}, text: I count.}\n- three\n")
+    ten.write(
+        "say.py", "from stepengine.testing import tool_call\nreplies = [tool_call('count', {'shelf': 'c0'}), 'three']\n"
+    )
+    words = ("impact", "journals/c0.jsonl", "--agent", "now.py", "-n", "1", "--script")
+
+    found = [ten.json(*words, f"say.{kind}")["journals"][0]["samples"][0] for kind in ("json", "yaml", "py")]
+
+    assert [["count"]] * 3 == [[each["tool"] for each in sample["decision"]] for sample in found]
+    assert ["completed"] * 3 == [sample["status"] for sample in found]
+
+
+@pytest.mark.spec("judging:JG70", "judging:JG12")
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("a: &x [1]\nb: *x\n", "holds an alias"),
+        ("[", "neither JSON nor YAML"),
+        ("text: hello\n", "is a list of replies, not dict"),
+        ("- {tool: 3}\n", "a reply is a text"),
+        ("[" * 100_000, "neither JSON nor YAML"),
+        (None, "cannot be read: No such file"),
+    ],
+)
+def test_a_script_that_cannot_be_read_is_wrong_usage(ten: Any, text: str | None, part: str) -> None:
+    if text is not None:
+        (ten.path / "say.yaml").write_text(text)
+
+    said = ten.type("impact", "journals/c0.jsonl", "--agent", "now.py", "--script", "say.yaml", code=Exit.USAGE)
+
+    assert part in said.stderr
+
+
+@pytest.mark.spec("judging:JG70")
 def test_where_nothing_differs_nothing_is_asked_and_no_model_is_needed(ten: Any) -> None:
     """
     The agent as it was: every run is the same, without script, key or consent.
@@ -175,6 +211,24 @@ def test_a_handler_that_does_something_else_is_a_class_of_its_own_and_with_stric
 
     assert ("handler changed", "#5") == (report["journals"][0]["class"], report["journals"][0]["break"])
     assert "last" == report["journals"][0]["samples"][0]["refused"]["input"]["shelf"]
+
+
+@pytest.mark.spec("judging:JG71", "judging:JG75")
+def test_a_handler_that_asks_no_model_any_more_has_chosen_no_other_tool_and_is_told(ten: Any) -> None:
+    ten.write(
+        "handled.py",
+        Path("agents/shop.py").read_text().replace(
+            'agent = AgentDefinition("shop", model="t/m", tools=[look, count])',
+            'def handle_steps(ctx):\n    yield ToolCall("look", {"shelf": ctx.prompt})\n    return "three"\n\n'
+            'agent = AgentDefinition("shop", model="t/m", tools=[look, count], handle_steps=handle_steps)',
+        ),
+    )  # fmt: skip
+    words = ("impact", "journals/c0.jsonl", "--agent", "handled.py", "--script", "book.py", "-n", "2")
+    report, said = ten.json(*words), ten.type(*words).stdout
+
+    assert [(None, False)] * 2 == [(s["decision"], s["changed"]) for s in report["journals"][0]["samples"]]
+    assert 0 == report["summary"]["changed"]
+    assert '/type recorded "CallModel" now "CallTool" of 2 samples 0 chose another tool' in " ".join(said.split())
 
 
 @pytest.mark.spec("judging:JG86", "judging:JG12")

@@ -16,7 +16,7 @@ from stepengine import Engine, load_agent
 from stepengine.cli.exits import Exit
 from stepengine.errors import DataError
 from stepengine.journal import FileJournal, MemoryJournal, scan
-from stepengine.judging.pinning import pin_name
+from stepengine.judging.pinning import WrittenTest, pin_name, written_test
 from stepengine.testing import ScriptedModel, text
 from stepengine.tools import file_tools
 
@@ -103,6 +103,54 @@ def passes(folder: Any, name: str) -> str:
     except AssertionError as error:
         return str(error) or "failed"
     return ""
+
+
+@pytest.mark.spec("judging:JG80")
+def test_a_pin_may_be_made_in_the_folder_of_the_tests_themselves(clerk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    clerk.write("tests/ready.txt", "")
+    monkeypatch.chdir(clerk.path / "tests")
+
+    said = clerk.type(
+        "pin", "../runs/wrong.jsonl", "--fails", "output == 3", "--agent", "../agents/clerk.py", "--dir", "journals"
+    )
+
+    assert ["test_pin_wrong.py", "journals/wrong.jsonl"] == said.stdout.split()
+    assert "output == 3 does not hold" in passes(clerk, "wrong")
+
+
+@pytest.mark.spec("judging:JG80")
+def test_the_test_loads_no_file_for_an_agent_that_another_holds(folder: Any) -> None:
+    folder.write(
+        "agents/boss.py",
+        """
+        from stepengine import *
+
+        def deeper(ctx):
+            return (yield from AgentCall("kid", ctx.prompt + "x")) if len(ctx.prompt) < 3 else ctx.prompt
+
+        def handle_steps(ctx):
+            return (yield from AgentCall("kid", "x"))
+
+        kid = AgentDefinition("kid", spawnable_agents=["kid", "the-boss"], handle_steps=deeper)
+        agent = AgentDefinition("the-boss", spawnable_agents=[kid], handle_steps=handle_steps)
+        """,
+    )
+    folder.record("runs/deep.jsonl", "go", [], agent="agents/boss.py")
+
+    folder.type("pin", "runs/deep.jsonl", "--fails", "output == 'y'", "--agent", "agents/boss.py")
+
+    assert 1 == (folder.path / "tests/test_pin_deep.py").read_text().count("load_agent(")
+    assert "output == 'y' does not hold" in passes(folder, "deep")
+
+
+@pytest.mark.spec("judging:JG81")
+def test_a_reason_with_controls_and_quotes_is_still_python() -> None:
+    reason = 'said """x\x00\x1b[2J \\'
+    written = written_test(WrittenTest("it", ["a.py"], "steps > 1", reason, False, "journals/it.jsonl"))
+
+    names: dict[str, Any] = {"__file__": __file__}
+    exec(compile(written, "test_pin_it.py", "exec"), names)
+    assert "said '''x\\x00\\x1b[2J \\" in names["__doc__"]
 
 
 @pytest.mark.spec("judging:JG81")

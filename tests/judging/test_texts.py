@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from pathlib import PurePosixPath
 from typing import Any
 
 import attrs
@@ -51,6 +52,25 @@ class Text(str):
     def __getitem__(self, _: Any) -> str:
         raise SystemExit
 
+    def __len__(self) -> int:
+        raise SystemExit
+
+
+class Folder(PurePosixPath):
+    def __fspath__(self) -> str:
+        raise SystemExit
+
+
+class Octets(bytes):
+    def __getitem__(self, _: Any) -> Any:
+        raise SystemExit
+
+
+class Nameless(type):
+    @property
+    def __name__(cls) -> str:  # type: ignore[override]
+        raise ValueError
+
 
 class Colour(enum.Enum):
     RED = 1
@@ -90,6 +110,10 @@ class Model(BaseModel):
         (Model, "Model(n=1, api_key=<redacted>)"),
         (lambda: (1,), "(1,)"),
         (lambda: 10**5000, "<an int of 16610 bits>"),
+        (lambda: {10**5000: 1, b"x": 2, None: 3}, "{<an int of 16610 bits>: 1, b'x': 2, None: 3}"),
+        (lambda: Folder("a"), "Path('a')"),
+        (lambda: Octets(b"abc"), "b'abc'"),
+        (lambda: [Nameless("N", (), {})(), 1], "[<a value that cannot be shown>, 1]"),
         (object, "<object>"),
         (lambda: len, "<function len>"),
         (lambda: int, "<class int>"),
@@ -97,7 +121,8 @@ class Model(BaseModel):
     ],
 )
 def test_values_are_shown_by_what_they_hold_and_no_code_of_theirs_runs(value: Any, shown: str) -> None:
-    assert shown == SafeTexts().value(value())
+    assert shown == SafeTexts().value(value()) == SafeTexts().named("it", value())
+    assert [shown] == SafeTexts().lines(value())
 
 
 @pytest.mark.spec("judging:JG32")

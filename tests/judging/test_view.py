@@ -8,6 +8,7 @@ import base64
 import hashlib
 import html
 import json
+import os
 import re
 import zipfile
 from functools import partial
@@ -227,6 +228,37 @@ def test_no_secret_of_any_kind_reaches_the_page() -> None:
         assert secret not in written, secret
     assert "<redacted:" in written
     assert '"<redacted>"' in written
+
+
+@pytest.mark.spec("judging:JG40")
+def test_whole_numbers_that_a_browser_would_change_keep_their_digits() -> None:
+    large = {"id": 2**53 + 1, "below": -(2**63), "most": 2**53 - 1, "many": [10**40], "yes": True}
+    texts = Texts()
+
+    shown = texts.all[texts.number([{"json": large}])]
+
+    assert [
+        {
+            "json": {
+                "id": "9007199254740993",
+                "below": str(-(2**63)),
+                "most": 2**53 - 1,
+                "many": [str(10**40)],
+                "yes": True,
+            }
+        }
+    ] == shown
+
+
+@pytest.mark.spec("judging:JG42")
+def test_a_journal_whose_name_is_no_utf_8_is_a_page(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"caf\xe9.jsonl")
+    MemoryJournal(reviewed().lines()).copy_to(FileJournal(path))
+
+    page = render_run(path)
+
+    assert page.encode()
+    assert os.fsdecode(b"caf\xe9.jsonl") in opened(page)["run"]["fork"]
 
 
 @pytest.mark.spec("judging:JG45")

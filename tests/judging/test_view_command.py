@@ -82,6 +82,23 @@ def test_a_page_is_written_beside_the_journal_and_never_over_another(recorded: P
     assert "stepengine fork run.jsonl" == page["run"]["fork"]
 
 
+@pytest.mark.spec("judging:JG12")
+def test_no_page_is_written_over_the_journal_that_it_shows(recorded: Path) -> None:
+    (recorded / "old.html").write_bytes((recorded / "run.jsonl").read_bytes())
+    (recorded / "link.html").symlink_to("run.jsonl")
+    before = (recorded / "run.jsonl").read_bytes()
+    done = [
+        typed("run.jsonl", "-o", "run.jsonl", "--force"),
+        typed("old.html", "--force"),
+        typed("run.jsonl", "old.html", "-o", "old.html", "--force"),
+        typed("run.jsonl", "-o", "link.html", "--force"),
+    ]
+
+    assert [2] * 4 == [each.exit_code for each in done]
+    assert all("is the journal itself" in each.stderr for each in done)
+    assert before == (recorded / "run.jsonl").read_bytes() == (recorded / "old.html").read_bytes()
+
+
 @pytest.mark.spec("judging:JG41", "judging:JG12")
 def test_what_is_left_out_is_said_and_strict_leaves_with_5(recorded: Path) -> None:
     without = typed("run.jsonl", "--no-code", "-o", "a.html")

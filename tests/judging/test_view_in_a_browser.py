@@ -15,12 +15,14 @@ from urllib.parse import quote
 
 import pytest
 
+from stepengine import AgentDefinition, Engine, tool
 from stepengine.data.messages import TextPart
-from stepengine.journal import FileJournal, Journal
+from stepengine.journal import FileJournal, Journal, MemoryJournal
 from stepengine.judging import render_run
 from stepengine.judging.viewing.payload import Texts
 from stepengine.judging.viewing.rendering import stored
 from stepengine.judging.viewing.serving import Following, server_of
+from stepengine.testing import ScriptedModel
 
 from .browser import CHROMIUM, Browser, browser
 from .pages import frames_at, opened
@@ -175,6 +177,41 @@ def test_nothing_hostile_runs_loads_or_becomes_a_node(page: Any, scheme: str) ->
         assert "javascript:alert(1)" in seen
         assert "\\u202egnp.exe" in seen
         assert not set("\u202e\u2066\x1b\x07\x00") & set(seen)
+
+
+@pytest.mark.spec("judging:JG46")
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [(None, ""), (3, " 3"), ({"a": 1}, ' {"a":1}'), ("abc", " abc"), (["a", None, "b"], " a b")],
+)
+def test_a_call_has_a_row_whatever_its_input_looks_like(page: Any, options: Any, shown: str) -> None:
+    @tool(in_thread=False)
+    def draw(text: str, options: Any) -> str:
+        """
+        Draw.
+        """
+        return text
+
+    artist, journal = AgentDefinition("artist", model="x/y", tools=[draw]), MemoryJournal()
+    answers = [said("", tool_call("draw", {"text": "a house", "options": options})), said("Done.")]
+    with Engine([artist], models=ScriptedModel(answers)) as running:
+        assert "completed" == running.run_sync("artist", "Go.", journal=journal).status
+
+    chromium = page(render_run(journal))
+
+    assert 2 == chromium.run("document.querySelectorAll('#list .row').length")
+    assert f"a house{shown}" == text_of(chromium, "#list .given")
+
+
+@pytest.mark.spec("judging:JG46", "judging:JG111")
+def test_what_waits_is_gone_on_with_and_what_ended_is_forked_from(page: Any) -> None:
+    chromium = page(render_run(reviewed(answered=False)))
+    begun = text_of(chromium, "#head .command")
+    chromium.run("[...document.querySelectorAll('#list .row')].findLast(n => n.querySelector('.call.ask')).click()")
+    settled(chromium)
+
+    assert begun.startswith("stepengine fork 'the journal in memory' --at '#")
+    assert "stepengine resume 'the journal in memory'" == text_of(chromium, "#head .command")
 
 
 @pytest.mark.spec("judging:JG47", "judging:JG46", "judging:JG44")
@@ -352,9 +389,13 @@ def test_a_page_that_is_served_shows_what_is_recorded_meanwhile(chromium: Browse
         chromium.complaints.clear()
         chromium.open(address)
         before = text_of(chromium, "#status"), text_of(chromium, "#facts")
+        # Somebody reads the first step, in the middle of what is shown of it.
+        chromium.press("1")
+        chromium.run("document.querySelector('#panel').replaceChildren(document.createTextNode('where they read'))")
         path.write_bytes(b"".join(lines))
         chromium.wait("document.querySelector('#status').textContent === 'completed'")
         steps = chromium.run("[...document.querySelectorAll('#list .row')].at(-1).textContent")
+        read = text_of(chromium, "#panel")
     finally:
         chromium.call("Page.navigate", url="about:blank")
         server.shutdown()
@@ -363,6 +404,7 @@ def test_a_page_that_is_served_shows_what_is_recorded_meanwhile(chromium: Browse
 
     assert "interrupted" == before[0]
     assert "Done." in steps
+    assert "where they read" == read
     assert [] == [c for c in chromium.complaints if "favicon" not in c]
 
 

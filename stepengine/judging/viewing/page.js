@@ -13,7 +13,7 @@
 
   let data = null, views = [], items = [], shown = [], place = new Map();
   let picked = -1, tab = "reply", side = 0, agent = -1, unfolded = new Set();
-  let query = "", hits = [], hitSet = new Set(), at = -1, turn = 0, searching = false, told = 0;
+  let query = "", hits = [], hitSet = new Set(), at = -1, turn = 0, searching = false;
 
   // --- making nodes ---------------------------------------------------------------------------------------------------
 
@@ -214,7 +214,7 @@
   }
 
   function viewOf(part) {
-    return { ...part, built: new Map(), spot: new Map(part.steps.map((row, n) => [row.a, n])) };
+    return { ...part, built: new Map() };
   }
 
   async function start() {
@@ -444,7 +444,7 @@
 
   function given(number) {
     const value = text(number);
-    if (value !== null && typeof value === "object" && "options" in value && "text" in value) return oneLine([value.text, ...value.options].join("  "));
+    if (value !== null && typeof value === "object" && Array.isArray(value.options) && "text" in value) return oneLine([value.text, ...value.options].join("  "));
     if (value === null || typeof value !== "object") return oneLine(String(value));
     const values = Object.values(value).filter((each) => each !== null && each !== "" && !(Array.isArray(each) && !each.length));
     return oneLine(values.map((each) => typeof each === "string" ? each : JSON.stringify(each)).join("  "));
@@ -564,6 +564,8 @@
   function command() {
     if (picked < 0) return data.run.fork;
     const [view, number] = current(), row = view.steps[number], last = row.calls.length ? row.calls[row.calls.length - 1] : row;
+    // What has no result cannot be kept: from there the run itself goes on.
+    if (row.at === undefined) return view.run.resume;
     const kept = row.kind === "input" ? row.a : (last.at === undefined ? row.a : last.a) || row.a;
     return `${view.run.fork} --at '${kept}'`;
   }
@@ -1184,10 +1186,14 @@
     facts();
     tree();
     about();
-    const now = picked;
+    const now = picked, top = $("panel").scrollTop, stays = !atEnd && now >= 0;
     filter();
-    picked = -1;
-    pick(atEnd || now < 0 ? items.length - 1 : now, false);
+    // Who reads a step goes on reading it, where they were.
+    if (!stays || said.steps.some(([n]) => n === now)) {
+      picked = -1;
+      pick(stays ? now : items.length - 1, false);
+      if (stays) $("panel").scrollTop = top;
+    }
     charts();
     if (query) search(query);
   }

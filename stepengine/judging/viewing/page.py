@@ -53,7 +53,8 @@ def page_of(payload: Mapping[str, Any], title: str) -> str:
         "form-action 'none'",
         *(["connect-src 'self'"] if "follow" in payload else []),
     ]
-    written = json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode()
+    # The name of a file may be no UTF-8: what Python has for such bytes is written as JSON has it.
+    written = json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode(errors="backslashreplace")
     run = payload["run"]
     parts = {
         "csp": "; ".join(rules),

@@ -82,6 +82,8 @@ SAID: Mapping[type[Any], str] = {
 SILENT = frozenset({"SystemPrompt", "ContextWindow"})
 """Inputs that the page shows with the requests that they belong to."""
 ORDINARY = re.compile(r"[\n\t -~]*")
+MAX_SAFE = 2**53 - 1
+"""A browser shows whole numbers beyond this, such as ids of messages, with other digits; as texts they keep theirs."""
 MAX_IMAGE = 2 * 1024 * 1024
 MAGIC: tuple[tuple[bytes, int, str], ...] = (
     (b"\x89PNG\r\n\x1a\n", 0, "image/png"),
@@ -129,6 +131,8 @@ class Texts:
             return _shown(value)
         if isinstance(value, Mapping):
             return {_shown(k): self._seen(v) for k, v in value.items()}
+        if isinstance(value, int) and abs(value) > MAX_SAFE:
+            return str(value)
         return [self._seen(v) for v in value] if isinstance(value, list | tuple) else value
 
     def number(self, value: Any, *, whole_at: str = "") -> int:
@@ -485,6 +489,7 @@ class RunView:
         told: Form = {
             "file": self.file,
             "fork": f"stepengine fork {shlex.quote(self.file)}",
+            "resume": f"stepengine resume {shlex.quote(self.file)}",
             "agent": self._name(root["agent_id"]),
             "run": self._name(root["run_id"]),
             "status": self._name(status_of(history)),
