@@ -1370,7 +1370,7 @@ APART: dict[str, str] = {
     "journal/encoding.py:Encoder._packed": "JSON that was just made",
     "journal/places.py:_owner": "the kernel's list of locks",
     "journal/mend.py:_parsed": "UTF-8 of a line that was read already",
-    "journal/journaled_run.py:JournaledRun.writes_of": "Latin-1 of at most 4 MiB, for the redactor's search, which takes linear time",
+    "journal/encoding.py:without_secret": "Latin-1 of at most 4 MiB, for the redactor's search, which takes linear time",
     "journal/sqlite.py:RUN_ID": "at most 64 characters",
     "models/_reading.py:Exchange.json": "at most 200 bytes",
     "models/_wire.py:base64_of": "base64 that was just made",

@@ -319,7 +319,7 @@ def test_models_that_are_set_for_agents_hold_for_new_runs_and_a_recorded_one_kee
 @pytest.mark.spec("requirements:X56")
 def test_a_model_of_an_agent_that_there_is_not_and_one_without_provider_are_named(boss: None) -> None:
     said = command("run", "boss", "go", "--model", "nobody=a/one", code=2).stderr
-    assert "names no agent of this run; it has boss, helper, plain" in said
+    assert "names no agent of this run; it has boss, plain, helper" in said
 
     Path("agents/names.py").write_text(
         'from stepengine import *\n\ndef handle_steps(ctx):\n    yield StepWith(model="nowhere/x")\n\n'

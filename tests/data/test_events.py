@@ -28,6 +28,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "int": strategies.counts,
     "float": strategies.floats,
     "float | None": st.none() | strategies.floats,
+    "Decimal | None": strategies.costs,
     "str | None": st.none() | strategies.text,
     "bool": st.booleans(),
     "JsonValue": strategies.json_values(),
