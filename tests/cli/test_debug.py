@@ -372,6 +372,7 @@ def test_a_question_is_answered_on_a_copy_and_what_would_be_repeated_or_paid_is_
     assert "fork takes no '--nothing'" in unknown["error"]
 
 
+@pytest.mark.deep
 @pytest.mark.spec("judging:JG12", "judging:JG29", "judging:JG38", "judging:JG115", "judging:JG119")
 @pytest.mark.parametrize("way", WAYS)
 def test_it_leaves_with_what_became_of_the_commands(folder: Path, way: str) -> None:
@@ -418,6 +419,7 @@ def test_lines_come_from_a_pipe_too_and_the_handler_may_be_hushed(folder: Path) 
     assert "foo" not in hushed.stderr
 
 
+@pytest.mark.deep
 @pytest.mark.spec("judging:JG12", "judging:JG116")
 @pytest.mark.parametrize("way", WAYS)
 def test_what_the_handler_prints_is_no_part_of_the_json_and_nowhere_where_it_is_hushed(folder: Path, way: str) -> None:
@@ -432,6 +434,7 @@ def test_what_the_handler_prints_is_no_part_of_the_json_and_nowhere_where_it_is_
     assert "HANDLER " not in (hushed.stdout + hushed.stderr).replace('"HANDLER",', "")
 
 
+@pytest.mark.deep
 @pytest.mark.spec("judging:JG36")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_breakpoint_opens_the_loop_in_its_frame_and_is_skipped_on_the_way(folder: Path, way: str) -> None:

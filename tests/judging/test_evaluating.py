@@ -123,13 +123,13 @@ def test_the_better_of_two_prompts_is_told_with_its_interval_and_every_answer_is
         ("pass >= 0.8", Exit.COMPLETED),
         ("pass > 0.9", Exit.FAILED),
         ("old.pass >= 0.8", Exit.FAILED),
-        ("new.pass - old.pass > 0.05", Exit.COMPLETED),
         ("new.pass - old.pass > 0.5", Exit.FAILED),
         ("new.pass - old.pass ~> 0.5", Exit.COMPLETED),
-        ("new.pass>=base.pass", Exit.COMPLETED),
-        ("old.pass >= new.pass", Exit.FAILED),
-        ("new.cost <= 2.1 * old.cost", Exit.COMPLETED),
-        ("new.cost <= old.cost * 1.5", Exit.FAILED),
+        pytest.param("new.pass - old.pass > 0.05", Exit.COMPLETED, marks=pytest.mark.deep),
+        pytest.param("new.pass>=base.pass", Exit.COMPLETED, marks=pytest.mark.deep),
+        pytest.param("old.pass >= new.pass", Exit.FAILED, marks=pytest.mark.deep),
+        pytest.param("new.cost <= 2.1 * old.cost", Exit.COMPLETED, marks=pytest.mark.deep),
+        pytest.param("new.cost <= old.cost * 1.5", Exit.FAILED, marks=pytest.mark.deep),
         ("new.pass", Exit.USAGE),
         ("new.pass > __import__('os')", Exit.USAGE),
         ("newer.pass > 0.1", Exit.USAGE),
@@ -148,6 +148,7 @@ def test_a_gate_decides_the_exit_code_and_what_is_none_costs_nothing(greeting: A
     assert code is not Exit.FAILED or f"gate {gate}: " in made.stderr
 
 
+@pytest.mark.deep
 @pytest.mark.spec("judging:JG66", "judging:JG97")
 def test_the_same_seed_gives_the_same_results_but_for_times_and_another_order_with_another(greeting: Any) -> None:
     orders = []

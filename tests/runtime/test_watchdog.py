@@ -106,6 +106,7 @@ def test_a_tool_is_named_from_the_first_moment_of_its_call_and_no_more_when_it_i
     assert last in {"", "blocking"}  # from Python 3.12 on, a frame keeps what it had when it is cleared
 
 
+@pytest.mark.deep
 @pytest.mark.spec("reliability:TL08")
 async def test_runs_share_one_thread_which_ends_a_moment_after_the_last_of_them(world, monkeypatch):
     """
