@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import webbrowser
 from collections.abc import Callable
@@ -105,6 +106,7 @@ def view(
 
 
 def _written(options: Options, other: str, wanted: _Wanted) -> Exit:
+    from stepengine.journal.places import OWNER_ONLY
     from stepengine.judging.viewing.rendering import rendered
 
     journals = [journal_at(name) for name in (options.journal, other) if name]
@@ -124,7 +126,9 @@ def _written(options: Options, other: str, wanted: _Wanted) -> Exit:
         msg = f"the page would have {size:.1f} MB, with long texts cut already; --max-mb {size + 1:.0f} allows it"
         return complain(msg, Exit.FAILED)
     try:
-        target.write_text(made.html, encoding="utf-8")
+        # It says what the journal says, and nobody else may read that either; who shares a page gives it away.
+        with open(target, "w", encoding="utf-8", opener=partial(os.open, mode=OWNER_ONLY)) as file:
+            file.write(made.html)
     except OSError as error:
         msg = f"the page cannot be written to {str(target)!r}: {error.strerror}"
         raise UsageProblem(msg) from error

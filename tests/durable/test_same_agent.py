@@ -67,6 +67,7 @@ def comparable(result):
     }
 
 
+@pytest.mark.deep
 @pytest.mark.spec("durable:UT1", "durable:U3", "durable:U4", "durable:U5", "durable:U12", "durable:U20")
 async def test_a_durable_run_ends_as_one_in_the_process_does(db: str):
     expected = await Engine([AGENT], models=model()).run(AGENT, "go")
@@ -99,6 +100,7 @@ def _said(history, address):
     return attrs.evolve(value, run_id="") if isinstance(value, ChildResult) else value
 
 
+@pytest.mark.deep
 @pytest.mark.spec("durable:UT1", "durable:UT21", "durable:U42", "durable:U7")
 async def test_the_journal_of_a_durable_run_is_that_of_one_in_the_process(db: str, tmp_path: Path):
     embedded = MemoryJournal()

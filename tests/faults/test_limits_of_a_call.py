@@ -18,7 +18,10 @@ from tests.faults.scripts import WIRES
 from tests.faults.server import Answer, fault_server, json_answer, sse
 from tests.faults.test_adapters import BOTH, TEXT, asked, before_the_end, streamed
 
-pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("wire", WIRES, ids=str)]
+# Every test waits for time-outs: two wires in the fast suite, all in the deep one.
+FAST = ("anthropic", "openai_chat")
+EACH = [pytest.param(wire, id=str(wire), marks=() if str(wire) in FAST else pytest.mark.deep) for wire in WIRES]
+pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("wire", EACH)]
 
 SHORT = 0.15
 LONG = 30.0

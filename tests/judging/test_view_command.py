@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -80,6 +81,18 @@ def test_a_page_is_written_beside_the_journal_and_never_over_another(recorded: P
     page = opened((recorded / "run.html").read_text())
     assert ["adder.py"] == [source["name"] for source in page["sources"]]
     assert "stepengine fork run.jsonl" == page["run"]["fork"]
+
+
+@pytest.mark.spec("judging:JG41")
+def test_a_page_is_its_owners_as_the_journal_is_and_one_that_was_shared_stays_shared(recorded: Path) -> None:
+    page = recorded / "run.html"
+
+    assert 0 == typed("run.jsonl").exit_code
+    new = stat.S_IMODE(page.stat().st_mode)
+    page.chmod(0o644)
+    assert 0 == typed("run.jsonl", "--force").exit_code
+
+    assert (0o600, 0o644) == (new, stat.S_IMODE(page.stat().st_mode))
 
 
 @pytest.mark.spec("judging:JG12")
