@@ -169,7 +169,7 @@ class Entry:
     @contextlib.contextmanager
     def locked(self) -> Iterator[bool]:
         """Hold the journal for as long as the block lasts, if nobody else has it; a journal that is gone is free."""
-        from stepengine.journal.places import lock_file
+        from stepengine.journal.places import close_locked, lock_file
 
         path = Path(self.journal.rpartition("#")[0] or self.journal)
         try:
@@ -184,7 +184,7 @@ class Entry:
         else:
             yield True
         finally:
-            os.close(descriptor)
+            close_locked(descriptor)
 
 
 def entries() -> list[Entry]:
@@ -513,7 +513,7 @@ def _write(entry: Entry) -> None:
 
 def _prune(folder: Path, keep_runs: int, keep_bytes: int) -> None:
     """Remove ended runs, the oldest first, until there are no more than *keep_runs* with *keep_bytes* together."""
-    from stepengine.journal.places import lock_file
+    from stepengine.journal.places import close_locked, lock_file
 
     descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -522,7 +522,7 @@ def _prune(folder: Path, keep_runs: int, keep_bytes: int) -> None:
     except JournalError:
         pass  # another process is at it
     finally:
-        os.close(descriptor)
+        close_locked(descriptor)
 
 
 def _prune_alone(keep_runs: int, keep_bytes: int) -> None:

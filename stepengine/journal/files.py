@@ -20,6 +20,7 @@ from stepengine.journal.places import (
     OWNER_ONLY,
     Reserve,
     check_place,
+    close_locked,
     lock_file,
     made_folder,
     make_private,
@@ -164,7 +165,7 @@ class FileWriter(LineWriter):
             super().__init__(journal, reading)
             self._reserve = Reserve.near(journal.path)
         except BaseException:
-            os.close(self._fd)
+            close_locked(self._fd)
             raise
         status = os.fstat(self._fd)
         self._file, self._inode, self._device = str(journal.path), status.st_ino, status.st_dev
@@ -248,7 +249,7 @@ class FileWriter(LineWriter):
         self._sync_name()
         if self._reserve is not None:
             self._reserve.close()
-        os.close(self._fd)
+        close_locked(self._fd)
 
 
 def _check_no_link(path: Path) -> None:

@@ -25,6 +25,7 @@ __all__ = (
     "OWNER_ONLY",
     "Reserve",
     "check_place",
+    "close_locked",
     "lock_file",
     "made_folder",
     "make_private",
@@ -192,6 +193,20 @@ def lock_file(descriptor: int, path: Path, *, unsafe_no_lock: bool = False) -> N
         raise _locked(path, _owner(descriptor)) from error
     except OSError as error:
         _no_locks(path, error.strerror or str(error), unsafe_no_lock=unsafe_no_lock)
+
+
+def close_locked(descriptor: int) -> None:
+    """
+    Unlock a file that ``lock_file`` locked, and close it.
+
+    A process that another thread begins at this moment has the open file, too, until its program starts; closing alone would
+    leave the lock with it.
+    """
+    with contextlib.suppress(ImportError, OSError):
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
 
 
 def _no_locks(path: Path, why: str, *, unsafe_no_lock: bool) -> None:

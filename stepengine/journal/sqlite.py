@@ -19,6 +19,7 @@ from stepengine.errors import JournalError, JournalWriteFailed
 from stepengine.journal.history import History
 from stepengine.journal.places import (
     check_place,
+    close_locked,
     lock_file,
     made_folder,
     make_private,
@@ -181,7 +182,7 @@ class SqliteWriter(LineWriter):
     def _unlock(self) -> None:
         # The name goes before the lock does, so whoever gets a lock can tell whether its file is still the one.
         self._lock_path.unlink(missing_ok=True)
-        os.close(self._lock)
+        close_locked(self._lock)
 
 
 def _locked(path: Path, database: Path) -> int:

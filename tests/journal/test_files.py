@@ -299,6 +299,22 @@ def test_a_second_run_of_the_same_process_is_refused(recorded, world):
         assert world.rig().resume(journal).status is RunStatus.COMPLETED
 
 
+@pytest.mark.spec("reliability:JR14", "reliability:JR15")
+@pytest.mark.parametrize("store", ["file", "sqlite"])
+def test_a_journal_that_was_given_back_is_free_although_a_process_that_is_starting_has_its_file(tmp_path, store):
+    """
+    Between fork and exec a child has every open file of its parent: here another descriptor of the same one stands for it.
+    """
+    journal = FileJournal(tmp_path / "a.jsonl") if store == "file" else SqliteJournal(tmp_path / "a.db", "one")
+    writer = journal.writer()
+    copy = os.dup(writer._fd if store == "file" else writer._lock)
+    try:
+        writer.close()
+        journal.writer().close()
+    finally:
+        os.close(copy)
+
+
 @pytest.mark.spec("reliability:JR15")
 def test_where_there_are_no_locks_the_journal_is_refused_with_advice(path, world, monkeypatch):
     def flock(*_):
