@@ -206,7 +206,16 @@ class Journal(abc.ABC):
         return self.lines_of(self.records())
 
     def lines_of(self, records: Sequence[Record]) -> list[bytes]:
-        """Return *records* as this journal stores them: what its rules take out is in no line, wherever they were read."""
+        """
+        Return *records* as this journal stores them, each line with its newline.
+
+        What its rules take out is in no line: where a record that was read from one holds such a thing, all are made anew.
+
+        Raises:
+            JournalCorrupt: when one that has to be made anew cannot be read.
+            JournalWriteFailed: when a line would be longer than 16 MiB.
+            SecretFound: when shapes are looked for and one is left.
+        """
         link = records[0].link if records and type(records[0]) is Head else self.link
         encoder = Encoder(self.redactor, link=link, stable=self.stable, inline=self.inline)
         kept = History(records, self.name).anew(self.redactor) if any(map(self._must_change, records)) else records
@@ -221,7 +230,12 @@ class Journal(abc.ABC):
         return b"".join(self.lines())
 
     def copy_to(self, other: Journal) -> None:
-        """Write everything into *other* in its place; with *other*'s own rules about secrets."""
+        """
+        Write everything into *other* in place of what it holds, with *other*'s own rules about secrets.
+
+        Raises:
+            JournalError: when this journal cannot be read, or *other* not be written; see ``records`` and ``lines_of``.
+        """
         other.replace(self.records())
 
 
