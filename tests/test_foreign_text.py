@@ -18,7 +18,6 @@ import asyncio
 import contextlib
 import difflib
 import gc
-import itertools
 import struct
 import sys
 import time
@@ -110,7 +109,7 @@ N = 32_768
 """How many hostile characters n is, unless a place takes fewer."""
 SECONDS = 1.0
 MEASURABLE = 0.02
-GROWTH = 3.0
+GROWTH = 9.0
 ROUNDS = 5
 
 Shape = Callable[[int], Any]
@@ -1449,12 +1448,21 @@ def seconds_of(place: Place, text: Any) -> float:
         gc.enable()
 
 
+def least_seconds_of(place: Place, text: Any) -> float:
+    """Return the time; what took too long is measured again, for the machine may have been busy."""
+    least = seconds_of(place, text)
+    for _ in range(ROUNDS - 1):
+        if least >= SECONDS:
+            least = min(least, seconds_of(place, text))
+    return least
+
+
 @pytest.mark.spec("reliability:RS12", "reliability:R23")
 @EACH_PLACE
 @pytest.mark.deep
 def test_hostile_text_takes_less_than_a_second(place: Place) -> None:
     n = min(4 * N, place.most)
-    taken = [seconds_of(place, shape(n)) for shape in place.shapes]
+    taken = [least_seconds_of(place, shape(n)) for shape in place.shapes]
 
     assert max(taken) < SECONDS, taken
 
@@ -1478,16 +1486,20 @@ def growth_of(place: Place, shape: Shape) -> str:
     for _ in range(ROUNDS - 1):
         if not grows(taken):
             return ""
+        time.sleep(0.2)  # whatever disturbed these figures may be over then
         taken = [min(took, seconds_of(place, text)) for took, text in zip(taken, texts, strict=True)]
     figures = ", ".join(f"{size:,}: {took * 1000:.1f} ms" for size, took in zip((n, 2 * n, 4 * n), taken, strict=True))
     return f"shape {place.shapes.index(shape)}: {figures}" if grows(taken) else ""
 
 
 def grows(taken: list[float]) -> bool:
-    """Return whether twice the text takes much more than twice the time; what is too short to be measured counts as 20 ms."""
+    """
+    Return whether four times the text takes about sixteen times the time; what is too short to be measured counts as 20 ms.
+    Two doublings are judged together: a cache that gets too small for the text makes one of them dear.
+    """
     # A longer text that took less shows that something else took the time of the shorter one.
-    least = [min(taken[number:]) for number in range(len(taken))]
-    return any(two >= GROWTH * max(one, MEASURABLE) for one, two in itertools.pairwise(least))
+    first, *_, last = [min(taken[number:]) for number in range(len(taken))]
+    return last >= GROWTH * max(first, MEASURABLE)
 
 
 # --- a cancel is obeyed within a second -----------------------------------------------------------------------------
