@@ -115,28 +115,41 @@ class Spending:
     def __add__(self, other: Spending) -> Spending:
         if type(other) is not Spending:
             return NotImplemented
-        by_agent, by_model = _merged(self.by_agent, other.by_agent), _merged(self.by_model, other.by_model)
-        return Spending(
+        by_agent, agent_costs = _sums(self.by_agent, self.agent_costs, other.by_agent, other.agent_costs)
+        by_model, model_costs = _sums(self.by_model, self.model_costs, other.by_model, other.model_costs)
+        return quick_spending(
             self.usage + other.usage,
             add_cost(self.cost, other.cost),
             self.credits_used + other.credits_used,
             by_agent,
             by_model,
-            known_costs(by_agent, self.cost_by_agent, other.cost_by_agent),
-            known_costs(by_model, self.cost_by_model, other.cost_by_model),
+            agent_costs,
+            model_costs,
         )
 
 
 quick_spending = maker_of(Spending)
 
 
-def _merged(a: Mapping[str, Usage], b: Mapping[str, Usage]) -> Mapping[str, Usage]:
+def _sums(
+    a: Mapping[str, Usage], a_costs: Mapping[str, Decimal], b: Mapping[str, Usage], b_costs: Mapping[str, Decimal]
+) -> tuple[Mapping[str, Usage], Mapping[str, Decimal]]:
+    """Return the sums of usage and of known costs; a cost is unknown where a part that used something has none."""
     if not (a and b):
-        return a or b
-    merged: dict[str, Usage] = dict(a)
+        return (a, a_costs) if a else (b, b_costs)
+    used = dict(a)
     for key, usage in b.items():
-        merged[key] = merged[key] + usage if key in merged else usage
-    return JsonDict(merged)
+        used[key] = used[key] + usage if key in used else usage
+    known = {}
+    for key in used:
+        mine, other = a_costs.get(key), b_costs.get(key)
+        if mine is not None and other is not None:
+            known[key] = mine + other
+        elif mine is not None and b.get(key, NOTHING_USED) == NOTHING_USED:
+            known[key] = mine
+        elif other is not None and a.get(key, NOTHING_USED) == NOTHING_USED:
+            known[key] = other
+    return JsonDict(used), JsonDict(known)
 
 
 def _costs(used: Mapping[str, Usage], known: Mapping[str, Decimal]) -> dict[str, Decimal | None]:
@@ -144,13 +157,11 @@ def _costs(used: Mapping[str, Usage], known: Mapping[str, Decimal]) -> dict[str,
     return {key: known.get(key, None if usage != NOTHING_USED else Decimal(0)) for key, usage in used.items()}
 
 
-def known_costs(used: Mapping[str, Usage], *costs: Mapping[str, Decimal | None]) -> JsonDict:
-    """Return the sums of costs for each of *used*, without what is unknown, and without what used nothing."""
+def known_costs(used: Mapping[str, Usage], costs: Mapping[str, Decimal | None]) -> JsonDict:
+    """Return the costs of what was *used*, without what is unknown, and without what used nothing."""
     known = {}
     for key, usage in used.items():
-        cost: Decimal | None = Decimal(0)
-        for table in costs:
-            cost = add_cost(cost, table.get(key, Decimal(0)))
+        cost = costs.get(key, Decimal(0))
         if cost is not None and usage != NOTHING_USED:
             known[key] = cost
     return JsonDict(known)

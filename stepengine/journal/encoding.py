@@ -244,6 +244,8 @@ MAX_LINE = 16 * 1024 * 1024
 KEPT_BASES = 4
 PLAIN_CALL = 5
 """How many members the stored form of a call has that must not happen twice."""
+WHOLE = frozenset({Value, Failure, ChildResult})
+"""What a result may hold that is not written quickly."""
 Shared: TypeAlias = "tuple[str, str, Any]"
 """A member of a request that nearly every one holds, its fingerprint, and its value."""
 VOLATILE = frozenset({"created", "id", "service_tier", "system_fingerprint"})
@@ -456,11 +458,9 @@ class Encoder:
         return f'{{"kind":"intent","path":"{record.path}","seq":{record.seq},"fp":"{fp}","effect":{form}{together}'
 
     def _outcome(self, record: Result) -> str:
-        outcome = record.outcome
-        if type(outcome) is Value and not (outcome.inputs or self._stable) and record.is_plain:
-            value = outcome.value
-            if type(value) is not ChildResult:
-                return f'{{"kind":"result","path":"{record.path}","seq":{record.seq},"at":{record.at},"value":{written_any(value, PLAIN)}'
+        value = record.given
+        if type(value) not in WHOLE and not self._stable and record.is_plain:
+            return f'{{"kind":"result","path":"{record.path}","seq":{record.seq},"at":{record.at},"value":{written_any(value, PLAIN)}'
         return PLAIN.json(self._result(record))[:-1]
 
     def _frame(self, request: ModelRequest) -> _Frame:
@@ -489,8 +489,9 @@ class Encoder:
             members["attempts"] = list(record.attempts)
         if record.writes:
             members["writes"] = list(record.writes)
-        assert record.outcome is not None  # noqa: S101 - a result of this process has its outcome
-        members.update(outcome_members(record.outcome))
+        outcome = record.outcome
+        assert outcome is not None  # noqa: S101 - a result of this process has its outcome
+        members.update(outcome_members(outcome))
         value = members.get("value")
         if self._stable and isinstance(value, dict) and value.get("type") == "ModelReply":
             value.pop("request_id", None)

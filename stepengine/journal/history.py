@@ -306,8 +306,9 @@ class History:
         Raises:
             JournalCorrupt: when it does not fit the codec any more, or a blob of it is missing.
         """
-        if result.outcome is not None:
-            return result.outcome
+        known = result.outcome
+        if known is not None:
+            return known
         # Not kept: what of it is still needed stands in the state of the run.
         try:
             made = outcome_of(self._filled(result))
@@ -334,7 +335,7 @@ class History:
             JournalCorrupt: when that cannot be read, or a blob of it is missing.
         """
         with self._reading(result):
-            forms = list(result.writes) if result.outcome is not None else unpacked(list(result.writes), self.blobs)
+            forms = list(result.writes) if result.given is not None else unpacked(list(result.writes), self.blobs)
             return [FileWrite.of_form(form) for form in forms]
 
     def tools_of(self, path: str) -> frozenset[str]:
@@ -472,7 +473,7 @@ class History:
             case Result():
                 writes = [without_secret(write, redactor).form() for write in self.writes(record)]
                 return attrs.evolve(
-                    record, outcome=self.outcome(record), attempts=record.attempts, writes=writes, read_from=None
+                    record, given=self.outcome(record), attempts=record.attempts, writes=writes, read_from=None
                 )
             case Input():
                 with self._reading(record):

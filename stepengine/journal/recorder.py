@@ -347,7 +347,7 @@ class Recorder:
             return attrs.evolve(outcome, at=at), (), None
         settled = self._settled(item, outcome, at)  # type: ignore[arg-type]
         try:
-            run.append(Result(path, seq, at, settled, tuple(attempts), None, writes))
+            run.append(Result(path, seq, at, _given(settled, at), tuple(attempts), None, writes))
         except StepEngineError as error:
             raise self._failed(error, [(item, settled)]) from error.__cause__
         if not run.waits:
@@ -420,6 +420,12 @@ def _note_outcome(error: StepEngineError, item: Item, outcome: Value | Failure) 
     asked = Intent(item.path, item.effect.seq, describe(item))
     what = f"{asked.type} {asked.path}#{asked.seq}"
     error.add_note(f"{what} happened, but its result is not in the journal, so resuming calls it in doubt: {said}")
+
+
+def _given(outcome: Value | Failure, at: int) -> Any:
+    """Return what a record holds of an outcome: see ``Result``."""
+    is_bare = type(outcome) is Value and outcome.at == at and not outcome.inputs and outcome.value is not None
+    return outcome.value if is_bare else outcome  # type: ignore[union-attr]
 
 
 def _asks_for_more(outcome: Single) -> bool:

@@ -22,7 +22,7 @@ from stepengine.data.fields import PLAIN
 from stepengine.data.limits import Limits
 from stepengine.data.messages import AssistantMessage, ToolMessage, ToolResult, UserMessage
 from stepengine.data.models import ModelReply, ModelSettings
-from stepengine.data.outcomes import Failure, StopKind, Value
+from stepengine.data.outcomes import Failure, StopKind, Value, quick_value
 from stepengine.data.questions import Answer, Question
 from stepengine.data.state import AgentState, ChildResult
 from stepengine.errors import JournalCorrupt, JournalVersion, StepEngineError
@@ -359,7 +359,8 @@ class Result:
         path: The path of the run that asked.
         seq: The effect's number on it.
         at: Milliseconds since the root run was created.
-        outcome: What the machine is sent; ``None`` for one that stands in a line.
+        given: What the machine is sent, or of a ``Value`` with this time, nothing sent meanwhile and something in it, what it
+            holds: an object less for nearly every record of a long run. ``None`` for one that stands in a line.
         read_from: What stood in the line it was read from, or the journal's bytes; ``None`` for one of this process.
         start: Where its line begins in these bytes; only there.
         end: Where its line ends, without its newline.
@@ -369,12 +370,20 @@ class Result:
     path: str
     seq: int
     at: int
-    outcome: Value | Failure | None = None
+    given: Any = None
     _attempts: Sequence[Mapping[str, Any]] | None = ()
     read_from: Mapping[str, Any] | Unread | None = None
     _writes: Sequence[Mapping[str, Any]] | None = ()
     start: int = attrs.field(init=False, repr=False)
     end: int = attrs.field(init=False, repr=False)
+
+    @property
+    def outcome(self) -> Value | Failure | None:
+        """What the machine is sent; ``None`` for one that stands in a line."""
+        given = self.given
+        if given is None or type(given) is Value or type(given) is Failure:
+            return given
+        return quick_value(given, self.at)
 
     @property
     def attempts(self) -> Sequence[Mapping[str, Any]]:

@@ -820,9 +820,6 @@ class Spent:
         self.cost = add_cost(self._own_cost, others.cost)
         self.credits_used = self._own_credits + others.credits_used
 
-    def _own_usage(self) -> Usage:
-        return sum([tally.usage() for tally in self._by_model.values()], Usage())
-
     def usage(self) -> Usage:
         """Return the tokens that the run and its children used."""
         if self._usage is None:
@@ -830,13 +827,14 @@ class Spent:
                 (only,) = self._by_model.values()
                 own = only.usage()
             else:
-                own = self._own_usage()
+                own = sum([tally.usage() for tally in self._by_model.values()], Usage())
             self._usage = own + self._children.usage if self.children else own
         return self._usage
 
     def total(self, agent_id: str) -> Spending:
         """Return everything, by agent and by model; *agent_id* is the run's own agent."""
-        own, by_model = self._own_usage(), JsonDict({model: tally.usage() for model, tally in self._by_model.items()})
+        by_model = JsonDict({model: tally.usage() for model, tally in self._by_model.items()})
+        own = sum(by_model.values(), Usage())
         by_agent = JsonDict({agent_id: own})
         agent_costs = known_costs(by_agent, {agent_id: self._own_cost})
         model_costs = known_costs(by_model, {model: tally.cost for model, tally in self._by_model.items()})
