@@ -11,8 +11,12 @@ in call order, and call ids are unique (requirements B16, reliability I1).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from inspect import CO_GENERATOR
 from itertools import islice
+from opcode import opmap
+from types import FrameType
 from typing import Any, NoReturn, TypeVar, overload
 
 from stepengine.data.messages import AssistantMessage, Message, ToolCallPart, ToolMessage, ToolResult, UserMessage
@@ -23,6 +27,8 @@ __all__ = ("Transcript",)
 T = TypeVar("T")
 
 KEPT_LINEAGE = 8
+CACHE, POP_TOP = 0, bytes((opmap["POP_TOP"],))
+"""Of CPython's code: room behind an instruction, and the one that throws a value away."""
 
 
 class _Buffer:
@@ -81,6 +87,20 @@ class _Prefix(Sequence[T]):
         if isinstance(index, slice):
             return [self._values[i] for i in range(*index.indices(self._length))]
         return self._values[range(self._length)[index]]
+
+
+def _refuse_to_be_dropped(method: str, caller: FrameType) -> None:
+    """Raise where *caller* throws away what *method* returns: the instruction after its call, and what belongs to that, says so."""
+    code = caller.f_code.co_code
+    follows = caller.f_lasti + 2
+    while follows < len(code) and code[follows] == CACHE:
+        follows += 2
+    if code[follows : follows + 1] == POP_TOP:
+        msg = (
+            f"{method} returns a longer transcript and changes nothing, and its result is thrown away here; keep it, or change "
+            'the history of the run with `yield ToolCall("add_message", {"role": "user", "content": "..."})`'
+        )
+        raise TypeError(msg)
 
 
 class Transcript(Sequence[Message]):
@@ -174,11 +194,26 @@ class Transcript(Sequence[Message]):
         return to_dicts(self)
 
     def append(self, message: Message) -> Transcript:
-        """Return this transcript with one more message; one without tool calls (``extend`` takes a step at once)."""
-        return self.extend((message,))
+        """
+        Return this transcript with one more message; one without tool calls (``extend`` takes a step at once).
+
+        Raises:
+            TypeError: when the result is thrown away: nothing has changed then, and nothing ever could.
+        """
+        longer = self.extend((message,))
+        _refuse_to_be_dropped("append", sys._getframe(1))
+        return longer
 
     def extend(self, messages: Sequence[Message]) -> Transcript:
-        """Return this transcript with *messages* added; an assistant message's results must follow it directly."""
+        """
+        Return this transcript with *messages* added; an assistant message's results must follow it directly.
+
+        Raises:
+            TypeError: when a handler throws the result away.
+        """
+        caller = sys._getframe(1)
+        if caller.f_code.co_flags & CO_GENERATOR:
+            _refuse_to_be_dropped("extend", caller)
         added = messages if type(messages) is tuple else tuple(messages)
         if not added:
             return self

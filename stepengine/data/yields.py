@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, Protocol, TypeAlias, cast, final, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, ParamSpec, Protocol, TypeAlias, cast, final, overload
 
 import attrs
 from typing_extensions import TypeVar
@@ -28,6 +28,7 @@ from stepengine.errors import BadYield, PerformError, ToolError
 __all__ = (
     "STEP",
     "STEP_ALL",
+    "YIELD_FROM",
     "AgentCall",
     "Ask",
     "Complete",
@@ -424,6 +425,14 @@ SPECS = Fine(
 )
 
 
+YIELD_FROM = (
+    "it is what a bare `yield` is sent. For the value itself write `yield from`, as in `answer = yield from Ask(...)`, "
+    "or look at a field, such as `.value`, `.tool_result` or `.steps_complete`"
+)
+ANSWERS = (str, bool, int, float, complex, dict, list, tuple)
+"""What the values that ``yield from`` gives are; nobody means to compare these with a ``StepResult``."""
+
+
 @attrs.frozen(weakref_slot=False)
 class StepResult:
     """
@@ -441,6 +450,8 @@ class StepResult:
             that means what ``yield from`` gives.
         AttributeError: for any other attribute, with the same hint.
     """
+
+    _not_json: ClassVar[str] = YIELD_FROM
 
     agent_state: AgentState
     tool_results: tuple[ToolResult, ...] = ()
@@ -479,14 +490,6 @@ class StepResult:
         def __getattr__(self, name: str) -> Any:
             msg = f"'StepResult' object has no attribute {name!r}; {YIELD_FROM}"
             raise AttributeError(msg, name=name, obj=self)
-
-
-YIELD_FROM = (
-    "it is what a bare `yield` is sent. For the value itself write `yield from`, as in `answer = yield from Ask(...)`, "
-    "or look at a field, such as `.value`, `.tool_result` or `.steps_complete`"
-)
-ANSWERS = (str, bool, int, float, complex, dict, list, tuple)
-"""What the values that ``yield from`` gives are; nobody means to compare these with a ``StepResult``."""
 
 
 def _fields(result: StepResult) -> tuple[Any, ...]:

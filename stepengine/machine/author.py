@@ -12,7 +12,8 @@ from types import CoroutineType, GeneratorType
 from typing import Any, NamedTuple
 
 from stepengine.data.functions import innermost_own
-from stepengine.data.yields import Sentinel
+from stepengine.data.json import NOT_AWAITED
+from stepengine.data.yields import YIELD_FROM, Sentinel
 from stepengine.errors import BadYield, HandlerError, LimitReached, StepEngineError
 from stepengine.machine.protocol import accepted
 from stepengine.machine.signals import is_callers
@@ -92,8 +93,17 @@ def blamed(what: str, error: BaseException) -> HandlerError:
     """Return the error that says that *what*, author code, raised *error*, and where."""
     where = raised_at(error)
     kind = type(error).__name__
-    msg = f"{what} raised {kind}: {_said(error)}" + (f" ({where})" if where else "")
+    msg = f"{what} raised {kind}: {_explained(error)}" + (f" ({where})" if where else "")
     return HandlerError(msg, kind=kind, location=where)
+
+
+def _explained(error: BaseException) -> str:
+    """Return what *error* says; where it is about what was not unpacked or not awaited, with what to write instead."""
+    said = _said(error)
+    if not isinstance(error, TypeError | AttributeError):
+        return said
+    hint = YIELD_FROM if "StepResult" in said else NOT_AWAITED if "coroutine" in said else ""
+    return f"{said}; {hint}" if hint and hint not in said else said
 
 
 def _said(error: BaseException) -> str:

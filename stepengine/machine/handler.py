@@ -74,6 +74,10 @@ def converse(run: RunState, author: Author) -> Flow[Any]:
             error.__traceback__ = None
         else:
             asked = author.send(answer)
+    if type(asked.value) is y.StepResult:
+        # A handler of one line, `lambda ctx: (yield STEP)`, returns what its `yield` was sent without meaning it.
+        run.warn(f"{author.what} returned a StepResult, which is taken for no output; {y.YIELD_FROM}")
+        return None
     return asked.value
 
 

@@ -37,7 +37,7 @@ def _always() -> bool:
     return True
 
 
-def _never(_seq: int) -> bool:
+def _never(_seq: int = 0) -> bool:
     return False
 
 
@@ -81,6 +81,7 @@ class RunPlan:
         opened: Told where the run's history can be looked up, when it begins.
         left_cut: Whether the run that is repeated took the cut reply of the effect with that number as it was, as runs did
             before cut texts were continued.
+        keeps_output: Whether what its handler returns is written down, and so has to be JSON.
     """
 
     definition: AgentDefinition[Any]
@@ -113,6 +114,7 @@ class RunPlan:
     watched: Callable[[], bool] = attrs.field(default=_always, eq=False, repr=False)
     opened: Callable[[Callable[[], Transcript]], None] | None = attrs.field(default=None, eq=False, repr=False)
     left_cut: Callable[[int], bool] = attrs.field(default=_never, eq=False, repr=False)
+    keeps_output: Callable[[], bool] = attrs.field(default=_never, eq=False, repr=False)
 
 
 quick_plan = maker_of(RunPlan)
