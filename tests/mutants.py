@@ -456,7 +456,7 @@ MUTANTS = (
     Mutant(
         "an input of a built-in tool is not mended",
         "stepengine/tools/control.py",
-        "validate, repairer(spec.input_schema, ALIASES), runs=runs",
+        "validate, mend, rename, runs=runs",
         "validate, runs=runs",
         ("tests/tools/test_built_in.py",),
     ),

@@ -20,7 +20,7 @@ from stepengine.data import events as ev
 from stepengine.data import yields as y
 from stepengine.data.effects import Leaf, quick_call_tool
 from stepengine.data.json import JsonDict
-from stepengine.data.messages import ToolCallPart, ToolResult, quick_log, quick_result
+from stepengine.data.messages import ToolCallPart, ToolResult, quick_call, quick_log, quick_result
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.questions import Question
@@ -212,7 +212,7 @@ class Child(Member):
                 run.number(),
                 asked.agent_id,
                 asked.prompt,
-                asked.params,
+                run.plan.mend_params(asked.agent, asked.params) if asked.params else asked.params,
                 definition=None if isinstance(asked.agent, str) else asked.agent,
                 parent=run.inheritable,
                 of=self._of or 1,
@@ -507,7 +507,7 @@ class Call(Member):
 
     def validate(self) -> None:
         """
-        Check the call's input; what models often get wrong is mended before, for models alone.
+        Check the call's input; names are mended before, and for models what they often get wrong in values.
 
         Raises:
             ToolInputError: when it does not fit, or a validator of the author's raised.
@@ -517,15 +517,20 @@ class Call(Member):
         if asked.input_error is not None:
             msg = f"Invalid parameters for {asked.tool_name}: the arguments are not a JSON object: {asked.input_error}"
             raise ToolInputError(msg, tool_name=asked.tool_name, issues=(asked.input_error,))
-        repair = binding.repair if self.source == "model" else None
+        is_models = self.source == "model"
+        mend = binding.repair if is_models else binding.rename
         try:
-            self._validated = binding.validate(repair(asked.input) if repair else asked.input)
+            given = mend(asked.input) if mend is not None else asked.input
+            self._validated = binding.validate(given)
         except StepEngineError:
             raise
         except Exception as error:
             issue = f"the check raised {type(error).__name__}: {error}"
             msg = f"Invalid parameters for {asked.tool_name}: {issue}"
             raise ToolInputError(msg, tool_name=asked.tool_name, issues=(issue,)) from error
+        if given is not asked.input and not is_models:
+            # What an author wrote is recorded and shown as it was meant; a model's own words stay.
+            self.asked = quick_call(asked.tool_call_id, asked.tool_name, given)
 
     def revalidate(self, changed: ToolCallPart) -> ToolCallPart:
         """Take over what a hook made of the call, under the name that the model used, and return it as it would run."""

@@ -37,6 +37,10 @@ def _always() -> bool:
     return True
 
 
+def _as_given(_agent: Any, params: JsonValue) -> JsonValue:
+    return params
+
+
 def _never(_seq: int = 0) -> bool:
     return False
 
@@ -62,6 +66,7 @@ class RunPlan:
             whoever performs a ``Spawn`` to know them.
         planned_from: What whoever made the plan made it from; the machine does not look at it.
         is_inline: Whether it goes on from the history of the run that spawned it, and leaves its own there.
+        mend_params: Returns params with the names that their agent knows: of an id that it may spawn, or a definition.
         note: What is added to its instructions: which agents there are, and what it may call.
         agent_info: Tells of an agent of the engine, for ``lookup_agent_info``; raises ``AgentError`` for an unknown id.
         hooks: The engine's hooks followed by the agent's.
@@ -94,6 +99,7 @@ class RunPlan:
     offered: tuple[str, ...] = attrs.field(default=(), converter=tuple_of)
     sent: tuple[ToolSpec, ...] | None = None
     agents: Mapping[str, str] | None = None
+    mend_params: Callable[[Any, JsonValue], JsonValue] = attrs.field(default=_as_given, eq=False, repr=False)
     planned_from: Any = attrs.field(default=None, eq=False, repr=False)
     is_inline: bool = False
     note: str = ""
