@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 import attrs
 
-from stepengine.data.checks import AMOUNT, COUNT, FLAG, fine, one_of, or_none
+from stepengine.data.checks import AMOUNT, COUNT, FLAG, fine, named_fields, one_of, or_none
 
 __all__ = ("DEFAULT_LIMITS", "Limits", "OnMaxSteps")
 
@@ -17,6 +17,7 @@ ENDINGS = one_of("final_answer", "stop", "raise")
 COUNTED = fine(or_none(COUNT))
 
 
+@named_fields
 @attrs.frozen(kw_only=True, cache_hash=True)
 class Limits:
     """

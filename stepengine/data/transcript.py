@@ -15,10 +15,9 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from inspect import CO_GENERATOR
 from itertools import islice
-from opcode import opmap
-from types import FrameType
 from typing import Any, NoReturn, TypeVar, overload
 
+from stepengine.data.functions import is_thrown_away
 from stepengine.data.messages import AssistantMessage, Message, ToolCallPart, ToolMessage, ToolResult, UserMessage
 from stepengine.errors import TranscriptError
 
@@ -27,8 +26,6 @@ __all__ = ("Transcript",)
 T = TypeVar("T")
 
 KEPT_LINEAGE = 8
-CACHE, POP_TOP = 0, bytes((opmap["POP_TOP"],))
-"""Of CPython's code: room behind an instruction, and the one that throws a value away."""
 
 
 class _Buffer:
@@ -89,13 +86,10 @@ class _Prefix(Sequence[T]):
         return self._values[range(self._length)[index]]
 
 
-def _refuse_to_be_dropped(method: str, caller: FrameType) -> None:
-    """Raise where *caller* throws away what *method* returns: the instruction after its call, and what belongs to that, says so."""
-    code = caller.f_code.co_code
-    follows = caller.f_lasti + 2
-    while follows < len(code) and code[follows] == CACHE:
-        follows += 2
-    if code[follows : follows + 1] == POP_TOP:
+def _refuse_to_be_dropped(method: str) -> None:
+    """Raise where a handler throws away what *method* returned to it: it took this for a list that changes."""
+    caller = sys._getframe(2)  # noqa: SLF001 - nothing else says what becomes of a result
+    if caller.f_code.co_flags & CO_GENERATOR and is_thrown_away(caller):
         msg = (
             f"{method} returns a longer transcript and changes nothing, and its result is thrown away here; keep it, or change "
             'the history of the run with `yield ToolCall("add_message", {"role": "user", "content": "..."})`'
@@ -198,22 +192,19 @@ class Transcript(Sequence[Message]):
         Return this transcript with one more message; one without tool calls (``extend`` takes a step at once).
 
         Raises:
-            TypeError: when the result is thrown away: nothing has changed then, and nothing ever could.
+            TypeError: when a handler throws the result away: nothing has changed then.
         """
-        longer = self.extend((message,))
-        _refuse_to_be_dropped("append", sys._getframe(1))
-        return longer
+        _refuse_to_be_dropped("append")
+        return self.extend((message,))
 
     def extend(self, messages: Sequence[Message]) -> Transcript:
         """
         Return this transcript with *messages* added; an assistant message's results must follow it directly.
 
         Raises:
-            TypeError: when a handler throws the result away.
+            TypeError: when a handler throws the result away: nothing has changed then.
         """
-        caller = sys._getframe(1)
-        if caller.f_code.co_flags & CO_GENERATOR:
-            _refuse_to_be_dropped("extend", caller)
+        _refuse_to_be_dropped("extend")
         added = messages if type(messages) is tuple else tuple(messages)
         if not added:
             return self

@@ -9,7 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, ParamSpec, Protocol, TypeAlias, cast, final, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Generic,
+    NoReturn,
+    ParamSpec,
+    Protocol,
+    TypeAlias,
+    cast,
+    final,
+    overload,
+)
 
 import attrs
 from typing_extensions import TypeVar

@@ -367,7 +367,8 @@ class Planner:
         agents = parent.agents or {}
         key = matching_id(effect.agent_id, agents)
         if key is None:
-            raise not_allowed(parent.definition.id, effect.agent_id, agents)
+            hint = "" if effect.tool_call_id else f"; list it in spawnable_agents=[...] of {parent.definition.id!r}"
+            raise not_allowed(parent.definition.id, effect.agent_id, agents, hint)
         if isinstance(given, AgentDefinition):
             return self._catalog.find(given)
         spawner: Agent = parent.planned_from

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from difflib import get_close_matches
 from functools import partial
 from typing import Any, Literal, assert_never, cast
 
@@ -59,9 +60,14 @@ __all__ = (
     "member_of",
     "named",
     "unavailable",
+    "unavailable_here",
 )
 
 Source = Literal["model", "handler", "hook"]
+EXAMPLES = "Examples: "
+"""How the line begins in the description of a tool that shows inputs."""
+NEAR = 0.7
+"""How alike names are of which one was probably meant as the other."""
 MAX_FOLLOWED = 100
 """How much one call of a tool may need of its run."""
 
@@ -522,6 +528,8 @@ class Call(Member):
         try:
             given = mend(asked.input) if mend is not None else asked.input
             self._validated = binding.validate(given)
+        except ToolInputError as error:
+            raise error if is_models else _with_example(error, binding.spec) from None
         except StepEngineError:
             raise
         except Exception as error:
@@ -624,6 +632,8 @@ class Call(Member):
             stop = merged(stops)
             self.close(stop)
             return stop
+        if self.source == "handler":
+            self._tell_of_refused(ran)
         given = iter(ran)
         children: list[ChildResult[Any]] = [
             next(given) if isinstance(child, ef.Spawn) else child for child in self._children
@@ -632,6 +642,17 @@ class Call(Member):
             run.take_history(children[0], self.asked.tool_call_id)
         self.settle(runs.shown(children), max([outcome.at for outcome in outcomes], default=0))
         return None
+
+    def _tell_of_refused(self, ran: Sequence[ChildResult[Any]]) -> None:
+        """Warn of entries that a limit refused: the call as a whole goes well, and its author may look at no entry."""
+        refused = [
+            c.error for c in ran if isinstance(c.error, LimitExceeded) and c.error.kind == "children" and not c.run_id
+        ]
+        if refused:
+            self.run.tell(
+                f"{len(refused)} of {len(self._children)} agents of one {self.asked.tool_name!r} were not started: {refused[0]}. "
+                "Ask for them with map_agents or Parallel(AgentCall(...), ...), which have no such default, or raise the limit"
+            )
 
     def settle(self, result: ToolResult, at: int) -> None:
         """Set the result of a call that ran, and make what it leaves in its run; *at* is when that was."""
@@ -719,6 +740,15 @@ class Call(Member):
         )
 
 
+def _with_example(error: ToolInputError, spec: ToolSpec) -> ToolInputError:
+    """Return what is wrong with an author's input with an input that is fine, where the tool shows one, in its place."""
+    shown = next((line for line in spec.description.split("\n") if line.startswith(EXAMPLES)), "")
+    if not shown or not error.issues:
+        return error
+    msg = f"Invalid parameters for {error.tool_name}: {'; '.join(error.issues)}. Fine would be: {shown.removeprefix(EXAMPLES)}"
+    return ToolInputError(msg, tool_name=error.tool_name, issues=error.issues)
+
+
 def _renamed(call: ToolCallPart, name: str) -> ToolCallPart:
     return call if call.tool_name == name else attrs.evolve(call, tool_name=name)
 
@@ -745,12 +775,35 @@ def unavailable(run: RunState, name: str, known: Sequence[str], hint: str = "") 
     return ToolNotAvailable(msg, tool_name=name, available=known)
 
 
+def unavailable_here(run: RunState, name: str) -> ToolNotAvailable:
+    """Return the error for what an author calls and cannot: what was probably meant, and what to do."""
+    known = tuple(run.offered)
+    near = get_close_matches(name, dict.fromkeys([*known, *run.bindings]), n=1, cutoff=NEAR)
+    if name in run.bindings:
+        hint = (
+            " Give it to the agent in tools=[...], or call it with include_tool_call=False; then the model does not see the "
+            "call and its result."
+        )
+    elif near:
+        hint = f" Did you mean {near[0]!r}?"
+    else:
+        hint = (
+            ""
+            if known
+            else " The agent has no tools; give it some in tools=[...], or the engine in Engine(tools=[...])."
+        )
+    listed = f" Available tools: {', '.join(known)}." if known else ""
+    msg = f"Tool {name!r} is not available for agent {run.agent.id!r}.{listed}{hint}"
+    return ToolNotAvailable(msg, tool_name=name, available=known)
+
+
 def hook_call(run: RunState, asked: y.ToolCall) -> Flow[ToolResult]:
     """Carry out a hook's own call: unrecorded, validated, past no hooks."""
     binding = run.bindings.get(asked.tool)
     if binding is None or binding.runs.how != "ordinary":
         ordinary = tuple([name for name, b in run.bindings.items() if b.runs.how == "ordinary"])
-        raise unavailable(run, asked.tool, ordinary)
+        near = get_close_matches(asked.tool, ordinary, n=1, cutoff=NEAR)
+        raise unavailable(run, asked.tool, ordinary, f" Did you mean {near[0]!r}?" if near else "")
     call = Call(run, ToolCallPart(run.call_ids.new(), asked.tool, asked.input), "hook", binding)
     call.validate()
     try:
