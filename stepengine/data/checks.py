@@ -25,6 +25,7 @@ __all__ = (
     "NUMBER",
     "TEXT",
     "Fine",
+    "UnknownField",
     "an_instance",
     "fine",
     "named_fields",
