@@ -354,11 +354,16 @@ class Planner:
         """Return params with names mended; those of an agent that will be refused anyway stay as they are."""
         try:
             if not isinstance(asked, str):
-                return self._catalog.find(asked).schemas.rename(params)
-            key = matching_id(asked, spawner.children)
-            return params if key is None else spawner.child(key).schemas.rename(params)
+                agent = self._catalog.find(asked)
+            else:
+                key = matching_id(asked, spawner.children)
+                if key is None:
+                    return params
+                agent = spawner.child(key)
+            mended: JsonValue = agent.schemas.rename(params)
         except StepEngineError:
             return params
+        return mended
 
     def _allowed(self, parent: RunPlan, effect: Spawn) -> Agent:
         given = effect.definition
