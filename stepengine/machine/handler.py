@@ -76,7 +76,9 @@ def converse(run: RunState, author: Author) -> Flow[Any]:
             # The frames of the throw hold on to whole states.
             error.__traceback__ = None
         else:
-            if type(asked) in SPAWNS:
+            if type(asked) in SPAWNS and (
+                type(asked) is not y.ToolCall or run.bindings[asked.tool].runs.how == "spawns"
+            ):
                 _tell_of_unread(run, author, asked, answer)
             asked = author.send(answer)
     if type(asked.value) is y.StepResult:
@@ -88,21 +90,21 @@ def converse(run: RunState, author: Author) -> Flow[Any]:
 
 def _tell_of_unread(run: RunState, author: Author, asked: Any, answer: y.StepResult) -> None:
     """Warn of children that failed where the handler throws away what it is sent, as a bare ``yield`` does."""
-    why = _why_not(run, asked, answer)
+    why = _why_not(asked, answer)
     if why and author.drops_answer:
         run.tell(
             f"{author.what} ({author.location}) throws away what it spawned: {why}; look at the result, or spawn with `yield from AgentCall(...)`, which raises"
         )
 
 
-def _why_not(run: RunState, asked: Any, answer: y.StepResult) -> str:
+def _why_not(asked: Any, answer: y.StepResult) -> str:
     """Return why children of *asked* failed; ``""`` when none did."""
     if type(asked) is not y.ToolCall:
         children = answer.value if type(asked) is y.Parallel else (answer.value,)
         failed = [c for c in children if isinstance(c, ChildResult) and c.is_error]
         return "; ".join([f"{c.agent_id!r} failed: {c.why or c.status.value}" for c in failed])
-    binding, result = run.bindings.get(asked.tool), answer.tool_result
-    if binding is None or binding.runs.how != "spawns" or result is None:
+    result = answer.tool_result
+    if result is None:
         return ""
     entries = result.data if isinstance(result.data, list) else ()
     failed_entries = [

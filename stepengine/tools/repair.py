@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from stepengine.data.json import JsonDict, freeze_object
+from stepengine.data.json import JsonDict, JsonList, freeze_object
 from stepengine.errors import DataError
 
 __all__ = ("Aliases", "renamer", "repairer")
@@ -24,6 +24,8 @@ Aliases = Mapping[str, Sequence[str]]
 
 DROPPED = "cb_easp"
 ROUNDS = 3
+CONTAINERS = frozenset({JsonDict, JsonList})
+"""What may hold further names in a frozen input."""
 
 
 def _camel(name: str) -> str:
@@ -53,8 +55,11 @@ def _mending(mender: _Mender, schema: Mapping[str, Any]) -> Callable[[JsonDict],
 def renamer(schema: Mapping[str, Any], aliases: Aliases) -> Callable[[JsonDict], JsonDict]:
     """Return the function that mends the names in inputs of a tool with this schema, and no values."""
     made: list[Callable[[JsonDict], JsonDict]] = []
+    names = frozenset(schema.get("properties", ()))
 
     def rename(value: JsonDict) -> JsonDict:
+        if value.keys() <= names and CONTAINERS.isdisjoint(map(type, value.values())):
+            return value
         if not made:  # of most tools no handler ever calls
             made.append(_mending(_Mender(schema, aliases, has_strict_values=True), schema))
         return made[0](value)
