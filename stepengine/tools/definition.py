@@ -20,7 +20,7 @@ from stepengine.tools.context import ToolContext
 from stepengine.tools.conversion import decode, encode
 from stepengine.tools.depends import Overrides
 from stepengine.tools.execution import execute
-from stepengine.tools.repair import Aliases, repairer
+from stepengine.tools.repair import Aliases, renamer, repairer
 from stepengine.tools.schemas import SchemaInputs
 from stepengine.tools.signatures import Body, Signature, body_of
 
@@ -214,11 +214,12 @@ class Tool(Generic[P, R]):
         self.in_thread: bool = flags.pop("in_thread", True)
         self.deferred: bool = flags.pop("deferred", False)
         self._preview: Callable[[JsonDict], ToolPreview] | None = flags.pop("preview", None)
-        repair = repairer(inputs.schema, flags.pop("aliases", {}))
+        aliases: Aliases = flags.pop("aliases", {})
+        repair, rename = repairer(inputs.schema, aliases), renamer(inputs.schema, aliases)
         self.body = body
         self.spec = ToolSpec(name, description, inputs.schema, **flags)
         self.runs_inline = not (body.is_async or body.needs or self.in_thread)
-        self._binding = ToolBinding(self.spec, inputs.validate, repair, runs=Ordinary(self))
+        self._binding = ToolBinding(self.spec, inputs.validate, repair, rename, runs=Ordinary(self))
         self._check_options()
 
     def _check_options(self) -> None:
