@@ -163,6 +163,7 @@ class Engine:
             overrides=dict(dependency_overrides or {}),
             workspace=Workspace(Path(workspace)) if isinstance(workspace, str | Path) else workspace,
             resources=resources if isinstance(resources, ResourceMap) else ResourceMap(resources),
+            policy=policy if policy is not None and policy.is_about_files else None,
         )
         self._launcher = Launcher(
             catalog=Catalog(agents, tools, hooks or Hooks(), limits or Limits(), policy),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path as FilePath
 from typing import Any, Literal, TypeAlias, get_args
@@ -44,6 +44,7 @@ from stepengine.permissions.rules import (
     When,
 )
 from stepengine.tools.files.atomic import replace_path
+from stepengine.tools.files.guard import PathGuard
 from stepengine.tools.files.rules import INSTRUCTION_FILES, PathRules
 
 Mode: TypeAlias = Literal["default", "plan", "accept_edits", "dont_ask", "bypass"]
@@ -54,6 +55,7 @@ VERSION = 1
 FILE_BYTES = 1024 * 1024
 PLAN = "Denied: in plan mode only tools that change nothing may be used; describe what you would do instead."
 ASKED = "Denied: this needs a person's approval, and the mode is not to ask."
+UNASKED = "leads to a file about which a person has to be asked first; name the file itself"
 INSTRUCTING = PathRules((*INSTRUCTION_FILES, ".agents/", ".claude/"), ())
 """What later runs are told by; who accepts edits of the work has not accepted those (requirements X60)."""
 CALL_KEYS = ("is", "input", "agent", "paths", "hosts")
@@ -233,6 +235,48 @@ class Policy:
         rule = Rule("allow", Call.of(request), scope=scope)
         is_enough = self.with_rules(rule).check(request).decision == "allow"
         return freeze_object(_stored(rule)) if is_enough else None
+
+    # --- files --------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_about_files(self) -> bool:
+        """Whether a rule is about files, so that calls have a ``guard``."""
+        return any(isinstance(rule.matcher, Path) for rule in self.rules)
+
+    def guard(self, request: Request) -> PathGuard | None:
+        """
+        Return what the rules say about each file that an allowed call leads to; ``None`` where they say nothing.
+
+        A file that a rule denies is withheld. So is one about which a person would have to be asked, had the call named it,
+        where nobody was asked about the call. ``When`` is not asked again: it may look at a context that is gone.
+        """
+        rules = [rule for rule in self._ordered if rule.scope.holds(request)]
+        about_files = {rule.id: rule.matcher for rule in rules if isinstance(rule.matcher, Path)}
+        if not any(path.is_of(request) for path in about_files.values()):
+            return None
+        others = [rule for rule in rules if rule.id not in about_files and not isinstance(rule.matcher, When)]
+        holding = {
+            rule.id for rule in others if rule.decision != "deny" and rule.matcher.matches(request, rule.decision)
+        }
+        has_when = len(others) + len(about_files) < len(rules)
+        nobody_asked = not has_when and self.check(request).decision == "allow"
+
+        def judge(parts: Sequence[str]) -> str:
+            first: Rule | None = None
+            for rule in rules:
+                path = about_files.get(rule.id)
+                matches = (
+                    rule.id in holding if path is None else path.is_of(request) and path.fits(parts, rule.decision)
+                )
+                if matches and rule.decision == "deny":
+                    return rule.message or f"is kept from tools by the rule {rule.id!r}"
+                first = rule if matches and first is None else first
+            if not nobody_asked:
+                return ""
+            verdict = self._by_mode(request) if first is None else self._by_rule(first, request)
+            return "" if verdict.decision == "allow" else UNASKED
+
+        return judge
 
     # --- other policies -----------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from stepengine.errors import ToolError
 from stepengine.tools.context import ToolContext
 from stepengine.tools.decorator import tool
 from stepengine.tools.definition import Tool
+from stepengine.tools.files.guard import left_out
 from stepengine.tools.files.paths import display, shown
 from stepengine.tools.files.root import Root
 from stepengine.tools.files.seen import note_hash
@@ -148,13 +149,14 @@ def _listing(root: Root, fd: int, parts: tuple[str, ...], budget: Budget) -> dic
             kind = "directories" if entry.is_dir(follow_symlinks=False) else "files"
             if kind == "files" and not entry.is_file(follow_symlinks=False):
                 continue
-            if entry.name.startswith(TEMPORARY) or root.secrets.match((*parts, entry.name)):
+            if entry.name.startswith(TEMPORARY) or root.withholds((*parts, entry.name)):
                 continue
             if not budget.take():
                 break
             found[kind].append(shown(entry.name))
     result: dict[str, Any] = {kind: sorted(names) for kind, names in found.items()}
-    return {**result, "message": f"incomplete: {budget.cut}"} if budget.cut else result
+    notes = [*([f"incomplete: {budget.cut}"] if budget.cut else []), *left_out()]
+    return {**result, "message": "; ".join(notes)} if notes else result
 
 
 class _Wanted:

@@ -22,6 +22,7 @@ from typing import NoReturn, TypeVar
 import attrs
 
 from stepengine.errors import DefinitionError, ToolError
+from stepengine.tools.files.guard import GUARD
 from stepengine.tools.files.paths import parts_of, target_parts
 from stepengine.tools.files.policy import Policy
 from stepengine.tools.files.rules import PROTECTED, SECRETS, UNPROTECTED, PathRules
@@ -114,10 +115,19 @@ class Root:
         """Let go of the folder; it also happens when nobody uses the root any more."""
         self._closer()
 
-    @property
-    def device(self) -> int | None:
-        """The file system that nothing leads out of; ``None`` when others may be entered."""
-        return None if self.policy.cross_mounts else self.info.st_dev
+    def holds(self, fd: int) -> bool:
+        """
+        Return whether something open may be entered: it is on the root's file system, or others may be entered.
+
+        Where rules are about files, a folder that is mounted a second time counts as another file system: it shows files
+        under paths that no rule names, and its device is the same.
+        """
+        if self.policy.cross_mounts:
+            return True
+        return os.fstat(fd).st_dev == self.info.st_dev and (GUARD.get() is None or self._is_mounted_here(fd))
+
+    def _is_mounted_here(self, fd: int) -> bool:
+        return mount_of(fd) == mount_of(self.fd)
 
     def parts(self, path: str) -> tuple[str, ...]:
         """Return the components of a path as given; see ``parts_of``."""
@@ -149,6 +159,15 @@ class Root:
             which = self.secrets.which(parts)
             msg = f"{path!r} may hold secrets (it matches {which!r}) and is not available to tools"
             raise ToolError(msg)
+        guard = GUARD.get()
+        if guard is not None and (why := guard(parts)):
+            msg = f"{path!r} {why}"
+            raise ToolError(msg)
+
+    def withholds(self, parts: Sequence[str]) -> bool:
+        """Return whether listings and searches leave a file or folder out."""
+        guard = GUARD.get()
+        return self.secrets.match(parts) or (guard is not None and bool(guard(parts)))
 
     def check_file(self, opened: Opened, path: str) -> None:
         """Refuse what is no regular file, or another name of a secret one (FP4, FS09)."""
@@ -159,17 +178,16 @@ class Root:
         if not stat.S_ISREG(mode):
             msg = f"{path!r} is a {special(mode)}, not a regular file"
             raise ToolError(msg)
-        if opened.info.st_nlink > 1:
+        is_alias = self.policy.cross_mounts and GUARD.get() is not None and not self._is_mounted_here(opened.fd)
+        if opened.info.st_nlink > 1 or is_alias:
             self._check_hardlink(opened, path)
 
     def _check_hardlink(self, opened: Opened, path: str) -> None:
-        if self.policy.refuse_hardlinks:
+        if self.policy.refuse_hardlinks and opened.info.st_nlink > 1:
             msg = f"{path!r} has more than one name (a hard link), which this set of tools refuses"
             raise ToolError(msg)
         if self._names_a_secret(opened.info):
-            msg = (
-                f"{path!r} is another name of a file that may hold secrets, or of one that could not be told from them"
-            )
+            msg = f"{path!r} is another name of a file that may hold secrets or that a rule denies, or of one that could not be told from them"
             raise ToolError(msg)
 
     def _names_a_secret(self, info: os.stat_result) -> bool:
@@ -177,9 +195,9 @@ class Root:
         budget = Budget(SECRET_SCAN_ENTRIES)
         fd = os.open(".", FOLDER, dir_fd=self.fd)
         try:
-            with closing(walk(self.device, fd, (), budget, lambda _, __: True)) as entries:
+            with closing(walk(self.holds, fd, (), budget, lambda _, __: True)) as entries:
                 for place, entry in entries:
-                    if entry.inode() == info.st_ino and self.secrets.match(place):
+                    if entry.inode() == info.st_ino and self.withholds(place):
                         found = entry.stat(follow_symlinks=False)
                         if stat.S_ISREG(found.st_mode) and os.path.samestat(found, info):
                             return True
@@ -237,7 +255,7 @@ class Root:
     def _same_device(self, fd: int, path: str) -> os.stat_result:
         """Return what ``fstat`` says; refuse another file system than the root's."""
         info = os.fstat(fd)
-        if self.device not in (None, info.st_dev):
+        if not self.holds(fd):
             msg = f"{path!r} is on another file system than the root, which this set of tools does not enter"
             raise ToolError(msg)
         return info
@@ -335,6 +353,15 @@ def read_link(folder: int, name: str) -> str | None:
         return os.readlink(name, dir_fd=folder)
     except OSError:
         return None
+
+
+def mount_of(fd: int) -> str:
+    """Return which mount something open was reached through; ``""`` where the system does not tell."""
+    try:
+        text = Path(f"/proc/self/fdinfo/{fd}").read_text(encoding="ascii")
+    except OSError:
+        return ""
+    return next((line for line in text.splitlines() if line.startswith("mnt_id:")), "")
 
 
 def special(mode: int) -> str:

@@ -28,6 +28,7 @@ from stepengine.errors import ToolError
 from stepengine.tools.context import ToolContext
 from stepengine.tools.decorator import tool
 from stepengine.tools.definition import Tool
+from stepengine.tools.files.guard import left_out
 from stepengine.tools.files.paths import display, shown
 from stepengine.tools.files.reading import READ_PATHS
 from stepengine.tools.files.root import Opened, Root
@@ -107,6 +108,7 @@ def finding_tool(root: Root) -> Tool[..., Any]:
         notes = [f"{len(best)} of {len(files):,} files fit best" if best else "no file fits the description"]
         if budget.cut:
             notes.append(f"incomplete: {budget.cut}")
+        notes += left_out()
         symbols = {display(hit.place): list(hit.symbols) for hit in best if hit.symbols}
         return {"files": [display(hit.place) for hit in best], "symbols": symbols, "message": "; ".join(notes)}
 
@@ -369,6 +371,7 @@ class _Tree:
         }
         notes = [f"dropped: {', '.join(dropped)}"] if dropped else []
         notes += [f"incomplete: {self._cut}"] if self._cut else []
+        notes += left_out()
         return {**result, "message": "; ".join(notes)} if notes else result
 
     def _size(self, nodes: list[Node]) -> int:

@@ -12,6 +12,7 @@ from stepengine.errors import ToolError
 from stepengine.tools.context import ToolContext
 from stepengine.tools.decorator import tool
 from stepengine.tools.definition import Tool
+from stepengine.tools.files.guard import left_out
 from stepengine.tools.files.paths import display
 from stepengine.tools.files.reading import READS
 from stepengine.tools.files.root import Root
@@ -132,6 +133,7 @@ def _globbed(root: Root, pattern: GlobPattern, cwd: str, max_results: int, budge
         notes.append(f"the newest {max_results} are shown")
     if budget.cut:
         notes.append(f"incomplete: {budget.cut}")
+    notes += left_out()
     files = [display(place) for _, place in found[:max_results]]
     return {"files": files, "count": len(found), "message": "; ".join(notes)}
 
