@@ -45,7 +45,7 @@ from stepengine.permissions.rules import (
 )
 from stepengine.tools.files.atomic import replace_path
 from stepengine.tools.files.guard import PathGuard
-from stepengine.tools.files.rules import INSTRUCTION_FILES, PathRules
+from stepengine.tools.files.rules import INSTRUCTING, PathRules
 
 Mode: TypeAlias = Literal["default", "plan", "accept_edits", "dont_ask", "bypass"]
 """What holds where no rule of a ``Policy`` matches; the policy says what each means."""
@@ -56,8 +56,8 @@ FILE_BYTES = 1024 * 1024
 PLAN = "Denied: in plan mode only tools that change nothing may be used; describe what you would do instead."
 ASKED = "Denied: this needs a person's approval, and the mode is not to ask."
 UNASKED = "leads to a file about which a person has to be asked first; name the file itself"
-INSTRUCTING = PathRules((*INSTRUCTION_FILES, ".agents/", ".claude/"), ())
-"""What later runs are told by; who accepts edits of the work has not accepted those (requirements X60)."""
+INSTRUCTS = PathRules(INSTRUCTING, ())
+"""Who accepts edits of the work has not accepted edits of what instructs (requirements X60)."""
 CALL_KEYS = ("is", "input", "agent", "paths", "hosts")
 RULE_KEYS = ("id", "decision", "match", "scope", "priority", "message", "description")
 
@@ -239,8 +239,8 @@ class Policy:
     # --- files --------------------------------------------------------------------------------------------------------
 
     @property
-    def is_about_files(self) -> bool:
-        """Whether a rule is about files, so that calls have a ``guard``."""
+    def binds_files(self) -> bool:
+        """Whether any call has a ``guard``."""
         return any(isinstance(rule.matcher, Path) for rule in self.rules)
 
     def guard(self, request: Request) -> PathGuard | None:
@@ -261,7 +261,7 @@ class Policy:
         has_when = len(others) + len(about_files) < len(rules)
         nobody_asked = not has_when and self.check(request).decision == "allow"
 
-        def judge(parts: Sequence[str]) -> str:
+        def judge(_root: Sequence[str], parts: Sequence[str]) -> str:
             first: Rule | None = None
             for rule in rules:
                 path = about_files.get(rule.id)
@@ -398,8 +398,13 @@ class PolicyFile:
     answer is lost when several add at once, or when one is killed: the file is replaced as a whole, under the lock of
     ``policy.json.lock`` beside it. The policy itself is the one that the file held when this was made.
 
+    An engine refuses tools that write or run programs in a folder that the file is in: a model could allow itself
+    everything. With *below_root* it takes them. File tools are kept from the file and its lock all the same; a program that
+    a model may run is not.
+
     Args:
         path: The file, which ``Policy.save`` wrote, or a person.
+        below_root: Whether it may be in a folder that tools write to.
 
     Attributes:
         path: The file.
@@ -409,10 +414,35 @@ class PolicyFile:
         DefinitionError: as ``Policy.load``.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, below_root: bool = False) -> None:
         self.path = FilePath(path)
         self.policy = Policy.load(path)
+        self.below_root = below_root
+        place = os.path.realpath(self.path).split("/")[1:]
+        self._places = (tuple(place), (*place[:-1], f"{place[-1]}.lock"))
         self._known: tuple[Any, frozenset[str]] = (None, frozenset())
+
+    def is_below(self, folder: Sequence[str]) -> bool:
+        """Return whether the file is in a folder, or deeper; *folder* holds the components of its real path."""
+        return self._places[0][: len(folder)] == tuple(folder)
+
+    @property
+    def binds_files(self) -> bool:
+        """Whether any call has a ``guard``."""
+        return self.below_root or self.policy.binds_files
+
+    def guard(self, request: Request) -> PathGuard | None:
+        """Return what binds the files of a call: the rules, as ``Policy.guard``, and that it does not touch this file."""
+        ruled = self.policy.guard(request)
+        if not self.below_root:
+            return ruled
+
+        def judge(root: Sequence[str], parts: Sequence[str]) -> str:
+            if (*root, *parts) in self._places:
+                return "holds what people have allowed, and is kept from tools"
+            return "" if ruled is None else ruled(root, parts)
+
+        return judge
 
     @property
     def remembered(self) -> tuple[Rule, ...]:
@@ -464,7 +494,7 @@ class PolicyFile:
 
 def _instructs(request: Request) -> bool:
     """Return whether a call names a file that instructs later runs."""
-    return any(INSTRUCTING.match(path.split("/")) for path in request.texts(PATHS))
+    return any(INSTRUCTS.match(path.split("/")) for path in request.texts(PATHS))
 
 
 @contextmanager

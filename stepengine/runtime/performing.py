@@ -56,7 +56,7 @@ from stepengine.errors import (
     ToolError,
     TruncatedReply,
 )
-from stepengine.permissions import Policy, Request
+from stepengine.permissions import Request
 from stepengine.runtime.asking import shown_questions
 from stepengine.runtime.logs import LOGGER, Lines
 from stepengine.runtime.performer import IO, Item, child_path
@@ -253,8 +253,8 @@ class Innermost:
                 arguments = binding.validate(effect.input).arguments
             ctx: ToolContext = _Unmade(item, effect, self._tree)  # type: ignore[assignment]
             running = tool.execute(arguments, ctx, overrides=self._services.tools.overrides)
-            if self._services.tools.policy is not None:
-                running = _guarded(running, self._services.tools.policy.guard(_request(item, effect, binding.spec)))
+            if self._services.tools.guard is not None:
+                running = _guarded(running, self._services.tools.guard(_request(item, effect, binding.spec)))
             result = await (self._delivered(item, running) if is_deferred(item) else running)
         except StepEngineError as error:
             return self._failure(item, error)
@@ -504,14 +504,14 @@ class ToolSetting:
         overrides: Dependency factories that replace others.
         workspace: Where agents work.
         resources: Live objects by type.
-        policy: Whose rules bind the files that tools touch and show; ``None`` where none is about files.
+        guard: Gives what binds the files that a call touches and shows; ``None`` where no rule is about files.
     """
 
     threads: ThreadPool = attrs.field(factory=ThreadPool)
     overrides: Mapping[Callable[..., Any], Callable[..., Any]] = attrs.field(factory=dict)
     workspace: Workspace | None = None
     resources: ResourceMap = attrs.field(factory=ResourceMap)
-    policy: Policy | None = None
+    guard: Callable[[Request], PathGuard | None] | None = None
 
 
 def _request(item: Item, effect: CallTool, spec: ToolSpec) -> Request:

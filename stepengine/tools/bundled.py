@@ -235,13 +235,21 @@ class _Set(Protocol):
     def below(self, root: str | os.PathLike[str]) -> list[Tool[..., Any]]: ...
 
 
+def _working_in(root: str | os.PathLike[str], tools: list[Tool[..., Any]]) -> list[Tool[..., Any]]:
+    """Return *tools*, which say where they work, so that an engine can tell whether they reach what they must not."""
+    folder = tuple([part for part in os.path.realpath(root).split("/") if part])
+    for tool in tools:
+        tool.folder = folder
+    return tools
+
+
 def _made_with(
     options: Callable[P, _Set], name: str
 ) -> Callable[Concatenate[str | os.PathLike[str], P], list[Tool[..., Any]]]:
     """Return the function that takes a root and these options, and gives the tools; its text is theirs."""
 
     def tools(root: str | os.PathLike[str], /, *args: P.args, **kwargs: P.kwargs) -> list[Tool[..., Any]]:
-        return options(*args, **kwargs).below(root)
+        return _working_in(root, options(*args, **kwargs).below(root))
 
     tools.__name__ = tools.__qualname__ = name
     tools.__doc__ = options.__doc__
@@ -311,7 +319,7 @@ def change_hook_tools(
     from stepengine.tools.files.root import Root
 
     run, *_ = shell_tools(root, env=env, runner=runner, allow_wide_root=allow_wide_root)
-    return [checking_tool(Root(root, Policy(allow_wide_root=allow_wide_root)), hooks, run)]
+    return _working_in(root, [checking_tool(Root(root, Policy(allow_wide_root=allow_wide_root)), hooks, run)])
 
 
 def followup_tools() -> list[Tool[..., Any]]:

@@ -14,8 +14,11 @@ from typing import Any
 
 import pytest
 
-from stepengine import AgentDefinition, Engine, Limits, ToolCall
-from stepengine.permissions import Policy, Rule
+from stepengine import AgentDefinition, Engine, Limits, RunStatus, ToolCall
+from stepengine.data.json import freeze_object
+from stepengine.data.tools import ToolSpec
+from stepengine.errors import DefinitionError
+from stepengine.permissions import Policy, PolicyFile, Request, Rule
 from stepengine.tools import (
     FileChangeHook,
     change_hook_tools,
@@ -255,3 +258,88 @@ def test_a_rule_for_one_tool_or_agent_binds_only_that(root: Path) -> None:
     ):
         (text,) = outcomes(root, "read_files", inputs, rule)
         assert CANARY in text
+
+
+# --- the file that says what is allowed ------------------------------------------------------------------------------
+
+
+def agent_of(tools: list[Any], calls: list[ToolCall], seen: list[str]) -> AgentDefinition[Any]:
+    """
+    Return an agent that makes calls and notes what comes back.
+    """
+
+    def handle_steps(ctx: Any) -> Any:
+        for one in calls:
+            turn = yield one
+            seen.append(str(turn.tool_result.text))
+
+    return AgentDefinition("user", tools=tools, handle_steps=handle_steps)
+
+
+@pytest.mark.spec("requirements:X70")
+@pytest.mark.parametrize("made", ["file_tools", "shell_tools", "change_hook_tools"])
+@pytest.mark.parametrize("given_to", ["agent", "engine"])
+def test_an_engine_refuses_tools_that_could_write_its_own_policy_file(tmp_path: Path, made: str, given_to: str) -> None:
+    file = tmp_path / "deep" / "rules.json"
+    file.parent.mkdir()
+    Policy([Rule.allow_tool("*")]).save(file)
+    tools = {
+        "file_tools": lambda: file_tools(tmp_path, write=True),
+        "shell_tools": lambda: shell_tools(tmp_path),
+        "change_hook_tools": lambda: change_hook_tools(tmp_path, [FileChangeHook("look", ["true"])]),
+    }[made]()
+    agent = agent_of(tools if given_to == "agent" else [], [], [])
+
+    with pytest.raises(DefinitionError, match=r"model could allow itself everything.*below_root=True"):
+        Engine([agent], tools=tools if given_to == "engine" else [], permissions=PolicyFile(file))
+
+
+@pytest.mark.spec("requirements:X70")
+def test_tools_that_only_look_or_work_elsewhere_may_stand_beside_a_policy_file(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    Policy([Rule.allow_tool("*")]).save(tmp_path / "rules.json")
+    tools = [*search_tools(tmp_path), *file_tools(tmp_path / "work", write=True)]
+
+    with Engine([agent_of(tools, [], [])], permissions=PolicyFile(tmp_path / "rules.json")) as engine:
+        assert engine.run_sync("user").status is RunStatus.COMPLETED
+
+
+@pytest.mark.spec("requirements:X70")
+def test_below_a_root_the_policy_file_and_its_lock_are_kept_from_file_tools(tmp_path: Path) -> None:
+    file = tmp_path / "rules.json"
+    Policy([Rule.allow_tool("*")]).save(file)
+    (tmp_path / "other.json").symlink_to("rules.json")
+    before, seen = file.read_bytes(), list[str]()
+    calls = [
+        ToolCall("write_file", {"path": "rules.json", "content": "{}"}),
+        ToolCall("write_file", {"path": "rules.json.lock", "content": "{}"}),
+        ToolCall("delete_file", {"path": "rules.json"}),
+        ToolCall("read_files", {"paths": ["other.json"]}),
+        ToolCall("write_file", {"path": "free.txt", "content": "free"}),
+    ]
+    agent = agent_of(file_tools(tmp_path, write=True, delete=True), calls, seen)
+
+    with Engine([agent], permissions=PolicyFile(file, below_root=True)) as engine:
+        engine.run_sync("user").unwrap()
+
+    assert [True, True, True, True, False] == ["holds what people have allowed" in text for text in seen]
+    assert (before, "free") == (file.read_bytes(), (tmp_path / "free.txt").read_text())
+
+
+@pytest.mark.spec("requirements:X70", "requirements:X60")
+@pytest.mark.parametrize(
+    "path",
+    [
+        "AGENTS.md", "sub/CLAUDE.md", "agents/mine.py", ".agents/x/SKILL.md", ".git/hooks/pre-commit", ".github/workflows/ci.yml",
+        ".gitlab-ci.yml", "stepengine.toml", "pyproject.toml", "conftest.py", ".claude/settings.json", ".husky/pre-push", "./AGENTS.MD", ".mcp.json",
+    ],
+)  # fmt: skip
+def test_who_accepts_edits_is_asked_about_files_that_instruct(path: str) -> None:
+    policy = Policy(mode="accept_edits")
+    writes = ToolSpec("write_file", category="write")
+
+    decided = [
+        policy.check(Request(tool=writes, input=freeze_object({"path": p}))).decision for p in (path, "src/app.py")
+    ]
+
+    assert ["ask", "allow"] == decided

@@ -15,10 +15,10 @@ from typing import TypeAlias
 
 __all__ = ("GUARD", "PathGuard", "left_out")
 
-PathGuard: TypeAlias = Callable[[Sequence[str]], str]
+PathGuard: TypeAlias = Callable[[Sequence[str], Sequence[str]], str]
 """
-Takes a file's place below the root of a tool, links resolved, and returns why it is withheld, as the end of a sentence that
-begins with its path; ``""`` when it is not.
+Takes the real place of a tool's root, and a file's place below it, links resolved. Returns why the file is withheld, as the
+end of a sentence that begins with its path; ``""`` when it is not.
 """
 
 GUARD: contextvars.ContextVar[PathGuard | None] = contextvars.ContextVar("stepengine_path_guard", default=None)

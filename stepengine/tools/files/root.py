@@ -160,14 +160,14 @@ class Root:
             msg = f"{path!r} may hold secrets (it matches {which!r}) and is not available to tools"
             raise ToolError(msg)
         guard = GUARD.get()
-        if guard is not None and (why := guard(parts)):
+        if guard is not None and (why := guard(self.real, parts)):
             msg = f"{path!r} {why}"
             raise ToolError(msg)
 
     def withholds(self, parts: Sequence[str]) -> bool:
         """Return whether listings and searches leave a file or folder out."""
         guard = GUARD.get()
-        return self.secrets.match(parts) or (guard is not None and bool(guard(parts)))
+        return self.secrets.match(parts) or (guard is not None and bool(guard(self.real, parts)))
 
     def check_file(self, opened: Opened, path: str) -> None:
         """Refuse what is no regular file, or another name of a secret one (FP4, FS09)."""
