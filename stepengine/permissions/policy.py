@@ -13,6 +13,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path as FilePath
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -24,7 +25,7 @@ from stepengine.data.messages import ToolCallPart
 from stepengine.data.questions import Decision
 from stepengine.data.tools import ToolLike, ToolSpec
 from stepengine.errors import DefinitionError
-from stepengine.permissions.commands import READ_ONLY, CommandForm
+from stepengine.permissions.commands import CONFINED, READ_ONLY, CommandForm, confined
 from stepengine.permissions.rules import (
     ORDER,
     PATHS,
@@ -44,8 +45,8 @@ from stepengine.permissions.rules import (
     When,
 )
 from stepengine.tools.files.atomic import replace_path
-from stepengine.tools.files.guard import PathGuard
 from stepengine.tools.files.rules import INSTRUCTING, PathRules
+from stepengine.tools.guard import FileGuard, Guard
 
 Mode: TypeAlias = Literal["default", "plan", "accept_edits", "dont_ask", "bypass"]
 """What holds where no rule of a ``Policy`` matches; the policy says what each means."""
@@ -241,23 +242,37 @@ class Policy:
     @property
     def binds_files(self) -> bool:
         """Whether any call has a ``guard``."""
-        return any(isinstance(rule.matcher, Path) for rule in self.rules)
+        return any(isinstance(rule.matcher, Path) or _only_looks(rule) for rule in self.rules)
 
-    def guard(self, request: Request) -> PathGuard | None:
+    def guard(self, request: Request) -> Guard | None:
         """
         Return what the rules say about each file that an allowed call leads to; ``None`` where they say nothing.
 
         A file that a rule denies is withheld. So is one about which a person would have to be asked, had the call named it,
-        where nobody was asked about the call. ``When`` is not asked again: it may look at a context that is gone.
+        where nobody was asked about the call. A command that a rule allows because it only looks is confined to what that
+        rule means. ``When`` is not asked again: it may look at a context that is gone.
         """
         rules = [rule for rule in self._ordered if rule.scope.holds(request)]
+        first = self._first(rules, request)
+        looks = first is not None and _only_looks(first) and isinstance(first.matcher, Command)
+        denied = [rule.matcher.glob for rule in rules if rule.decision == "deny" and isinstance(rule.matcher, Path)]
+        guard = Guard(
+            file=self._file_guard(rules, request),
+            command=partial(confined, first.matcher.form, denied) if looks else None,  # type: ignore[union-attr]
+        )
+        return None if guard == Guard() else guard
+
+    def _first(self, rules: Iterable[Rule], request: Request) -> Rule | None:
+        """Return the first rule that allows a call or asks about it, predicates aside."""
+        found = (rule for rule in rules if rule.decision != "deny" and not isinstance(rule.matcher, When))
+        return next((rule for rule in found if rule.matcher.matches(request, rule.decision)), None)
+
+    def _file_guard(self, rules: list[Rule], request: Request) -> FileGuard | None:
         about_files = {rule.id: rule.matcher for rule in rules if isinstance(rule.matcher, Path)}
         if not any(path.is_of(request) for path in about_files.values()):
             return None
         others = [rule for rule in rules if rule.id not in about_files and not isinstance(rule.matcher, When)]
-        holding = {
-            rule.id for rule in others if rule.decision != "deny" and rule.matcher.matches(request, rule.decision)
-        }
+        holding = {rule.id for rule in others if rule is self._first([rule], request)}
         has_when = len(others) + len(about_files) < len(rules)
         nobody_asked = not has_when and self.check(request).decision == "allow"
 
@@ -265,12 +280,10 @@ class Policy:
             first: Rule | None = None
             for rule in rules:
                 path = about_files.get(rule.id)
-                matches = (
-                    rule.id in holding if path is None else path.is_of(request) and path.fits(parts, rule.decision)
-                )
-                if matches and rule.decision == "deny":
+                fits = rule.id in holding if path is None else path.is_of(request) and path.fits(parts, rule.decision)
+                if fits and rule.decision == "deny":
                     return rule.message or f"is kept from tools by the rule {rule.id!r}"
-                first = rule if matches and first is None else first
+                first = rule if fits and first is None else first
             if not nobody_asked:
                 return ""
             verdict = self._by_mode(request) if first is None else self._by_rule(first, request)
@@ -431,18 +444,19 @@ class PolicyFile:
         """Whether any call has a ``guard``."""
         return self.below_root or self.policy.binds_files
 
-    def guard(self, request: Request) -> PathGuard | None:
-        """Return what binds the files of a call: the rules, as ``Policy.guard``, and that it does not touch this file."""
+    def guard(self, request: Request) -> Guard | None:
+        """Return what binds a call: the rules, as ``Policy.guard``, and that no file tool touches this file."""
         ruled = self.policy.guard(request)
         if not self.below_root:
             return ruled
+        judged = None if ruled is None else ruled.file
 
         def judge(root: Sequence[str], parts: Sequence[str]) -> str:
             if (*root, *parts) in self._places:
                 return "holds what people have allowed, and is kept from tools"
-            return "" if ruled is None else ruled(root, parts)
+            return "" if judged is None else judged(root, parts)
 
-        return judge
+        return Guard(file=judge, command=None if ruled is None else ruled.command)
 
     @property
     def remembered(self) -> tuple[Rule, ...]:
@@ -490,6 +504,11 @@ class PolicyFile:
             changed = attrs.evolve(policy, remembered=change(kept).values())
             if changed != policy:
                 replace_path(self.path, (json.dumps(changed.to_json(), indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def _only_looks(rule: Rule) -> bool:
+    """Return whether a rule allows commands because of what their operands name."""
+    return rule.decision == "allow" and isinstance(rule.matcher, Command) and rule.matcher.form.operands in CONFINED
 
 
 def _instructs(request: Request) -> bool:

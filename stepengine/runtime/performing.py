@@ -65,7 +65,7 @@ from stepengine.runtime.retry import Retries, known_usage
 from stepengine.runtime.sizes import estimated_tokens
 from stepengine.tools.context import WORKSPACE, ResourceMap, ToolContext, Workspace
 from stepengine.tools.conversion import as_result
-from stepengine.tools.files.guard import GUARD, PathGuard
+from stepengine.tools.guard import GUARD, Guard
 from stepengine.tools.threads import ThreadPool
 
 if TYPE_CHECKING:
@@ -511,7 +511,7 @@ class ToolSetting:
     overrides: Mapping[Callable[..., Any], Callable[..., Any]] = attrs.field(factory=dict)
     workspace: Workspace | None = None
     resources: ResourceMap = attrs.field(factory=ResourceMap)
-    guard: Callable[[Request], PathGuard | None] | None = None
+    guard: Callable[[Request], Guard | None] | None = None
 
 
 def _request(item: Item, effect: CallTool, spec: ToolSpec) -> Request:
@@ -526,7 +526,7 @@ def _request(item: Item, effect: CallTool, spec: ToolSpec) -> Request:
     )
 
 
-async def _guarded(running: Awaitable[ToolResult], guard: PathGuard | None) -> ToolResult:
+async def _guarded(running: Awaitable[ToolResult], guard: Guard | None) -> ToolResult:
     """Await a call whose files are bound by *guard*; its threads see it, too."""
     token = GUARD.set(guard)
     try:

@@ -14,7 +14,6 @@ from stepengine.errors import ToolError
 from stepengine.tools.context import ToolContext
 from stepengine.tools.decorator import tool
 from stepengine.tools.definition import Tool
-from stepengine.tools.files.guard import left_out
 from stepengine.tools.files.paths import display, shown
 from stepengine.tools.files.root import Root
 from stepengine.tools.files.seen import note_hash
@@ -29,6 +28,7 @@ from stepengine.tools.files.text import (
     stream_lines,
 )
 from stepengine.tools.files.walk import TEMPORARY, Budget
+from stepengine.tools.guard import left_out
 
 __all__ = ("READS", "reading_tools")
 

@@ -22,11 +22,11 @@ from typing import NoReturn, TypeVar
 import attrs
 
 from stepengine.errors import DefinitionError, ToolError
-from stepengine.tools.files.guard import GUARD
 from stepengine.tools.files.paths import parts_of, target_parts
 from stepengine.tools.files.policy import Policy
 from stepengine.tools.files.rules import PROTECTED, SECRETS, UNPROTECTED, PathRules
 from stepengine.tools.files.walk import Budget, walk
+from stepengine.tools.guard import file_guard
 from stepengine.tools.writes import root_id
 
 __all__ = ("Missing", "Opened", "Root")
@@ -124,7 +124,7 @@ class Root:
         """
         if self.policy.cross_mounts:
             return True
-        return os.fstat(fd).st_dev == self.info.st_dev and (GUARD.get() is None or self._is_mounted_here(fd))
+        return os.fstat(fd).st_dev == self.info.st_dev and (file_guard() is None or self._is_mounted_here(fd))
 
     def _is_mounted_here(self, fd: int) -> bool:
         return mount_of(fd) == mount_of(self.fd)
@@ -159,14 +159,14 @@ class Root:
             which = self.secrets.which(parts)
             msg = f"{path!r} may hold secrets (it matches {which!r}) and is not available to tools"
             raise ToolError(msg)
-        guard = GUARD.get()
+        guard = file_guard()
         if guard is not None and (why := guard(self.real, parts)):
             msg = f"{path!r} {why}"
             raise ToolError(msg)
 
     def withholds(self, parts: Sequence[str]) -> bool:
         """Return whether listings and searches leave a file or folder out."""
-        guard = GUARD.get()
+        guard = file_guard()
         return self.secrets.match(parts) or (guard is not None and bool(guard(self.real, parts)))
 
     def check_file(self, opened: Opened, path: str) -> None:
@@ -178,7 +178,7 @@ class Root:
         if not stat.S_ISREG(mode):
             msg = f"{path!r} is a {special(mode)}, not a regular file"
             raise ToolError(msg)
-        is_alias = self.policy.cross_mounts and GUARD.get() is not None and not self._is_mounted_here(opened.fd)
+        is_alias = self.policy.cross_mounts and file_guard() is not None and not self._is_mounted_here(opened.fd)
         if opened.info.st_nlink > 1 or is_alias:
             self._check_hardlink(opened, path)
 
@@ -204,6 +204,30 @@ class Root:
         finally:
             os.close(fd)
         return bool(budget.cut)
+
+    def other_names(self) -> list[tuple[str, ...]]:
+        """
+        Return the places of files that are also known by a withheld name, as far as 200,000 entries tell.
+
+        Almost no tree has any, and that takes no ``stat`` of what is not withheld to find out.
+        """
+        linked = {(info.st_dev, info.st_ino) for place, info in self._files(self.withholds) if info.st_nlink > 1}
+        if not linked:
+            return []
+        found = self._files(lambda place: not self.withholds(place))
+        return [place for place, info in found if (info.st_dev, info.st_ino) in linked]
+
+    def _files(self, wanted: Callable[[Sequence[str]], bool]) -> Iterator[tuple[tuple[str, ...], os.stat_result]]:
+        """Yield the places of files that are wanted, with what the system says of them."""
+        fd = os.open(".", FOLDER, dir_fd=self.fd)
+        try:
+            with closing(walk(self.holds, fd, (), Budget(SECRET_SCAN_ENTRIES), lambda _, __: True)) as entries:
+                for place, entry in entries:
+                    if entry.is_file(follow_symlinks=False) and wanted(place):
+                        with suppress(OSError):
+                            yield place, entry.stat(follow_symlinks=False)
+        finally:
+            os.close(fd)
 
     def _reach(self, path: str, use: Callable[[int, str], int]) -> Opened:
         """Walk to the last component and open it with *use*, following links that stay inside."""

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from stepengine.errors import ToolError
-from stepengine.tools.files.guard import left_out
 from stepengine.tools.files.paths import display
 from stepengine.tools.files.text import decode, read_capped
+from stepengine.tools.guard import left_out
 from stepengine.tools.search.ignore import Ignore
 from stepengine.tools.search.patterns import SEARCH_COLUMNS
 

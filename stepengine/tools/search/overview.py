@@ -28,11 +28,11 @@ from stepengine.errors import ToolError
 from stepengine.tools.context import ToolContext
 from stepengine.tools.decorator import tool
 from stepengine.tools.definition import Tool
-from stepengine.tools.files.guard import left_out
 from stepengine.tools.files.paths import display, shown
 from stepengine.tools.files.reading import READ_PATHS
 from stepengine.tools.files.root import Opened, Root
 from stepengine.tools.files.walk import Budget
+from stepengine.tools.guard import left_out
 from stepengine.tools.search.ignore import visible
 from stepengine.tools.search.symbols import SHORTEST_STEM, has_symbols, symbols_of, words_of
 

@@ -12,11 +12,11 @@ from stepengine.errors import ToolError
 from stepengine.tools.context import ToolContext
 from stepengine.tools.decorator import tool
 from stepengine.tools.definition import Tool
-from stepengine.tools.files.guard import left_out
 from stepengine.tools.files.paths import display
 from stepengine.tools.files.reading import READS
 from stepengine.tools.files.root import Root
 from stepengine.tools.files.walk import Budget
+from stepengine.tools.guard import left_out
 from stepengine.tools.search.hits import SEARCH_MATCHES, Flags, Report, parse_flags
 from stepengine.tools.search.ignore import visible
 from stepengine.tools.search.overview import finding_tool
