@@ -201,6 +201,7 @@ class Tool(Generic[P, R]):
         """Return a tool that a run carries out itself, or as children or questions; its body refuses to be called."""
         made = cls.__new__(cls)
         made.spec, made.in_thread, made.runs_inline = binding.spec, False, True
+        made.folder = None
         made.body = body_of(_refusing(binding.spec.name))
         made._binding, made._preview, made._signature = binding, None, None  # noqa: SLF001  (a third constructor)
         return made
@@ -213,6 +214,7 @@ class Tool(Generic[P, R]):
             flags["annotations"] = attrs.evolve(annotations, idempotent=flags.pop("idempotent"))
         self.in_thread: bool = flags.pop("in_thread", True)
         self.deferred: bool = flags.pop("deferred", False)
+        self.folder: tuple[str, ...] | None = None  # where it works, for the bundled sets: components of a real path
         self._preview: Callable[[JsonDict], ToolPreview] | None = flags.pop("preview", None)
         aliases: Aliases = flags.pop("aliases", {})
         repair, rename = repairer(inputs.schema, aliases), renamer(inputs.schema, aliases)
