@@ -24,6 +24,7 @@ Aliases = Mapping[str, Sequence[str]]
 
 DROPPED = "cb_easp"
 ROUNDS = 3
+DEPTH = 8
 CONTAINERS = frozenset({JsonDict, JsonList})
 """What may hold further names in a frozen input."""
 
@@ -58,7 +59,7 @@ def renamer(schema: Mapping[str, Any], aliases: Aliases) -> Callable[[JsonDict],
     names = frozenset(schema.get("properties", ()))
 
     def rename(value: JsonDict) -> JsonDict:
-        if value.keys() <= names and CONTAINERS.isdisjoint(map(type, value.values())):
+        if value.keys() <= names and not any(type(v) in CONTAINERS and v for v in value.values()):
             return value
         if not made:  # of most tools no handler ever calls
             made.append(_mending(_Mender(schema, aliases, has_strict_values=True), schema))
@@ -80,8 +81,19 @@ class _Mender:
         """Return the parameters at the top whose values never need mending."""
         properties: Mapping[str, Any] = self._root.get("properties", {})
         structured = {"array", "object"}
+        if self._has_strict_values:
+            return frozenset([n for n, s in properties.items() if not self._has_names(s, 0)])
         return frozenset(
             [n for n, s in properties.items() if not any(structured & {*_kinds(f)} for f in self._forms(s))]
+        )
+
+    def _has_names(self, schema: Any, depth: int) -> bool:
+        """Return whether values may hold names that a schema knows: a list of texts does not, however long it is."""
+        if depth > DEPTH:
+            return True
+        forms = self._forms(schema)
+        return any(
+            "properties" in form or ("items" in form and self._has_names(form["items"], depth + 1)) for form in forms
         )
 
     def members(self, value: Mapping[str, Any], schema: Mapping[str, Any], path: str) -> Mapping[str, Any]:

@@ -103,7 +103,9 @@ def outcomes(root: Path, commands: list[str], cwd: str | None, *rules: Rule) -> 
 
     def handle_steps(ctx: Any) -> Any:
         for command in commands:
-            turn = yield ToolCall("run_terminal_command", {"command": command.split(" "), **({"cwd": cwd} if cwd else {})})
+            turn = yield ToolCall(
+                "run_terminal_command", {"command": command.split(" "), **({"cwd": cwd} if cwd else {})}
+            )
             found[command] = str(turn.tool_result.text)
 
     agent = AgentDefinition("looker", tools=shell_tools(root), handle_steps=handle_steps)
