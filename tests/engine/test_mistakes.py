@@ -31,7 +31,7 @@ from stepengine import (
     tool,
 )
 from stepengine.errors import DefinitionError, HandlerError, StepEngineError
-from stepengine.events import LogLine
+from stepengine.events import LogLine, Warned
 from stepengine.journal import MemoryJournal
 from stepengine.testing import ScriptedModel
 from stepengine.tools import spawn_tools
@@ -359,3 +359,22 @@ def test_a_name_that_is_not_on_the_front_door_names_the_one_that_is() -> None:
         stepengine.Engin
     assert not hasattr(importlib.import_module("stepengine"), "Agent")
     assert Ask is stepengine.Ask
+
+
+@pytest.mark.parametrize(
+    ("annotation", "is_told"), [(int, True), (list[str], True), (dict[str, int], True), (str, False), (Any, False)]
+)
+def test_a_text_from_a_tool_that_is_annotated_to_return_something_else_is_told(annotation: Any, is_told: bool) -> None:
+    def count() -> Any:
+        """Count."""
+        return "12"
+
+    count.__annotations__["return"] = annotation
+
+    def handle_steps(_: Any) -> Any:
+        yield ToolCall("count", {})
+
+    seen: list[Any] = []
+    run(handle_steps, tools=[tool(count)], observers=[seen.append])
+
+    assert is_told == any("returned a text" in event.message for event in seen if isinstance(event, Warned))
