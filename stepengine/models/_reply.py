@@ -14,7 +14,7 @@ from stepengine.data.json import compact, freeze
 from stepengine.data.messages import AssistantPart, DocumentPart, ImagePart, RefusalPart, TextPart, ToolCallPart
 from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.usage import Usage
-from stepengine.models._failures import Call
+from stepengine.models._failures import Call, malformed_call
 from stepengine.models._json import count_of
 
 __all__ = (
@@ -67,8 +67,14 @@ def reply_of(
 
     *raw* is the provider's stop reason and *stop* what it means, ``None`` when that is not known; *answered* is its name
     of the model that answered, and *kept* what else is kept of its message.
+
+    Raises:
+        ModelError: for a call without a name, which is nobody's: none is made of it that would run with what it does not say.
     """
     stop = _stop_of(stop, raw, content)
+    for part in content[:-1] if stop is StopReason.MAX_TOKENS else content:
+        if type(part) is ToolCallPart and not part.tool_name.strip():
+            raise malformed_call(call, "it has no name", usage)
     return ModelReply(
         _cut_off(content) if stop is StopReason.MAX_TOKENS else content,
         usage=usage,
