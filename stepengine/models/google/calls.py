@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import attrs
@@ -129,31 +130,32 @@ def _keys_of(path: str) -> list[Key]:
 def _put(root: Json, keys: list[Key], value: Any) -> None:
     """Set the value that *keys* lead to; a text is added to the one that is there."""
     here: Any = root
-    for key, below in zip(keys, keys[1:], strict=False):
-        _refuse_misfit(here, key)
-        if type(here) is list:
-            if key == len(here):
-                here.append([] if type(below) is int else {})
-            here = here[key]
-        else:
-            here = here.setdefault(key, [] if type(below) is int else {})
-    last = keys[-1]
-    _refuse_misfit(here, last)
-    if type(here) is list and last == len(here):
-        here.append(value)
-        return
-    before = here[last] if type(here) is list else here.get(last)
+    for key, below in pairwise(keys):
+        inside = _at(here, key)
+        here = _set(here, key, [] if type(below) is int else {}) if inside is NOTHING else inside
+    before = _at(here, keys[-1])
     if type(before) is _Text and type(value) is _Text:
         before.pieces += value.pieces
     else:
-        here[last] = value
+        _set(here, keys[-1], value)
 
 
-def _refuse_misfit(container: Any, key: Key) -> None:
-    fits = type(container) is (list if type(key) is int else dict)
-    if not fits or (type(key) is int and key > len(container)):
-        msg = f"a piece of arguments is to stand at {key!r}, where nothing can"
-        raise ValueError(msg)
+def _at(container: Any, key: Key) -> Any:
+    """Return what stands at *key*, ``NOTHING`` where something can be put; raises ``ValueError`` where nothing can."""
+    if type(container) is dict and type(key) is str:
+        return container.get(key, NOTHING)
+    if type(container) is list and type(key) is int and key <= len(container):
+        return container[key] if key < len(container) else NOTHING
+    msg = f"a piece of arguments is to stand at {key!r}, where nothing can"
+    raise ValueError(msg)
+
+
+def _set(container: Any, key: Key, value: Any) -> Any:
+    if type(container) is list and key == len(container):
+        container.append(value)
+    else:
+        container[key] = value
+    return value
 
 
 def _plain(value: Any) -> Any:
