@@ -35,7 +35,7 @@ __all__ = (
 
 MAX_SHOWN = 4_000
 TICKS = 10**10
-MAX_TICKS = 10**9 * TICKS
+MAX_TICKS = 10**6 * TICKS
 """What a US dollar is in the unit of xAI's bills, and the most that is taken for one."""
 UNKNOWN = "application/octet-stream"
 STOOD_IN = "fallback_message"

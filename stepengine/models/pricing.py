@@ -207,7 +207,7 @@ class _Book:
             return tokens + _searches_of(reply, provider, model)
         whole = self._reported(model, provider, raw, context, at)
         if whole is None:
-            return None if context else tokens
+            return None if context else tokens + _searches_of(reply, provider, model)
         for entry in beside:
             name = f"{provider}/{entry['model']}" if entry.get("model") else model
             dollars = self._reported(name, provider, entry, {}, at)

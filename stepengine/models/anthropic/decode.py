@@ -89,16 +89,16 @@ def _standing(blocks: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         block
         for index, block in enumerate(blocks)
         if index >= last
-        or not (
-            block["type"] in WITHDRAWN or (block["type"] == "server_tool_use" and block.get("id") not in answered)
-        )
+        or not (block["type"] in WITHDRAWN or (block["type"] == "server_tool_use" and block.get("id") not in answered))
     ]
 
 
 def _answered(message: Mapping[str, Any], blocks: list[Mapping[str, Any]]) -> str:
     """Return the model that answered: the one that another gave way to last, which a stream's beginning does not know."""
     named = [word_at(block, "to", "model") for block in blocks if block["type"] == FALLBACK]
-    served = [word_at(entry, "model") for entry in seen(message, "usage", "iterations") if entry.get("type") == STOOD_IN]
+    served = [
+        word_at(entry, "model") for entry in seen(message, "usage", "iterations") if entry.get("type") == STOOD_IN
+    ]
     return next((name for name in [*reversed(named), *reversed(served)] if name), text_at(message, "model"))
 
 
