@@ -305,22 +305,27 @@ def body_failure(
     asked = wait_of(headers)
     if status == BAD_REQUEST and _is_large_limit(problem.text, call):
         return ModelError(message, **{**fields, "kind": LARGE_LIMIT})
-    if _is_wrong_key(problem, status):
-        return ModelError(message, **{**fields, "kind": AUTH})
     if status in OVERFLOW_STATUS and _is_overflow(problem, status, call):
         return ContextOverflow(message, **{**fields, "kind": "context_overflow"})
-    if problem.words & NO_CREDIT or status == NO_MONEY:
-        return ModelError(message, **{**fields, "kind": "no_credit"})
-    if status == BAD_REQUEST and "tool_use_failed" in problem.words:
-        return ModelError(message, **{**fields, "kind": MALFORMED_CALL})
-    if _is_unknown_model(problem, status):
-        return ModelError(message, **{**fields, "kind": UNKNOWN_MODEL})
-    if status == BAD_REQUEST and SIGNATURE.search(problem.text):
-        return ModelError(message, **{**fields, "kind": INVALID_SIGNATURE})
-    if status == BAD_REQUEST and (kind := _kind_of_refusal(problem.text)):
+    if kind := _kind_of(problem, status):
         return ModelError(message, **{**fields, "kind": kind})
     retryable = _retryable(status, headers)
     return ModelError(message, retryable=retryable, retry_after=problem.wait if asked is None else asked, **fields)
+
+
+def _kind_of(problem: _Problem, status: int | None) -> str:
+    """Return the word for what asking again would not change, or only once; ``""`` for anything else."""
+    if _is_wrong_key(problem, status):
+        return AUTH
+    if problem.words & NO_CREDIT or status == NO_MONEY:
+        return "no_credit"
+    if status != BAD_REQUEST:
+        return ""
+    if "tool_use_failed" in problem.words:
+        return MALFORMED_CALL
+    if _is_unknown_model(problem, status):
+        return UNKNOWN_MODEL
+    return INVALID_SIGNATURE if SIGNATURE.search(problem.text) else _kind_of_refusal(problem.text)
 
 
 def _is_overflow(problem: _Problem, status: int | None, call: Call) -> bool:

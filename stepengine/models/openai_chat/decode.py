@@ -420,7 +420,7 @@ def _merged(details: list[Json]) -> list[Json]:
         last = items[-1] if items else {}
         texts = {name: detail[name] for name in TEXTS if isinstance(detail.get(name), str)}
         # A signature ends an item; several may have one index, and the last piece may be a signature alone.
-        is_end = bool(detail.get("signature")) and not any([detail.get(name) for name in (*TEXTS, "data")])
+        is_end = bool(detail.get("signature")) and not any(map(detail.get, (*TEXTS, "data")))
         goes_on = bool(items) and _is_of(last, detail, is_end=is_end) and (bool(texts) or is_end)
         if not goes_on or (last.get("signature") and (is_end or any(texts.values()))):
             items.append(dict(detail))

@@ -134,10 +134,7 @@ class _Joiner:
                 self._user.append(turn)
             return
         if turn.role == "tool":
-            whose = b'"tool","tool_call_id":' + self._ids[turn.call_id]
-            if self._legacy:
-                whose = b'"function","name":' + self._legacy
-            self._out.append(b'{"role":' + whose + turn.body)
+            self._out.append(self._answer(turn.call_id) + turn.body)
             self._role = "tool"
             if turn.after:
                 self._user.append(Turn("user", turn.after, plain=False))
@@ -152,6 +149,12 @@ class _Joiner:
             self._role = "assistant"
         if turn.after:
             self._user.append(Turn("user", turn.after, plain=False))
+
+    def _answer(self, call_id: str) -> bytes:
+        """Return how the answer of a call begins."""
+        if self._legacy:
+            return b'{"role":"function","name":' + self._legacy
+        return b'{"role":"tool","tool_call_id":' + self._ids[call_id]
 
     def _system(self, text: str) -> bytes:
         if not self._mark:
