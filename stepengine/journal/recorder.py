@@ -235,7 +235,11 @@ class Recorder:
         if self._replayer is not None or self._run.fatal is not None:
             return await self.perform(item, io)
         attempts: list[Any] = []
-        outcome = await self._performed(item, Attempts(io, attempts) if type(item.effect) is CallModel else io)
+        try:
+            outcome = await self._inner.perform(item, Attempts(io, attempts) if type(item.effect) is CallModel else io)
+        except BaseException:
+            self._note_stopped(item, io)
+            raise
         kept, owed, waiting = self._keep(item, outcome, attempts, io)
         if waiting is not None:
             await self._until(waiting, owed)
@@ -306,16 +310,12 @@ class Recorder:
 
     # --- live ---------------------------------------------------------------------------------------------------------
 
-    async def _performed(self, item: Item, io: IO) -> Single:
-        """Perform an effect; of a model call that is stopped meanwhile it is written down what it had used."""
-        try:
-            return await self._inner.perform(item, io)
-        except BaseException:
-            begun = io.begun(item) if type(item.effect) is CallModel else None
-            if begun is not None:
-                with contextlib.suppress(StepEngineError):
-                    self._keep_begun(item, begun, self._run.timing.last)
-            raise
+    def _note_stopped(self, item: Item, io: IO) -> None:
+        """Write down what a model call had used that is stopped; what cannot be written ends the run, which ends anyway."""
+        begun = io.begun(item) if type(item.effect) is CallModel else None
+        if begun is not None:
+            with contextlib.suppress(StepEngineError):
+                self._keep_begun(item, begun, self._run.timing.last)
 
     def _keep_begun(self, item: Item, begun: Begun, at: int) -> None:
         cost = {} if begun.cost is None else {"cost": str(begun.cost)}
@@ -341,7 +341,11 @@ class Recorder:
 
     async def _live(self, item: Item, io: IO, attempts: list[Any], *, again: bool = False) -> Single:
         noting = Attempts(io, attempts) if type(item.effect) is CallModel else io
-        outcome = await self._performed(item, noting)
+        try:
+            outcome = await self._inner.perform(item, noting)
+        except BaseException:
+            self._note_stopped(item, io)
+            raise
         if again and self._replayer is not None:
             outcome = _with_earlier(outcome, self._replayer.begun(item))
         kept, owed, waiting = self._keep(item, outcome, attempts, io, again=again)
