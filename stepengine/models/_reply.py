@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -18,14 +18,12 @@ from stepengine.models._failures import Call, malformed_call
 from stepengine.models._json import count_of
 
 __all__ = (
-    "STOOD_IN",
     "UNKNOWN",
     "billed",
     "cut_at_stops",
     "kept_of",
     "listed",
     "made_part",
-    "ran_beside",
     "reply_of",
     "seen",
     "shown_text",
@@ -38,8 +36,6 @@ TICKS = 10**10
 MAX_TICKS = 10**6 * TICKS
 """What a US dollar is in the unit of xAI's bills, and the most that is taken for one."""
 UNKNOWN = "application/octet-stream"
-STOOD_IN = "fallback_message"
-"""What Anthropic calls the iteration of a model that answered in place of the one that was asked."""
 STARTS = (
     (b"\x89PNG", "image/png"),
     (b"\xff\xd8\xff", "image/jpeg"),
@@ -171,28 +167,6 @@ def billed(raw: Any) -> Decimal | None:
     """Return the US dollars that a usage of xAI states, server-side tools and discounts included; ``None`` when it does not."""
     ticks = raw.get("cost_in_usd_ticks") if isinstance(raw, Mapping) else None
     return Decimal(ticks) / TICKS if type(ticks) is int and 0 <= ticks <= MAX_TICKS else None
-
-
-def ran_beside(iterations: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """
-    Return the *iterations* of a usage of Anthropic that its totals leave out: compactions, advisors, models that gave way.
-
-    Where a model stood in, the totals are those of its ``fallback_message``. One that declined before it said anything is
-    not billed; one that had begun to answer is, by its own name.
-    """
-    served = [entry for entry in iterations if entry.get("type") == STOOD_IN]
-    model = served[-1].get("model") if served else None
-    return [
-        entry
-        for entry in iterations
-        if entry.get("type") not in {"message", STOOD_IN}
-        or (
-            entry.get("type") == "message"
-            and model is not None
-            and entry.get("model") not in {None, model}
-            and count_of(entry.get("output_tokens")) != 0
-        )
-    ]
 
 
 def usage_in_totals(raw: Any, prompt: str, completion: str, *, hits: tuple[str, ...] = ()) -> Usage | None:

@@ -17,9 +17,9 @@ from stepengine.data.json import freeze, thaw
 from stepengine.data.messages import OpaquePart
 from stepengine.data.models import ModelReply
 from stepengine.data.usage import Usage
+from stepengine.models._iterations import ran_beside
 from stepengine.models._json import count_of
 from stepengine.models._limits import completed
-from stepengine.models._reply import ran_beside, seen
 from stepengine.models.base import ModelInfo
 from stepengine.models.routing import route_of
 
@@ -202,7 +202,7 @@ class _Book:
         if tokens is None or not isinstance(raw, Mapping):
             return tokens
         context = _context_of(data, raw)
-        beside = ran_beside(seen(raw, "iterations"))
+        beside = ran_beside(raw)
         if not context and not beside and not _is_special(raw):
             return tokens + _searches_of(reply, provider, model)
         whole = self._reported(model, provider, raw, context, at)

@@ -17,8 +17,9 @@ from stepengine.data.usage import Usage
 from stepengine.errors import ContextOverflow
 from stepengine.models._deferring import SEARCH, loaded_by
 from stepengine.models._failures import Call, protocol_failure
+from stepengine.models._iterations import STOOD_IN, iterations_of, ran_beside
 from stepengine.models._json import call_part, count_of, objects_at, text_at
-from stepengine.models._reply import STOOD_IN, kept_of, listed, ran_beside, reply_of, seen, shown_text, word_at
+from stepengine.models._reply import kept_of, listed, reply_of, seen, shown_text, word_at
 
 __all__ = ("KEPT", "decode", "usage_of")
 
@@ -96,9 +97,7 @@ def _standing(blocks: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 def _answered(message: Mapping[str, Any], blocks: list[Mapping[str, Any]]) -> str:
     """Return the model that answered: the one that another gave way to last, which a stream's beginning does not know."""
     named = [word_at(block, "to", "model") for block in blocks if block["type"] == FALLBACK]
-    served = [
-        word_at(entry, "model") for entry in seen(message, "usage", "iterations") if entry.get("type") == STOOD_IN
-    ]
+    served = [word_at(entry, "model") for entry in iterations_of(message.get("usage")) if entry.get("type") == STOOD_IN]
     return next((name for name in [*reversed(named), *reversed(served)] if name), text_at(message, "model"))
 
 
@@ -177,6 +176,7 @@ def usage_of(raw: Any) -> Usage | None:
     reasoning = min(output, thought or 0)
     unsure = any(figure is not None and count_of(figure) is None for figure in figures) or None in figures[:2]
     usage = Usage(fresh, output - reasoning, read, written, reasoning, at_least=unsure)
-    for entry in ran_beside(objects_at(raw, "iterations")):
+    objects_at(raw, "iterations")  # raises for anything but a list of objects
+    for entry in ran_beside(raw):
         usage += usage_of(entry) or Usage(at_least=True)
     return usage
