@@ -15,6 +15,8 @@ from stepengine import (
     AgentDefinition,
     Engine,
     Limits,
+    Parallel,
+    Perform,
     RetryPolicy,
     RunStatus,
     Usage,
@@ -204,6 +206,32 @@ async def test_what_a_stopped_call_had_used_is_repeated_by_a_replay_and_counts_w
     assert Usage(100, 125, 0, 0, 20, 1, at_least=True) == done.usage
     assert (140 + 105) * DOLLAR == done.cost
     assert (done.usage, done.cost) == (repeated.usage, repeated.cost)
+
+
+@pytest.mark.spec("requirements:D15", "reliability:SP05")
+async def test_a_child_that_is_given_up_with_its_group_counts_live_and_on_replay_alike(tmp_path):
+    model = Half()
+
+    async def breaks():
+        await model.waits.wait()
+        raise ValueError("broken")
+
+    def fail(ctx):
+        yield from Perform(breaks)
+
+    def handle(ctx):
+        ended = yield Parallel([AgentCall("asker", "go"), AgentCall("breaker", "go")], fail_fast=True)
+        return [child.status.value for child in ended.value]
+
+    parent = AgentDefinition("parent", handle_steps=handle, spawnable_agents=["asker", "breaker"])
+    breaker, path = AgentDefinition("breaker", handle_steps=fail), tmp_path / "run.jsonl"
+    async with built(model, agent(), breaker, parent) as engine:
+        result = await engine.run("parent", "go", journal=FileJournal(path))
+        again = await engine.replay(path)
+
+    assert ["cancelled", "failed"] == list(result.output)
+    assert (STREAMED, 70 * DOLLAR) == (result.usage, result.cost) == (again.usage, again.cost)
+    assert path.read_bytes() == again.journal.content()
 
 
 # --- the wires --------------------------------------------------------------------------------------------------------
