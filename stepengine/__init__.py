@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from opcode import opmap
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -173,11 +174,34 @@ _HOME = {
 """Where each public name comes from."""
 
 
+_ELSEWHERE = {
+    "Agent": "AgentDefinition",
+    "LlmAgent": "AgentDefinition",
+    "Runner": "Engine",
+    "RunContext": "StepContext",
+    "function_tool": "tool",
+    "step": "STEP",
+    "Step": "STEP",
+}
+"""What is probably meant by names that other libraries have."""
+
+
+def _unknown(name: str) -> Exception:
+    """Return the error for a name that is not here; ``from stepengine import`` would drop the words of an AttributeError."""
+    from difflib import get_close_matches
+
+    near = [_ELSEWHERE[name]] if name in _ELSEWHERE else get_close_matches(name, __all__, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near and not name.startswith("_") else ""
+    caller = sys._getframe(2)  # noqa: SLF001 - nothing else says whether a name is imported or looked up
+    if caller.f_code.co_code[caller.f_lasti] == opmap["IMPORT_FROM"]:
+        return ImportError(f"cannot import name {name!r} from 'stepengine'{hint}", name=name)
+    return AttributeError(f"module 'stepengine' has no attribute {name!r}{hint}")
+
+
 def __getattr__(name: str) -> Any:
     home = _HOME.get(name)
     if home is None:
-        msg = f"module 'stepengine' has no attribute {name!r}"
-        raise AttributeError(msg)
+        raise _unknown(name)
     if sys.platform == "win32":
         # Files are opened, locked and walked in ways that only POSIX has, so most modules would break at their import.
         msg = "stepengine needs a POSIX system and is tested on Linux; under Windows, run it in WSL"

@@ -45,6 +45,8 @@ class StepEngineError(Exception):
         message: What happened, where, and what would have been fine.
         fields: The names of the attributes that belong to the error's value beside its message.
         transient: The names of attributes that are not stored and do not count for equality.
+        where: ``file:line`` of the author's code that it came from; ``""`` where no line of an author's had part in it. Not
+            stored, and it does not count for equality.
     """
 
     fields: ClassVar[tuple[str, ...]] = ()
@@ -53,6 +55,7 @@ class StepEngineError(Exception):
     def __init__(self, message: str = "") -> None:
         # Lone surrogates could not be stored; what an error says about a value must not make a second error.
         self.message = message.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        self.where = ""
         super().__init__(self.message)
 
     def __eq__(self, other: object) -> bool:
@@ -64,11 +67,14 @@ class StepEngineError(Exception):
         return hash((type(self), self.message))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.message, {f: getattr(self, f) for f in (*self.fields, *self.transient)})
+        fields = {f: getattr(self, f) for f in (*self.fields, *self.transient)}
+        return _rebuild, (type(self), self.message, fields, self.where)
 
 
-def _rebuild(kind: type[StepEngineError], message: str, fields: dict[str, Any]) -> StepEngineError:
-    return kind(message, **fields)
+def _rebuild(kind: type[StepEngineError], message: str, fields: dict[str, Any], where: str = "") -> StepEngineError:
+    made = kind(message, **fields)
+    made.where = where or made.where
+    return made
 
 
 class AgentError(StepEngineError):
@@ -103,7 +109,7 @@ class HandlerError(AgentError):
     def __init__(self, message: str = "", *, kind: str = "", location: str = "") -> None:
         super().__init__(message)
         self.kind = kind
-        self.location = location
+        self.location = self.where = location
 
 
 class BadYield(AgentError):
@@ -118,7 +124,7 @@ class BadYield(AgentError):
 
     def __init__(self, message: str = "", *, location: str = "") -> None:
         super().__init__(message)
-        self.location = location
+        self.location = self.where = location
 
 
 class ToolNotAvailable(AgentError):
@@ -396,6 +402,7 @@ class ReplayDivergence(JournalError):
     ) -> None:  # fmt: skip
         super().__init__(message)
         self.kind, self.address, self.step, self.site = kind, address, step, site
+        self.where = site
         self.diff: tuple[Any, ...] = tuple([d if isinstance(d, tuple) else tuple(d) for d in diff])
 
 

@@ -456,7 +456,7 @@ MUTANTS = (
     Mutant(
         "an input of a built-in tool is not mended",
         "stepengine/tools/control.py",
-        "validate, repairer(spec.input_schema, ALIASES), runs=runs",
+        "validate, mend, rename, runs=runs",
         "validate, runs=runs",
         ("tests/tools/test_built_in.py",),
     ),
@@ -683,8 +683,8 @@ MUTANTS = (
     Mutant(
         "a child may spawn what its parent may not",
         "stepengine/engine/planning.py",
-        "        if key is None:\n            raise not_allowed(parent.definition.id, effect.agent_id, agents)\n",
-        "        key = key or effect.agent_id\n",
+        "            raise not_allowed(parent.definition.id, effect.agent_id, agents, hint)\n",
+        "            key = effect.agent_id\n",
         ("tests/engine/test_engine.py", "tests/engine/test_spawn.py"),
     ),
     Mutant(

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from decimal import Decimal
-from typing import Any, TypeAlias
+from difflib import get_close_matches
+from functools import wraps
+from typing import Any, TypeAlias, TypeVar
 
 import attrs
 
@@ -23,13 +25,16 @@ __all__ = (
     "NUMBER",
     "TEXT",
     "Fine",
+    "UnknownField",
     "an_instance",
     "fine",
+    "named_fields",
     "one_of",
     "or_none",
     "written",
 )
 
+T = TypeVar("T")
 SHOWN = 100
 Validator: TypeAlias = Callable[[Any, "attrs.Attribute[Any]", Any], None]
 
@@ -50,6 +55,37 @@ class Fine:
     def problem(self, name: str, value: Any) -> str:
         """Return what is wrong with *value*, which stands under *name*; ``""`` when nothing is."""
         return "" if self.test(value) else f"{name} is {self.words}, not {written(value)}"
+
+
+class UnknownField(DefinitionError, TypeError):
+    """A class was given a keyword that is none of its fields; a ``TypeError``, as it is for any function."""
+
+
+def named_fields(cls: type[T]) -> type[T]:
+    """
+    Return *cls*, an attrs class of keywords, that says which field was probably meant by one that it does not have.
+
+    The constructor raises ``DefinitionError`` then.
+    """
+    made: Any = cls
+    init: Callable[..., None] = made.__init__
+
+    @wraps(init)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it becomes the class's own
+        try:
+            init(self, *args, **kwargs)
+        except TypeError:
+            fields = [field.alias for field in attrs.fields(made) if field.init]
+            unknown = next((name for name in kwargs if name not in fields), None)
+            if unknown is None:
+                raise
+            near = get_close_matches(unknown, fields, n=1)
+            hint = f"did you mean {near[0]!r}? It takes" if near else "it takes"
+            msg = f"{made.__name__} takes no {unknown!r}; {hint}: {', '.join(fields)}"
+            raise UnknownField(msg) from None
+
+    made.__init__ = __init__
+    return cls
 
 
 def written(value: Any) -> str:

@@ -5,11 +5,21 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable
 from functools import partial
+from opcode import opmap
+from types import FrameType
 from typing import Any
 
 import stepengine.errors
 
-__all__ = ("innermost_own", "is_async", "is_generator_function", "location_of", "takes_one_argument", "unwrapped")
+__all__ = (
+    "innermost_own",
+    "is_async",
+    "is_generator_function",
+    "is_thrown_away",
+    "location_of",
+    "takes_one_argument",
+    "unwrapped",
+)
 
 PACKAGE = stepengine.errors.__file__.removesuffix("errors.py")
 AGENTS = f"{PACKAGE}_agents"
@@ -17,6 +27,9 @@ LIBRARY = inspect.__file__.removesuffix("inspect.py")
 INSTALLED = ("/site-packages/", "/dist-packages/")
 PYTHON = "python"
 OWN = ""
+POP_TOP = opmap["POP_TOP"]
+BETWEEN = frozenset({0, opmap["RESUME"], opmap["YIELD_VALUE"]})
+"""What CPython has between a call or ``yield`` and what becomes of its result; 0 is room for caches."""
 
 
 def unwrapped(fn: Any) -> Any:
@@ -80,6 +93,19 @@ def _owner(file: str) -> str:
         if found:
             return before + found + inside.partition("/")[0]
     return PYTHON if file.startswith(LIBRARY) else OWN
+
+
+def is_thrown_away(caller: FrameType) -> bool:
+    """
+    Return whether a frame throws away what it is waiting for: the result of the call or the ``yield`` that it stands at.
+
+    Only the instruction behind that says so; a value that is kept and never looked at cannot be told from one that is.
+    """
+    code = caller.f_code.co_code
+    follows = caller.f_lasti + 2
+    while follows < len(code) and code[follows] in BETWEEN:
+        follows += 2
+    return follows < len(code) and code[follows] == POP_TOP
 
 
 def is_async(fn: Any) -> bool:

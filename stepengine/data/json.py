@@ -18,6 +18,7 @@ from stepengine.errors import DataError
 
 __all__ = (
     "ABSENT",
+    "NOT_AWAITED",
     "Difference",
     "JsonDict",
     "JsonList",
@@ -29,6 +30,7 @@ __all__ = (
     "freeze_object",
     "frozen_compact",
     "frozen_text",
+    "hint_about",
     "mended",
     "parting",
     "quoted",
@@ -38,6 +40,7 @@ __all__ = (
 
 JsonValue: TypeAlias = "str | int | float | bool | Mapping[str, JsonValue] | list[JsonValue] | None"
 
+NOT_AWAITED = "it was not awaited: write `await` where that is possible, and `yield from Perform(fn, ...)` in a handler"
 MAX_DEPTH = 200
 MAX_KEPT_TEXT = 4096
 MAX_INT = 2**63 - 1
@@ -203,8 +206,17 @@ def _freeze(value: Any, path: str, room: int) -> Any:
         items = JsonList([_freeze(v, f"{path}[{i}]", room - 1) for i, v in enumerate(value)])
         items._levels = 1 + max(map(_levels, items), default=0)  # noqa: SLF001 - made here
         return items
-    msg = f"{_kind(value)} at {path} is not JSON; use str, numbers, bool, None, lists or dicts"
+    msg = f"{_kind(value)} at {path} is not JSON; use str, numbers, bool, None, lists or dicts{hint_about(value)}"
     raise DataError(msg, path=path)
+
+
+def hint_about(value: Any) -> str:
+    """Return what was probably meant by a value that stands where JSON is due: it was not awaited, or not unpacked."""
+    kind = type(value)
+    if hasattr(kind, "__await__"):
+        return f"; {NOT_AWAITED}"
+    hint: str = getattr(kind, "_not_json", "")
+    return f"; {hint}" if hint else ""
 
 
 def _freeze_mapping(value: Mapping[Any, Any], path: str, room: int) -> JsonDict:

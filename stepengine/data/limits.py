@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 import attrs
 
-from stepengine.data.checks import AMOUNT, COUNT, FLAG, fine, one_of, or_none
+from stepengine.data.checks import AMOUNT, COUNT, FLAG, fine, named_fields, one_of, or_none
 
 __all__ = ("DEFAULT_LIMITS", "Limits", "OnMaxSteps")
 
@@ -17,6 +17,7 @@ ENDINGS = one_of("final_answer", "stop", "raise")
 COUNTED = fine(or_none(COUNT))
 
 
+@named_fields
 @attrs.frozen(kw_only=True, cache_hash=True)
 class Limits:
     """
@@ -37,8 +38,9 @@ class Limits:
         max_seconds: Wall time of the run and its children. Synchronous code in the event loop is not interrupted; the run
             ends as soon as it returns.
         max_depth: Levels of children; default 5.
-        max_total_children: Children of the whole tree. The default, 100, holds for those that models ask for.
-        max_children: Children per call. The default, 16, holds for calls of models.
+        max_total_children: Children of the whole tree. The default, 100, holds for those asked for through a tool.
+        max_children: Children per call. The default, 16, holds for calls of tools such as ``spawn_agents``, by a model or a
+            handler; ``AgentCall``, ``Parallel`` and ``map_agents`` have none.
         max_concurrent_children: Children of one call that run at once; default 8, or what the ``Parallel`` says.
         max_concurrent_tools: Tool calls of a run that run at once; by default all that one reply, or one ``Parallel``, asks
             for.

@@ -9,7 +9,19 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import attrs
 
-from stepengine.data.checks import CHOICE, COUNT, FLAG, NUMBER, TEXT, Fine, an_instance, fine, one_of, or_none
+from stepengine.data.checks import (
+    CHOICE,
+    COUNT,
+    FLAG,
+    NUMBER,
+    TEXT,
+    Fine,
+    an_instance,
+    fine,
+    named_fields,
+    one_of,
+    or_none,
+)
 from stepengine.data.json import JsonDict, freeze_object
 from stepengine.data.makers import maker_of
 from stepengine.data.messages import (
@@ -198,6 +210,7 @@ SERVER_TOOLS = Fine(
 )
 
 
+@named_fields
 @attrs.frozen(kw_only=True)
 class ModelSettings:
     """

@@ -249,13 +249,15 @@ class ToolBinding:
     Attributes:
         spec: What is known of it.
         validate: Turns an input into ``Validated`` or raises ``ToolInputError``.
-        repair: Mends what models often get wrong before validation; never used for a handler's input (generator-contract T2).
+        repair: Mends what models often get wrong before validation, names and values; for a model's input alone.
+        rename: Mends the names alone; for the input of handlers and hooks, whose values have to be right (requirements X67).
         runs: How a call runs.
     """
 
     spec: ToolSpec
     validate: Callable[[JsonDict], Validated]
     repair: Callable[[JsonDict], JsonDict] | None = None
+    rename: Callable[[JsonDict], JsonDict] | None = None
     runs: Runs = attrs.field(default=Ordinary(), kw_only=True)
 
 

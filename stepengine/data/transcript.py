@@ -11,10 +11,13 @@ in call order, and call ids are unique (requirements B16, reliability I1).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from inspect import CO_GENERATOR
 from itertools import islice
 from typing import Any, NoReturn, TypeVar, overload
 
+from stepengine.data.functions import is_thrown_away
 from stepengine.data.messages import AssistantMessage, Message, ToolCallPart, ToolMessage, ToolResult, UserMessage
 from stepengine.errors import TranscriptError
 
@@ -81,6 +84,17 @@ class _Prefix(Sequence[T]):
         if isinstance(index, slice):
             return [self._values[i] for i in range(*index.indices(self._length))]
         return self._values[range(self._length)[index]]
+
+
+def _refuse_to_be_dropped(method: str) -> None:
+    """Raise where a handler throws away what *method* returned to it: it took this for a list that changes."""
+    caller = sys._getframe(2)  # noqa: SLF001 - nothing else says what becomes of a result
+    if caller.f_code.co_flags & CO_GENERATOR and is_thrown_away(caller):
+        msg = (
+            f"{method} returns a longer transcript and changes nothing, and its result is thrown away here; keep it, or change "
+            'the history of the run with `yield ToolCall("add_message", {"role": "user", "content": "..."})`'
+        )
+        raise TypeError(msg)
 
 
 class Transcript(Sequence[Message]):
@@ -174,11 +188,23 @@ class Transcript(Sequence[Message]):
         return to_dicts(self)
 
     def append(self, message: Message) -> Transcript:
-        """Return this transcript with one more message; one without tool calls (``extend`` takes a step at once)."""
+        """
+        Return this transcript with one more message; one without tool calls (``extend`` takes a step at once).
+
+        Raises:
+            TypeError: when a handler throws the result away: nothing has changed then.
+        """
+        _refuse_to_be_dropped("append")
         return self.extend((message,))
 
     def extend(self, messages: Sequence[Message]) -> Transcript:
-        """Return this transcript with *messages* added; an assistant message's results must follow it directly."""
+        """
+        Return this transcript with *messages* added; an assistant message's results must follow it directly.
+
+        Raises:
+            TypeError: when a handler throws the result away: nothing has changed then.
+        """
+        _refuse_to_be_dropped("extend")
         added = messages if type(messages) is tuple else tuple(messages)
         if not added:
             return self

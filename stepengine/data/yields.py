@@ -9,7 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from enum import Enum
-from typing import Any, Generic, ParamSpec, Protocol, TypeAlias, cast, final, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Generic,
+    NoReturn,
+    ParamSpec,
+    Protocol,
+    TypeAlias,
+    cast,
+    final,
+    overload,
+)
 
 import attrs
 from typing_extensions import TypeVar
@@ -28,6 +40,7 @@ from stepengine.errors import BadYield, PerformError, ToolError
 __all__ = (
     "STEP",
     "STEP_ALL",
+    "YIELD_FROM",
     "AgentCall",
     "Ask",
     "Complete",
@@ -412,6 +425,7 @@ class Parallel(Generic[T_co]):
 
 
 Ret = TypeVar("Ret", default=None)
+SHOWN = 40
 MODEL = fine(
     or_none(Fine(lambda value: isinstance(value, str) and value.strip() != "", "a string such as 'openai/gpt-5'")),
     BadYield,
@@ -421,6 +435,14 @@ SPECS = Fine(
     lambda value: type(value) is tuple and all(isinstance(spec, ToolSpec) for spec in value),
     "a list of ToolSpec objects such as state.tool_definitions.values()",
 )
+
+
+YIELD_FROM = (
+    "it is what a bare `yield` is sent. For the value itself write `yield from`, as in `answer = yield from Ask(...)`, "
+    "or look at a field, such as `.value`, `.tool_result` or `.steps_complete`"
+)
+ANSWERS = (str, bool, int, float, complex, dict, list, tuple)
+"""What the values that ``yield from`` gives are; nobody means to compare these with a ``StepResult``."""
 
 
 @attrs.frozen(weakref_slot=False)
@@ -434,7 +456,14 @@ class StepResult:
         steps_complete: Whether the last model step or ``StepText`` ended the turn, or the step budget is spent.
         n_responses: What the candidates of a ``GenerateN`` say, without thoughts; empty otherwise.
         value: The value of a ``Perform``, ``Ask``, ``Complete``, ``AgentCall`` or ``Parallel``; ``None`` otherwise.
+
+    Raises:
+        TypeError: when it is used as a truth value, or compared with text, a number, a dict, a list or a tuple: whoever does
+            that means what ``yield from`` gives.
+        AttributeError: for any other attribute, with the same hint.
     """
+
+    _not_json: ClassVar[str] = YIELD_FROM
 
     agent_state: AgentState
     tool_results: tuple[ToolResult, ...] = ()
@@ -452,6 +481,37 @@ class StepResult:
         """What the newest assistant message says, without thoughts and outer blanks; ``""`` for calls alone or none."""
         history = reversed(self.agent_state.message_history)
         return next((m.said.strip() for m in history if type(m) is AssistantMessage), "")
+
+    def __bool__(self) -> NoReturn:
+        msg = f"a StepResult is neither true nor false; {YIELD_FROM}"
+        raise TypeError(msg)
+
+    if not TYPE_CHECKING:  # type checkers know the fields, and find comparisons that are always false, by themselves
+
+        def __eq__(self, other: object) -> Any:
+            if type(other) is StepResult:
+                return self is other or _fields(self) == _fields(other)
+            if isinstance(other, ANSWERS):
+                msg = f"a StepResult is never equal to {_kind_of(other)}; {YIELD_FROM}"
+                raise TypeError(msg)
+            return NotImplemented
+
+        def __hash__(self) -> int:
+            return hash(_fields(self))
+
+        def __getattr__(self, name: str) -> Any:
+            msg = f"'StepResult' object has no attribute {name!r}; {YIELD_FROM}"
+            raise AttributeError(msg, name=name, obj=self)
+
+
+def _fields(result: StepResult) -> tuple[Any, ...]:
+    return (result.agent_state, result.tool_results, result.steps_complete, result.n_responses, result.value)
+
+
+def _kind_of(value: object) -> str:
+    """Return *value* where it is short and plain, else its type."""
+    plain = isinstance(value, (str, bool, int, float)) and len(repr(value)) <= SHOWN
+    return repr(value) if plain else f"a {type(value).__name__}"
 
 
 quick_step_result = maker_of(StepResult)

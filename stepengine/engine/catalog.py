@@ -25,7 +25,7 @@ from stepengine.engine.schemas import Compiled, compiled
 from stepengine.errors import AgentError, DefinitionError
 from stepengine.machine.finding import with_finder
 from stepengine.machine.spawning import matching_id
-from stepengine.permissions import Policy
+from stepengine.permissions import Policy, PolicyFile
 from stepengine.tools.control import set_output_binding
 from stepengine.tools.spawning import BUILT_IN, carried_by, direct_tool, params_schema
 
@@ -88,7 +88,7 @@ class Catalog:
         tools: Tools that agents may list by name, and handlers may always use; sources of tools that agents may list.
         hooks: The engine's hooks.
         limits: The engine's limits.
-        permissions: The policy for every tool call of every agent; without one all are allowed.
+        permissions: The policy for every tool call of every agent, or the file that holds it; without one all are allowed.
 
     Raises:
         DefinitionError: when ids or tool names are used twice, or name nothing.
@@ -100,16 +100,18 @@ class Catalog:
         tools: Iterable[ToolLike | ToolSource],
         hooks: Hooks,
         limits: Limits,
-        permissions: Policy | None = None,
+        permissions: Policy | PolicyFile | None = None,
     ) -> None:
         check_hooks("the engine", hooks)
-        self._permissions = permissions
+        self._policy_file = permissions if isinstance(permissions, PolicyFile) else None
+        self._permissions = permissions.policy if isinstance(permissions, PolicyFile) else permissions
         self._limits = limits
         self._hooks = hooks
         given = list(tools)
         self.sources: dict[int, ToolSource] = {}
         self._sources = {t.name: self._met_source(t) for t in given if isinstance(t, ToolSource)}
         self._tools = _by_name("the engine", [t for t in given if not isinstance(t, ToolSource)])
+        self._check_folders("the engine", self._tools.values())
         self._bound = {name: tool.binding() for name, tool in {**BUILT_IN, **self._tools}.items()}
         self._agents: dict[str, Agent] = {}
         self._agents = self._family(list(agents), carried_by(self._tools.values()))
@@ -194,6 +196,7 @@ class Catalog:
     ) -> Agent:
         named = [t for t in definition.tools if not isinstance(t, str | ToolSource)]
         own = _by_name(f"agent {definition.id!r}", named)
+        self._check_folders(f"agent {definition.id!r}", own.values())
         sources = self._sources_of(definition)
         tools: dict[str, ToolBinding] = {**self._bound, **{n: t.binding() for n, t in own.items()}}
         listed = [name for name in definition.tool_names if name not in sources]
@@ -223,6 +226,21 @@ class Catalog:
             openings=openings,
             family=family,
         )
+
+    def _check_folders(self, whose: str, tools: Iterable[ToolLike]) -> None:
+        """Refuse tools that may change the file which says what they may do (requirements X70)."""
+        file = self._policy_file
+        if file is None or file.below_root:
+            return
+        for tool in tools:
+            folder: Sequence[str] | None = getattr(tool, "folder", None)
+            if folder is not None and not tool.spec.annotations.read_only and file.is_below(folder):
+                msg = (
+                    f"{whose} has the tool {tool.spec.name!r}, which works in the folder of the policy file {str(file.path)!r}: a "
+                    "model could allow itself everything. Keep the file outside of that folder, or accept it with "
+                    "PolicyFile(path, below_root=True)"
+                )
+                raise DefinitionError(msg)
 
     def _met_source(self, source: ToolSource) -> ToolSource:
         """Return *source*, and have it closed with the engine."""

@@ -154,7 +154,6 @@ class Engine:
         check_engine(locals())
         GIVEN.learn(os.environ)
         registry, time = Models.of(models), clock or SystemClock()
-        kept, policy = (permissions, permissions.policy) if isinstance(permissions, PolicyFile) else (None, permissions)
         self._models = registry
         self._headless = headless
         self._threads = ThreadPool()
@@ -163,10 +162,11 @@ class Engine:
             overrides=dict(dependency_overrides or {}),
             workspace=Workspace(Path(workspace)) if isinstance(workspace, str | Path) else workspace,
             resources=resources if isinstance(resources, ResourceMap) else ResourceMap(resources),
+            guard=permissions.guard if permissions is not None and permissions.binds_files else None,
         )
         self._launcher = Launcher(
-            catalog=Catalog(agents, tools, hooks or Hooks(), limits or Limits(), policy),
-            allowed=kept,
+            catalog=Catalog(agents, tools, hooks or Hooks(), limits or Limits(), permissions),
+            allowed=permissions if isinstance(permissions, PolicyFile) else None,
             models=registry,
             keep_names=isinstance(models, Provider),
             default_model=default_model,

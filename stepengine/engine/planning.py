@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from decimal import Decimal
-from functools import lru_cache
+from functools import lru_cache, partial
 from random import Random
 from threading import get_ident
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from stepengine.data.definition import AgentDefinition, normalised_id
 from stepengine.data.effects import Spawn
 from stepengine.data.events import LogLine
 from stepengine.data.hooks import HookContext
-from stepengine.data.json import JsonDict, freeze
+from stepengine.data.json import JsonDict, JsonValue, freeze
 from stepengine.data.limits import Limits
 from stepengine.data.questions import Answer, AnswerLike, Question, answer_problem
 from stepengine.data.state import AgentState, RunInfo, quick_state, suspended_at
@@ -288,7 +288,7 @@ class Planner:
         if not isinstance(prompt, str):
             msg = f"the prompt of agent {definition.id!r} is a string, not a {type(prompt).__name__}"
             raise InputError(msg, issues=("prompt should be a string",))
-        given = schemas.params(params)
+        given = schemas.params(schemas.rename(params) if params else params)
         return quick_plan(
             definition=definition,
             run_id=run_id,
@@ -301,6 +301,7 @@ class Planner:
             offered=agent.offered,
             sent=None if shown is None else shown.specs,
             agents=agent.children,
+            mend_params=partial(self._mended_params, agent),
             planned_from=agent,
             is_inline=is_inline,
             note=agent.note if shown is None else shown.note,
@@ -349,6 +350,21 @@ class Planner:
         canonical = self._models.check(model)
         return model if self._keep_names or model in recorded.models else canonical
 
+    def _mended_params(self, spawner: Agent, asked: str | AgentDefinition[Any], params: JsonValue) -> JsonValue:
+        """Return params with names mended; those of an agent that will be refused anyway stay as they are."""
+        try:
+            if not isinstance(asked, str):
+                agent = self._catalog.find(asked)
+            else:
+                key = matching_id(asked, spawner.children)
+                if key is None:
+                    return params
+                agent = spawner.child(key)
+            mended: JsonValue = agent.schemas.rename(params)
+        except StepEngineError:
+            return params
+        return mended
+
     def _allowed(self, parent: RunPlan, effect: Spawn) -> Agent:
         given = effect.definition
         if isinstance(given, AgentDefinition) and effect.tool_call_id:
@@ -356,7 +372,8 @@ class Planner:
         agents = parent.agents or {}
         key = matching_id(effect.agent_id, agents)
         if key is None:
-            raise not_allowed(parent.definition.id, effect.agent_id, agents)
+            hint = "" if effect.tool_call_id else f"; list it in spawnable_agents=[...] of {parent.definition.id!r}"
+            raise not_allowed(parent.definition.id, effect.agent_id, agents, hint)
         if isinstance(given, AgentDefinition):
             return self._catalog.find(given)
         spawner: Agent = parent.planned_from

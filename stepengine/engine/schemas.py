@@ -7,13 +7,16 @@ What agents say about their params and outputs, compiled: pydantic models and JS
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 from stepengine.data.definition import AgentDefinition
-from stepengine.data.json import JsonDict, JsonValue, freeze, thaw
+from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object, thaw
 from stepengine.errors import DataError, DefinitionError, InputError, OutputMissing
 from stepengine.tools.arguments import without_titles
+from stepengine.tools.repair import renamer
 from stepengine.tools.schemas import JsonSchema
+from stepengine.tools.spawning import params_schema
 
 __all__ = ("Compiled", "Params", "compiled")
 
@@ -40,9 +43,11 @@ class Compiled(NamedTuple):
         validate_output: Turns an output into its stored JSON or raises ``OutputMissing``; ``None`` without a schema.
         decode_output: Turns stored JSON into what the caller gets; ``None`` when that is the JSON itself.
         output_schema: The JSON Schema of the output; ``None`` without one.
+        rename: Mends the names in given params, in whatever spelling they came (requirements X67), and nothing else.
     """
 
     params: Callable[[Any], Params]
+    rename: Callable[[Any], Any]
     validate_output: Callable[[Any], JsonValue] | None = None
     decode_output: Callable[[JsonValue], Any] | None = None
     output_schema: JsonDict | None = None
@@ -58,18 +63,43 @@ def compiled(agent: AgentDefinition[Any]) -> Compiled:
     given = agent.input_schema.params if agent.input_schema is not None else None
     params = _params(agent.id, given)
     schema: Any = agent.output_schema
+    rename = _renamer(agent)
     if schema is None:
-        return Compiled(params)
+        return Compiled(params, rename)
     where = f"agent {agent.id!r}: output_schema"
     if isinstance(schema, Mapping):
-        return Compiled(params, _json_output(agent.id, schema, where), None, JsonDict(schema))
+        return Compiled(params, rename, _json_output(agent.id, schema, where), None, JsonDict(schema))
     model = _model(schema, where)
     return Compiled(
         params,
+        rename,
         _model_output(agent.id, model),
         model.model_validate,
         JsonDict(freeze(without_titles(model.model_json_schema()))),
     )
+
+
+def _renamer(agent: AgentDefinition[Any]) -> Callable[[Any], Any]:
+    """Return what mends the names in an agent's params; its schema is made when the first ones come."""
+
+    @cache
+    def known() -> Callable[[JsonDict], JsonDict] | None:
+        try:
+            schema = params_schema(agent)
+        except DefinitionError:
+            return None
+        return None if schema is None else renamer(schema, {})
+
+    def rename(given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        mend = known()
+        try:
+            return given if mend is None else mend(freeze_object(given))
+        except DataError:
+            return given
+
+    return rename
 
 
 def _model(schema: Any, where: str) -> Any:

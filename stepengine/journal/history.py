@@ -197,6 +197,13 @@ class History:
         tail = self.form(after)["request"].get("tail") or ()
         return not any(message["type"] == "AssistantMessage" for message in tail)
 
+    def named_output(self, path: str) -> bool:
+        """Return whether only the type's name is recorded of the output of the run at *path*, as was once done for what is no JSON."""
+        result = self.results.get(parent_of(path))
+        value = None if result is None else getattr(self.outcome(result), "value", None)
+        output = value.output if isinstance(value, ChildResult) else None
+        return isinstance(output, Mapping) and output.keys() == {"type", "name"} and output["type"] == "object"
+
     def _take_input(self, record: Input) -> None:
         if record.line is not None:
             with self._reading(record):

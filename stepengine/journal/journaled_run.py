@@ -11,6 +11,7 @@ import contextlib
 import secrets
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from functools import partial
 from random import Random
 from typing import Any, TypeAlias
 
@@ -19,6 +20,7 @@ import attrs
 from stepengine.data.effects import Spawn
 from stepengine.data.events import Event, RunStarted
 from stepengine.data.limits import Limits
+from stepengine.data.makers import changer_of
 from stepengine.data.models import ModelRequest
 from stepengine.data.outcomes import Outcome, Stop, Value
 from stepengine.data.questions import AnswerLike
@@ -48,6 +50,7 @@ __all__ = (
 
 RANK = {"input": 0, "intent": 1, "result": 2}
 LAST = 1 << 62
+_keeping = changer_of(RunPlan, "keeps_output")
 
 
 def in_address_order(records: Sequence[Record]) -> list[Record]:
@@ -504,12 +507,18 @@ class JournaledRun:
     def _machine(self, inner: MachineMaker) -> MachineMaker:
         def machine(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:
             known = plan if self.past is None else self.past.with_gone_tools(plan)
+            if plan.definition.handle_steps is not None:
+                known = _keeping(known, partial(self._keeps_output, plan.path))
             if plan.decode_output is not None:
                 self.decoders[plan.path] = plan.decode_output
             running = self.machines[plan.path] = inner(known, state)
             return running if plan.path else self._root(running)
 
         return machine
+
+    def _keeps_output(self, path: str) -> bool:
+        """Whether what is no JSON is refused as the output of a run; once, the name of its type was recorded."""
+        return self.past is None or not self.past.history.named_output(path)
 
     def _root(self, running: Generator[Any, Outcome | None, Finished]) -> Generator[Any, Outcome | None, Finished]:
         finished = yield from running

@@ -8,11 +8,13 @@ Errors that an author sees name the author's own file and line: the innermost fr
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from types import CoroutineType, GeneratorType
 from typing import Any, NamedTuple
 
-from stepengine.data.functions import innermost_own
-from stepengine.data.yields import Sentinel
+from stepengine.data.functions import innermost_own, is_thrown_away
+from stepengine.data.json import NOT_AWAITED
+from stepengine.data.yields import YIELD_FROM, Sentinel
 from stepengine.errors import BadYield, HandlerError, LimitReached, StepEngineError
 from stepengine.machine.protocol import accepted
 from stepengine.machine.signals import is_callers
@@ -22,6 +24,16 @@ __all__ = ("Author", "Returned", "blamed", "describe_yield", "noted", "raised_at
 ACCEPTED = accepted()
 MAX_CLOSES = 3
 SHOWN = 80
+MEMBERS = 6
+TOOL_KEYS = ("toolName", "tool_name", "tool", "name")
+INPUT_KEYS = ("input", "args", "arguments", "params")
+OTHER_KINDS = {
+    "STEP": "STEP",
+    "STEP_ALL": "STEP_ALL",
+    "STEP_TEXT": "StepText(text)",
+    "GENERATE_N": "GenerateN(n)",
+}
+"""What the members of a dict are called that stands for something to yield elsewhere, and what is written here."""
 
 
 class Returned(NamedTuple):
@@ -71,11 +83,23 @@ def _hint(value: Any) -> str:
         if kind is CoroutineType:
             value.close()
         return " Handlers are not async: use `yield from Perform(fn, ...)`."
-    if kind is dict and "toolName" in value:
-        return " Write ToolCall(name, input)."
+    if kind is dict:
+        return f" Write {_meant(value)}."
     if issubclass(kind, type):
         return f" This is the class; yield an instance, such as {value.__name__}(...)."
     return ""
+
+
+def _meant(value: dict[Any, Any]) -> str:
+    """Return what is written for a dict of the kind that handlers of other engines yield."""
+    kind = value.get("type")
+    if type(kind) is str and kind in OTHER_KINDS:
+        return OTHER_KINDS[kind]
+    name = next((value[key] for key in TOOL_KEYS if type(value.get(key)) is str), None)
+    if name is None:
+        return "ToolCall(name, {...}) for a call of a tool"
+    given: dict[Any, Any] = next((value[key] for key in INPUT_KEYS if type(value.get(key)) is dict), {})
+    return f"ToolCall({name!r}, {_short(given).removeprefix('the dict ')})"
 
 
 def _short(value: Any) -> str:
@@ -85,15 +109,40 @@ def _short(value: Any) -> str:
         return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
     if kind is Sentinel:
         return str(value)
+    if kind is dict:
+        return f"the dict {_short_dict(value)}"
     return f"the class {value.__name__}" if issubclass(kind, type) else f"a {kind.__name__}"
+
+
+def _short_dict(value: dict[Any, Any]) -> str:
+    """Return a dict as it is written, as far as it is plain and short; its members are not asked for their own words."""
+    members = [f"{_short_member(k)}: {_short_member(v)}" for k, v in islice(value.items(), MEMBERS)]
+    more = [f"... {len(value) - MEMBERS} more"] if len(value) > MEMBERS else []
+    return f"{{{', '.join([*members, *more])}}}"
+
+
+def _short_member(value: Any) -> str:
+    kind = type(value)
+    if kind is dict:
+        return "{...}" if value else "{}"
+    return ("[...]" if value else "[]") if kind is list else _short(value)
 
 
 def blamed(what: str, error: BaseException) -> HandlerError:
     """Return the error that says that *what*, author code, raised *error*, and where."""
     where = raised_at(error)
     kind = type(error).__name__
-    msg = f"{what} raised {kind}: {_said(error)}" + (f" ({where})" if where else "")
+    msg = f"{what} raised {kind}: {_explained(error)}" + (f" ({where})" if where else "")
     return HandlerError(msg, kind=kind, location=where)
+
+
+def _explained(error: BaseException) -> str:
+    """Return what *error* says; where it is about what was not unpacked or not awaited, with what to write instead."""
+    said = _said(error)
+    if not isinstance(error, TypeError | AttributeError):
+        return said
+    hint = YIELD_FROM if "StepResult" in said else NOT_AWAITED if "coroutine" in said else ""
+    return f"{said}; {hint}" if hint and hint not in said else said
 
 
 def _said(error: BaseException) -> str:
@@ -104,8 +153,9 @@ def _said(error: BaseException) -> str:
 
 
 def noted(error: StepEngineError) -> StepEngineError:
-    """Return *error* with a note of the author's line that it came from, if it came from one."""
+    """Return *error* with the author's line that it came from, if it came from one, as its ``where`` and as a note."""
     where = raised_at(error)
+    error.where = error.where or where
     if where and f"at {where}" not in getattr(error, "__notes__", ()):
         error.add_note(f"at {where}")
     if isinstance(error, BadYield) and not error.location:
@@ -125,6 +175,15 @@ class Author:
         """Where the generator waits."""
         return site(self.steps)
 
+    @property
+    def drops_answer(self) -> bool:
+        """Whether the ``yield`` at which the generator waits stands alone: what it is sent is thrown away."""
+        steps: Any = self.steps
+        while getattr(steps, "gi_yieldfrom", None) is not None:
+            steps = steps.gi_yieldfrom
+        frame = getattr(steps, "gi_frame", None)
+        return frame is not None and is_thrown_away(frame)
+
     def send(self, value: Any) -> Any:
         """Go on with *value*; return what is yielded, or ``Returned``."""
         try:
@@ -132,7 +191,7 @@ class Author:
         except StopIteration as stop:
             return Returned(stop.value)
         except BaseException as error:
-            if isinstance(error, LimitReached) or is_callers(error):
+            if _passes(error):
                 raise
             raise self._blame(error) from _cause(error)
 
@@ -143,7 +202,7 @@ class Author:
         except StopIteration as stop:
             return Returned(stop.value)
         except BaseException as raised:
-            if isinstance(raised, LimitReached) or is_callers(raised):
+            if _passes(raised):
                 raise
             raise self._blame(raised) from _cause(raised)
 
@@ -172,6 +231,14 @@ class Author:
             else ""
         )
         return tuple([text for text in (said, raised) if text])
+
+
+def _passes(error: BaseException) -> bool:
+    """Return whether *error* passes through author code as it is; of a spent limit it is noted where that was met."""
+    if isinstance(error, LimitReached):
+        error.error.where = error.error.where or raised_at(error)
+        return True
+    return is_callers(error)
 
 
 def _cause(error: BaseException) -> BaseException | None:

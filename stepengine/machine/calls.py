@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from difflib import get_close_matches
 from functools import partial
 from typing import Any, Literal, assert_never, cast
 
@@ -20,7 +21,7 @@ from stepengine.data import events as ev
 from stepengine.data import yields as y
 from stepengine.data.effects import Leaf, quick_call_tool
 from stepengine.data.json import JsonDict
-from stepengine.data.messages import ToolCallPart, ToolResult, quick_log, quick_result
+from stepengine.data.messages import ToolCallPart, ToolResult, quick_call, quick_log, quick_result
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.questions import Question
@@ -59,9 +60,14 @@ __all__ = (
     "member_of",
     "named",
     "unavailable",
+    "unavailable_here",
 )
 
 Source = Literal["model", "handler", "hook"]
+EXAMPLES = "Examples: "
+"""How the line begins in the description of a tool that shows inputs."""
+NEAR = 0.7
+"""How alike names are of which one was probably meant as the other."""
 MAX_FOLLOWED = 100
 """How much one call of a tool may need of its run."""
 
@@ -212,7 +218,7 @@ class Child(Member):
                 run.number(),
                 asked.agent_id,
                 asked.prompt,
-                asked.params,
+                run.plan.mend_params(asked.agent, asked.params) if asked.params else asked.params,
                 definition=None if isinstance(asked.agent, str) else asked.agent,
                 parent=run.inheritable,
                 of=self._of or 1,
@@ -507,7 +513,7 @@ class Call(Member):
 
     def validate(self) -> None:
         """
-        Check the call's input; what models often get wrong is mended before, for models alone.
+        Check the call's input; names are mended before, and for models what they often get wrong in values.
 
         Raises:
             ToolInputError: when it does not fit, or a validator of the author's raised.
@@ -517,15 +523,22 @@ class Call(Member):
         if asked.input_error is not None:
             msg = f"Invalid parameters for {asked.tool_name}: the arguments are not a JSON object: {asked.input_error}"
             raise ToolInputError(msg, tool_name=asked.tool_name, issues=(asked.input_error,))
-        repair = binding.repair if self.source == "model" else None
+        is_models = self.source == "model"
+        mend = binding.repair if is_models else binding.rename
         try:
-            self._validated = binding.validate(repair(asked.input) if repair else asked.input)
+            given = mend(asked.input) if mend is not None else asked.input
+            self._validated = binding.validate(given)
+        except ToolInputError as error:
+            raise error if is_models else _with_example(error, binding.spec) from None
         except StepEngineError:
             raise
         except Exception as error:
             issue = f"the check raised {type(error).__name__}: {error}"
             msg = f"Invalid parameters for {asked.tool_name}: {issue}"
             raise ToolInputError(msg, tool_name=asked.tool_name, issues=(issue,)) from error
+        if given is not asked.input and not is_models:
+            # What an author wrote is recorded and shown as it was meant; a model's own words stay.
+            self.asked = quick_call(asked.tool_call_id, asked.tool_name, given)
 
     def revalidate(self, changed: ToolCallPart) -> ToolCallPart:
         """Take over what a hook made of the call, under the name that the model used, and return it as it would run."""
@@ -619,6 +632,8 @@ class Call(Member):
             stop = merged(stops)
             self.close(stop)
             return stop
+        if self.source == "handler":
+            self._tell_of_refused(ran)
         given = iter(ran)
         children: list[ChildResult[Any]] = [
             next(given) if isinstance(child, ef.Spawn) else child for child in self._children
@@ -627,6 +642,17 @@ class Call(Member):
             run.take_history(children[0], self.asked.tool_call_id)
         self.settle(runs.shown(children), max([outcome.at for outcome in outcomes], default=0))
         return None
+
+    def _tell_of_refused(self, ran: Sequence[ChildResult[Any]]) -> None:
+        """Warn of entries that a limit refused: the call as a whole goes well, and its author may look at no entry."""
+        refused = [
+            c.error for c in ran if isinstance(c.error, LimitExceeded) and c.error.kind == "children" and not c.run_id
+        ]
+        if refused:
+            self.run.tell(
+                f"{len(refused)} of {len(self._children)} agents of one {self.asked.tool_name!r} were not started: {refused[0]}. "
+                "Ask for them with map_agents or Parallel(AgentCall(...), ...), which have no such default, or raise the limit"
+            )
 
     def settle(self, result: ToolResult, at: int) -> None:
         """Set the result of a call that ran, and make what it leaves in its run; *at* is when that was."""
@@ -714,6 +740,15 @@ class Call(Member):
         )
 
 
+def _with_example(error: ToolInputError, spec: ToolSpec) -> ToolInputError:
+    """Return what is wrong with an author's input with an input that is fine, where the tool shows one, in its place."""
+    shown = next((line for line in spec.description.split("\n") if line.startswith(EXAMPLES)), "")
+    if not shown or not error.issues:
+        return error
+    msg = f"Invalid parameters for {error.tool_name}: {'; '.join(error.issues)}. Fine would be: {shown.removeprefix(EXAMPLES)}"
+    return ToolInputError(msg, tool_name=error.tool_name, issues=error.issues)
+
+
 def _renamed(call: ToolCallPart, name: str) -> ToolCallPart:
     return call if call.tool_name == name else attrs.evolve(call, tool_name=name)
 
@@ -740,12 +775,35 @@ def unavailable(run: RunState, name: str, known: Sequence[str], hint: str = "") 
     return ToolNotAvailable(msg, tool_name=name, available=known)
 
 
+def unavailable_here(run: RunState, name: str) -> ToolNotAvailable:
+    """Return the error for what an author calls and cannot: what was probably meant, and what to do."""
+    known = tuple(run.offered)
+    near = get_close_matches(name, dict.fromkeys([*known, *run.bindings]), n=1, cutoff=NEAR)
+    if name in run.bindings:
+        hint = (
+            " Give it to the agent in tools=[...], or call it with include_tool_call=False; then the model does not see the "
+            "call and its result."
+        )
+    elif near:
+        hint = f" Did you mean {near[0]!r}?"
+    else:
+        hint = (
+            ""
+            if known
+            else " The agent has no tools; give it some in tools=[...], or the engine in Engine(tools=[...])."
+        )
+    listed = f" Available tools: {', '.join(known)}." if known else ""
+    msg = f"Tool {name!r} is not available for agent {run.agent.id!r}.{listed}{hint}"
+    return ToolNotAvailable(msg, tool_name=name, available=known)
+
+
 def hook_call(run: RunState, asked: y.ToolCall) -> Flow[ToolResult]:
     """Carry out a hook's own call: unrecorded, validated, past no hooks."""
     binding = run.bindings.get(asked.tool)
     if binding is None or binding.runs.how != "ordinary":
         ordinary = tuple([name for name, b in run.bindings.items() if b.runs.how == "ordinary"])
-        raise unavailable(run, asked.tool, ordinary)
+        near = get_close_matches(asked.tool, ordinary, n=1, cutoff=NEAR)
+        raise unavailable(run, asked.tool, ordinary, f" Did you mean {near[0]!r}?" if near else "")
     call = Call(run, ToolCallPart(run.call_ids.new(), asked.tool, asked.input), "hook", binding)
     call.validate()
     try:

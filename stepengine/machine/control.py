@@ -63,9 +63,7 @@ def _warn_of_mode(run: RunState) -> None:
         f"agent {run.agent.id!r} calls set_output, but its output_mode is {mode!r}, where what is set stands {what}; "
         "say output_mode='structured_output'"
     )
-    if text not in run.warnings:
-        run.warn(text)
-        run.side_events.warning(text)
+    run.tell(text)
 
 
 def _set_messages(run: RunState, value: JsonDict) -> ToolResult:

@@ -16,11 +16,12 @@ from stepengine.data import yields as y
 from stepengine.data.hooks import StepContext
 from stepengine.data.messages import AssistantMessage, TextPart, ToolCallPart, ToolResult, quick_assistant, quick_call
 from stepengine.data.models import ModelReply
+from stepengine.data.state import ChildResult
 from stepengine.errors import LimitExceeded, LimitReached, StepEngineError, ToolInputError
 from stepengine.machine.author import Author, Returned, describe_yield, noted
 from stepengine.machine.batch import run_batch
 from stepengine.machine.blocks import Block, Broken, Text, split_blocks
-from stepengine.machine.calls import Call, Candidates, Member, carry_out, member_of, unavailable
+from stepengine.machine.calls import Call, Candidates, Member, carry_out, member_of, unavailable, unavailable_here
 from stepengine.machine.protocol import Flow, rows_for
 from stepengine.machine.signals import EndRun
 from stepengine.machine.state import RunState
@@ -38,6 +39,8 @@ __all__ = ("converse", "default_handler", "run_alone")
 
 Answer: TypeAlias = Flow[y.StepResult]
 MAX_LIMIT_THROWS = 2
+SPAWNS = frozenset({y.ToolCall, y.AgentCall, y.Parallel})
+"""What may ask for children."""
 YIELDS = rows_for("handler")
 
 
@@ -73,8 +76,41 @@ def converse(run: RunState, author: Author) -> Flow[Any]:
             # The frames of the throw hold on to whole states.
             error.__traceback__ = None
         else:
+            if type(asked) in SPAWNS and (
+                type(asked) is not y.ToolCall or run.bindings[asked.tool].runs.how == "spawns"
+            ):
+                _tell_of_unread(run, author, asked, answer)
             asked = author.send(answer)
+    if type(asked.value) is y.StepResult:
+        # A handler of one line, `lambda ctx: (yield STEP)`, returns what its `yield` was sent without meaning it.
+        run.warn(f"{author.what} returned a StepResult, which is taken for no output; {y.YIELD_FROM}")
+        return None
     return asked.value
+
+
+def _tell_of_unread(run: RunState, author: Author, asked: Any, answer: y.StepResult) -> None:
+    """Warn of children that failed where the handler throws away what it is sent, as a bare ``yield`` does."""
+    why = _why_not(asked, answer)
+    if why and author.drops_answer:
+        run.tell(
+            f"{author.what} ({author.location}) throws away what it spawned: {why}; look at the result, or spawn with `yield from AgentCall(...)`, which raises"
+        )
+
+
+def _why_not(asked: Any, answer: y.StepResult) -> str:
+    """Return why children of *asked* failed; ``""`` when none did."""
+    if type(asked) is not y.ToolCall:
+        children = answer.value if type(asked) is y.Parallel else (answer.value,)
+        failed = [c for c in children if isinstance(c, ChildResult) and c.is_error]
+        return "; ".join([f"{c.agent_id!r} failed: {c.why or c.status.value}" for c in failed])
+    result = answer.tool_result
+    if result is None:
+        return ""
+    entries = result.data if isinstance(result.data, list) else ()
+    failed_entries = [
+        f"{e.get('agent_type')!r} failed: {e['error']}" for e in entries if isinstance(e, dict) and "error" in e
+    ]
+    return "; ".join(failed_entries) or (result.text if result.is_error else "")
 
 
 def _answer(run: RunState, author: Author, asked: Any) -> Answer:
@@ -111,7 +147,7 @@ def _steps(run: RunState, asked: Any) -> Answer:
 def _check_tools(run: RunState, asked: y.StepWith) -> None:
     for name in asked.tools or ():
         if name not in run.offered:
-            raise unavailable(run, name, tuple(run.offered))
+            raise unavailable_here(run, name)
 
 
 # --- calls and other members ------------------------------------------------------------------------------------------
@@ -128,8 +164,7 @@ def _own_call(run: RunState, asked: y.ToolCall) -> Call:
     allowed = asked.tool in run.offered or not asked.include_tool_call
     if binding is not None and (allowed or binding.runs.how != "ordinary"):
         return Call(run, quick_call(run.call_ids.new(), asked.tool, asked.input), "handler", binding)
-    hint = "" if binding is None else " Other tools of the engine can be called with include_tool_call=False."
-    raise unavailable(run, asked.tool, tuple(run.offered), hint)
+    raise unavailable_here(run, asked.tool)
 
 
 def _tool_call(run: RunState, asked: y.ToolCall) -> Answer:

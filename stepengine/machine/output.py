@@ -9,15 +9,17 @@ appends a note, offers ``set_output``, and runs one more turn inside the remaini
 from __future__ import annotations
 
 import json
+from types import CoroutineType
 from typing import Any
 
 import attrs
 
-from stepengine.data.json import compact, freeze
+from stepengine.data.functions import location_of, unwrapped
+from stepengine.data.json import compact, freeze, hint_about
 from stepengine.data.messages import UserMessage
 from stepengine.data.wire import to_dicts
 from stepengine.data.yields import StepWith
-from stepengine.errors import HandlerError, ModelError, OutputMissing
+from stepengine.errors import DataError, HandlerError, ModelError, OutputMissing
 from stepengine.machine.protocol import Flow
 from stepengine.machine.state import RunState
 from stepengine.machine.step import budgeted_step
@@ -109,7 +111,8 @@ def _take_returned(run: RunState, returned: Any) -> None:
     if run.plan.validate_output is None:
         try:
             run.set_output(freeze(returned))
-        except Exception:  # noqa: BLE001 - an output that is no JSON is looked at by its own methods
+        except Exception as error:  # noqa: BLE001 - an output that is no JSON is looked at by its own methods
+            _check_returned(run, returned, error)
             run.count_output(given=True)
         return
     run.count_output(given=False)
@@ -117,6 +120,38 @@ def _take_returned(run: RunState, returned: Any) -> None:
         run.set_output(run.check_output(returned))
     except OutputMissing as error:
         run.refuse_output(error.issues or (error.message,))
+
+
+def _check_returned(run: RunState, returned: Any, error: Exception) -> None:
+    """
+    Refuse an output that is no JSON, as *error* says, where it was not meant or has to be written down (reliability GN16).
+
+    Raises:
+        HandlerError: for what was not awaited, and with a journal for whatever else is no JSON.
+    """
+    kind, handler = type(returned), run.agent.handle_steps
+    where = location_of(unwrapped(handler))
+    what = f"handle_steps of agent {run.agent.id!r} ({where})"
+    hint = hint_about(returned)
+    if kind is CoroutineType:
+        returned.close()
+    if hint:
+        msg = f"{what} returned a {kind.__name__}{hint}"
+    elif run.plan.keeps_output() and not _can_be_kept(returned):
+        said = error.message if isinstance(error, DataError) else f"a {kind.__name__} raised {type(error).__name__}"
+        msg = f"{what}: output is not JSON: {said}; a run with a journal keeps its output, so return what is JSON"
+    else:
+        return
+    raise HandlerError(msg, kind=type(error).__name__, location=where)
+
+
+def _can_be_kept(returned: Any) -> bool:
+    """Return whether an output has a JSON form of its own, as pydantic models have."""
+    dump = getattr(type(returned), "model_dump", None)
+    try:
+        return dump is not None and freeze(dump(returned, mode="json")) is not None
+    except Exception:  # noqa: BLE001 - a model's own methods may raise anything
+        return False
 
 
 def _take_text(run: RunState) -> None:

@@ -37,7 +37,11 @@ def _always() -> bool:
     return True
 
 
-def _never(_seq: int) -> bool:
+def _as_given(_agent: Any, params: JsonValue) -> JsonValue:
+    return params
+
+
+def _never(_seq: int = 0) -> bool:
     return False
 
 
@@ -62,6 +66,7 @@ class RunPlan:
             whoever performs a ``Spawn`` to know them.
         planned_from: What whoever made the plan made it from; the machine does not look at it.
         is_inline: Whether it goes on from the history of the run that spawned it, and leaves its own there.
+        mend_params: Returns params with the names that their agent knows: of an id that it may spawn, or a definition.
         note: What is added to its instructions: which agents there are, and what it may call.
         agent_info: Tells of an agent of the engine, for ``lookup_agent_info``; raises ``AgentError`` for an unknown id.
         hooks: The engine's hooks followed by the agent's.
@@ -81,6 +86,7 @@ class RunPlan:
         opened: Told where the run's history can be looked up, when it begins.
         left_cut: Whether the run that is repeated took the cut reply of the effect with that number as it was, as runs did
             before cut texts were continued.
+        keeps_output: Whether what its handler returns is written down, and so has to be JSON.
     """
 
     definition: AgentDefinition[Any]
@@ -93,6 +99,7 @@ class RunPlan:
     offered: tuple[str, ...] = attrs.field(default=(), converter=tuple_of)
     sent: tuple[ToolSpec, ...] | None = None
     agents: Mapping[str, str] | None = None
+    mend_params: Callable[[Any, JsonValue], JsonValue] = attrs.field(default=_as_given, eq=False, repr=False)
     planned_from: Any = attrs.field(default=None, eq=False, repr=False)
     is_inline: bool = False
     note: str = ""
@@ -113,6 +120,7 @@ class RunPlan:
     watched: Callable[[], bool] = attrs.field(default=_always, eq=False, repr=False)
     opened: Callable[[Callable[[], Transcript]], None] | None = attrs.field(default=None, eq=False, repr=False)
     left_cut: Callable[[int], bool] = attrs.field(default=_never, eq=False, repr=False)
+    keeps_output: Callable[[], bool] = attrs.field(default=_never, eq=False, repr=False)
 
 
 quick_plan = maker_of(RunPlan)

@@ -21,7 +21,7 @@ from stepengine.data.state import AgentState, RunPhase, RunStatus
 from stepengine.errors import HandlerError, LimitExceeded, LimitReached, StepEngineError
 from stepengine.machine import hooks
 from stepengine.machine.author import Author, blamed
-from stepengine.machine.control import offered_of
+from stepengine.machine.control import HANDLER_ONLY, offered_of
 from stepengine.machine.handler import converse, run_alone
 from stepengine.machine.output import output_of, settle_output, text_of
 from stepengine.machine.plan import Finished, RunPlan, quick_finished
@@ -134,6 +134,11 @@ def _with_output(run: RunState, status: RunStatus, returned: Any, failure: Limit
 def _open(run: RunState) -> None:
     """Append the user's message and the instructions (generator-contract G5)."""
     plan = run.plan
+    useless = [name for name in HANDLER_ONLY if name in plan.offered] if run.agent.handle_steps is None else ()
+    if useless:
+        run.tell(
+            f"agent {run.agent.id!r} has no handler, and {', '.join(useless)} in its tools is for handlers: no model gets it"
+        )
     added: list[UserMessage] = []
     content = "\n\n".join([t for t in (plan.prompt, _shown_params(plan)) if t])
     if content:

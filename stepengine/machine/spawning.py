@@ -84,7 +84,7 @@ def _child(
         run.number(),
         agent_id,
         entry.prompt,
-        entry.params,
+        run.plan.mend_params(entry.definition or agent_id, entry.params) if entry.params else entry.params,
         call.tool_call_id,
         definition=entry.definition,
         parent=parent,

@@ -336,6 +336,12 @@ class RunState:
         """Note what went wrong and was dropped."""
         self.warnings.extend(texts)
 
+    def tell(self, text: str) -> None:
+        """Warn of something once, in the result and in an event."""
+        if text not in self.warnings:
+            self.warn(text)
+            self.side_events.warning(text)
+
     # --- effects ----------------------------------------------------------------------------------------------------
 
     def must_prepare(self) -> bool:

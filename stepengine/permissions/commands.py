@@ -9,6 +9,7 @@ shell script. That is help against accidents, no boundary: a program that may ru
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 from typing import Literal
@@ -16,13 +17,18 @@ from typing import Literal
 import attrs
 
 from stepengine.data.messages import strings
-from stepengine.errors import DefinitionError
+from stepengine.errors import DefinitionError, ToolError
 from stepengine.tools.argv import Argv, Script
+from stepengine.tools.files.root import Missing, Root
 from stepengine.tools.files.rules import SECRETS, PathRules
+from stepengine.tools.search.patterns import expanded
 
-__all__ = ("READ_ONLY", "CommandForm", "denies", "permits")
+__all__ = ("CONFINED", "READ_ONLY", "CommandForm", "confined", "denies", "permits")
 
 Operands = Literal["any", "none", "paths", "pattern"]
+CONFINED: tuple[Operands, ...] = ("paths", "pattern")
+"""Forms that allow a command because of what its operands name; such commands are ``confined`` when they run."""
+
 LAUNCHERS = frozenset((
     "bash", "busybox", "chroot", "command", "dash", "doas", "env", "exec", "fish", "ionice", "ksh", "nice", "nohup", "script",
     "setsid", "sh", "stdbuf", "strace", "sudo", "taskset", "time", "timeout", "unshare", "watch", "xargs", "zsh",
@@ -30,6 +36,10 @@ LAUNCHERS = frozenset((
 """Programs that start the program which their arguments name."""
 WORD = re.compile(r"[^\s;&|<>()`$\"']+")
 SECRET = PathRules(SECRETS, ())
+VALUED = re.compile(r"-[A-Za-z]*[nckmUABCs]")
+"""Options whose value, a number, is a word of its own."""
+SHOWING = ("diff", "log", "show", "grep", "status")
+"""What git shows files by."""
 
 
 def _flags(value: Iterable[str] | None) -> frozenset[str] | None:
@@ -113,6 +123,129 @@ def _is_harmless_path(word: str) -> bool:
     )
 
 
+# --- what a command that only looks may look at ----------------------------------------------------------------------------
+
+
+def confined(form: CommandForm, denied: Sequence[str], root: Root, cwd: Sequence[str], command: Argv) -> Argv:
+    """
+    Return a command as it is run that a rule allows because it only looks.
+
+    What its words name is known only here: a path may be a link to anywhere, and ``git`` and ``rg`` show files that no word
+    names. So paths are opened as file tools open them, and secret and denied files are taken out of what is searched.
+
+    Args:
+        form: The form that allowed it.
+        denied: Globs of files that rules deny, relative to the root.
+        root: What it is run below.
+        cwd: The place of its working folder below the root.
+        command: What a model asked for.
+
+    Raises:
+        ToolError: when it names what it must not show, or names it in a way that only the program understands.
+    """
+    words = _Words.of(form, command)
+    if command[0] == "git":
+        return _confined_git(words, denied, root, cwd, command)
+    for path in words.paths:
+        _check_path(root, cwd, path)
+    if command[0] != "rg":
+        return command
+    names = ["**/" + "".join([f"[{c}]" if c in "*?[{" else c for c in "/".join(place)]) for place in root.other_names()]
+    secret = [f"--iglob=!{glob}" for glob in (*_globs(root, denied), *names)]
+    at = command.index("--") if "--" in command else len(command)
+    return (*command[:at], *secret, *command[at:])
+
+
+@attrs.frozen
+class _Words:
+    """The words of a command behind its prefix, told apart as ``permits`` does."""
+
+    before: tuple[str, ...]
+    operands: tuple[str, ...]
+    paths: tuple[str, ...]
+    behind: tuple[str, ...]
+
+    @classmethod
+    def of(cls, form: CommandForm, command: Argv) -> _Words:
+        rest = command[len(form.prefix) :]
+        end = rest.index("--") if "--" in rest else len(rest)
+        before, behind = rest[:end], rest[end + 1 :]
+        operands = [word for at, word in enumerate(before) if not _is_option(word) and not _is_value(before, at)]
+        is_pattern = form.operands == "pattern" and bool(operands)
+        named = (*operands[is_pattern:], *behind[form.operands == "pattern" and not operands :])
+        return cls(before, tuple(operands[is_pattern:]), named, behind)
+
+
+def _is_option(word: str) -> bool:
+    return len(word) > 1 and word.startswith("-")
+
+
+def _is_value(words: Sequence[str], at: int) -> bool:
+    """Return whether a word is the number that an option before it takes; other values are looked at as paths."""
+    return at > 0 and bool(VALUED.fullmatch(words[at - 1])) and words[at].isdecimal()
+
+
+def _check_path(root: Root, cwd: Sequence[str], path: str) -> bool:
+    """Return whether something stands under a path that may be looked at; what stands nowhere is no harm."""
+    place = "/".join([*cwd, *[part for part in path.split("/") if part not in {"", "."}]]) or "."
+    try:
+        os.close(root.open_folder(place).fd)
+    except Missing:
+        return False
+    except ToolError:
+        try:
+            os.close(root.open_file(place).fd)
+        except Missing:
+            return False
+    return True
+
+
+def _globs(root: Root, denied: Sequence[str]) -> list[str]:
+    """Return globs, matched at any depth, of what is secret below a root or denied."""
+    secret = [f"{pattern}**" if pattern.endswith("/") else pattern for pattern in root.secrets.patterns]
+    return [f"**/{glob}" for pattern in (*secret, *denied) for glob in expanded(pattern.removeprefix("./"))]
+
+
+def _confined_git(words: _Words, denied: Sequence[str], root: Root, cwd: Sequence[str], command: Argv) -> Argv:
+    """
+    Return a git command with its paths named as paths, and with what is secret or outside of the root left out.
+
+    Raises:
+        ToolError: for pathspec magic, and an object that is named by its place in a tree or index.
+    """
+    for word in (*words.operands, *words.behind):
+        if word.startswith(":") or (":" in word and word in words.operands):
+            msg = f"{word!r} names files in a way that only git understands; name commits, then '--', then paths"
+            raise ToolError(msg)
+    paths = [word for word in words.operands if _check_path(root, cwd, word)]
+    for word in words.behind:
+        _check_path(root, cwd, word)
+    if command[1] not in SHOWING or (
+        command[1] == "log" and not paths and not words.behind and not _shows(words.before)
+    ):
+        return command
+    before = [
+        _commit(word, command[1], words)
+        for at, word in enumerate(words.before)
+        if word not in paths or _is_value(words.before, at)
+    ]
+    inside = "/".join([".."] * len(cwd)) or "."
+    left = [f":(top,exclude,icase,glob){glob}" for glob in _globs(root, denied)]
+    return (*command[:2], *before, "--", *([*paths, *words.behind] or [inside]), *left)
+
+
+def _shows(words: Sequence[str]) -> bool:
+    """Return whether ``git log`` shows more than the messages of commits."""
+    return any(word.startswith(("-p", "-U", "--patch", "--stat", "--shortstat", "--name-")) for word in words)
+
+
+def _commit(word: str, command: str, words: _Words) -> str:
+    """Return a word that ``git show`` takes for any object as one that it takes for a commit: a blob may be a secret file."""
+    if command != "show" or word not in words.operands or ".." in word:
+        return word
+    return f"{word}^{{commit}}"
+
+
 def denies(form: CommandForm, command: Argv | Script) -> bool:
     """Return whether *command* may run what a deny rule about *form* means."""
     first = form.prefix[0].casefold()
@@ -154,7 +287,7 @@ def _form(prefix: str, flags: str = "", operands: Operands = "none") -> CommandF
 
 
 REVISIONS = "--oneline --stat --shortstat --name-only --name-status --no-color --no-ext-diff --no-textconv --no-renames"
-LOG = "-n -p --patch --graph --decorate --all --reverse --follow --merges --no-merges --date= --format= --pretty= --since= --until= --author= --grep= --max-count="
+LOG = "-n -p --patch --graph --decorate --all --reverse --merges --no-merges --date= --format= --pretty= --since= --until= --author= --grep= --max-count="
 
 READ_ONLY: tuple[CommandForm, ...] = (
     _form("pwd"),

@@ -11,8 +11,9 @@ from __future__ import annotations
 import difflib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path as FilePath
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -24,7 +25,7 @@ from stepengine.data.messages import ToolCallPart
 from stepengine.data.questions import Decision
 from stepengine.data.tools import ToolLike, ToolSpec
 from stepengine.errors import DefinitionError
-from stepengine.permissions.commands import READ_ONLY, CommandForm
+from stepengine.permissions.commands import CONFINED, READ_ONLY, CommandForm, confined
 from stepengine.permissions.rules import (
     ORDER,
     PATHS,
@@ -44,7 +45,8 @@ from stepengine.permissions.rules import (
     When,
 )
 from stepengine.tools.files.atomic import replace_path
-from stepengine.tools.files.rules import INSTRUCTION_FILES, PathRules
+from stepengine.tools.files.rules import INSTRUCTING, PathRules
+from stepengine.tools.guard import FileGuard, Guard
 
 Mode: TypeAlias = Literal["default", "plan", "accept_edits", "dont_ask", "bypass"]
 """What holds where no rule of a ``Policy`` matches; the policy says what each means."""
@@ -54,8 +56,9 @@ VERSION = 1
 FILE_BYTES = 1024 * 1024
 PLAN = "Denied: in plan mode only tools that change nothing may be used; describe what you would do instead."
 ASKED = "Denied: this needs a person's approval, and the mode is not to ask."
-INSTRUCTING = PathRules((*INSTRUCTION_FILES, ".agents/", ".claude/"), ())
-"""What later runs are told by; who accepts edits of the work has not accepted those (requirements X60)."""
+UNASKED = "leads to a file about which a person has to be asked first; name the file itself"
+INSTRUCTS = PathRules(INSTRUCTING, ())
+"""Who accepts edits of the work has not accepted edits of what instructs (requirements X60)."""
 CALL_KEYS = ("is", "input", "agent", "paths", "hosts")
 RULE_KEYS = ("id", "decision", "match", "scope", "priority", "message", "description")
 
@@ -234,6 +237,60 @@ class Policy:
         is_enough = self.with_rules(rule).check(request).decision == "allow"
         return freeze_object(_stored(rule)) if is_enough else None
 
+    # --- files --------------------------------------------------------------------------------------------------------
+
+    @property
+    def binds_files(self) -> bool:
+        """Whether any call has a ``guard``."""
+        return any(isinstance(rule.matcher, Path) or _only_looks(rule) for rule in self.rules)
+
+    def guard(self, request: Request) -> Guard | None:
+        """
+        Return what the rules say about each file that an allowed call leads to; ``None`` where they say nothing.
+
+        A file that a rule denies is withheld. So is one about which a person would have to be asked, had the call named it,
+        where nobody was asked about the call. A command that a rule allows because it only looks is confined to what that
+        rule means. ``When`` is not asked again: it may look at a context that is gone.
+        """
+        rules = [rule for rule in self._ordered if rule.scope.holds(request)]
+        first = self._first(rules, request)
+        looks = first is not None and _only_looks(first) and isinstance(first.matcher, Command)
+        denied = [rule.matcher.glob for rule in rules if rule.decision == "deny" and isinstance(rule.matcher, Path)]
+        guard = Guard(
+            file=self._file_guard(rules, request),
+            command=partial(confined, first.matcher.form, denied) if looks else None,  # type: ignore[union-attr]
+        )
+        return None if guard == Guard() else guard
+
+    def _first(self, rules: Iterable[Rule], request: Request) -> Rule | None:
+        """Return the first rule that allows a call or asks about it, predicates aside."""
+        found = (rule for rule in rules if rule.decision != "deny" and not isinstance(rule.matcher, When))
+        return next((rule for rule in found if rule.matcher.matches(request, rule.decision)), None)
+
+    def _file_guard(self, rules: list[Rule], request: Request) -> FileGuard | None:
+        about_files = {rule.id: rule.matcher for rule in rules if isinstance(rule.matcher, Path)}
+        if not any(path.is_of(request) for path in about_files.values()):
+            return None
+        others = [rule for rule in rules if rule.id not in about_files and not isinstance(rule.matcher, When)]
+        holding = {rule.id for rule in others if rule is self._first([rule], request)}
+        has_when = len(others) + len(about_files) < len(rules)
+        nobody_asked = not has_when and self.check(request).decision == "allow"
+
+        def judge(_root: Sequence[str], parts: Sequence[str]) -> str:
+            first: Rule | None = None
+            for rule in rules:
+                path = about_files.get(rule.id)
+                fits = rule.id in holding if path is None else path.is_of(request) and path.fits(parts, rule.decision)
+                if fits and rule.decision == "deny":
+                    return rule.message or f"is kept from tools by the rule {rule.id!r}"
+                first = rule if fits and first is None else first
+            if not nobody_asked:
+                return ""
+            verdict = self._by_mode(request) if first is None else self._by_rule(first, request)
+            return "" if verdict.decision == "allow" else UNASKED
+
+        return judge
+
     # --- other policies -----------------------------------------------------------------------------------------------
 
     def with_rules(self, *rules: Rule) -> Policy:
@@ -354,8 +411,13 @@ class PolicyFile:
     answer is lost when several add at once, or when one is killed: the file is replaced as a whole, under the lock of
     ``policy.json.lock`` beside it. The policy itself is the one that the file held when this was made.
 
+    An engine refuses tools that write or run programs in a folder that the file is in: a model could allow itself
+    everything. With *below_root* it takes them. File tools are kept from the file and its lock all the same; a program that
+    a model may run is not.
+
     Args:
         path: The file, which ``Policy.save`` wrote, or a person.
+        below_root: Whether it may be in a folder that tools write to.
 
     Attributes:
         path: The file.
@@ -365,10 +427,36 @@ class PolicyFile:
         DefinitionError: as ``Policy.load``.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, below_root: bool = False) -> None:
         self.path = FilePath(path)
         self.policy = Policy.load(path)
+        self.below_root = below_root
+        place = os.path.realpath(self.path).split("/")[1:]
+        self._places = (tuple(place), (*place[:-1], f"{place[-1]}.lock"))
         self._known: tuple[Any, frozenset[str]] = (None, frozenset())
+
+    def is_below(self, folder: Sequence[str]) -> bool:
+        """Return whether the file is in a folder, or deeper; *folder* holds the components of its real path."""
+        return self._places[0][: len(folder)] == tuple(folder)
+
+    @property
+    def binds_files(self) -> bool:
+        """Whether any call has a ``guard``."""
+        return self.below_root or self.policy.binds_files
+
+    def guard(self, request: Request) -> Guard | None:
+        """Return what binds a call: the rules, as ``Policy.guard``, and that no file tool touches this file."""
+        ruled = self.policy.guard(request)
+        if not self.below_root:
+            return ruled
+        judged = None if ruled is None else ruled.file
+
+        def judge(root: Sequence[str], parts: Sequence[str]) -> str:
+            if (*root, *parts) in self._places:
+                return "holds what people have allowed, and is kept from tools"
+            return "" if judged is None else judged(root, parts)
+
+        return Guard(file=judge, command=None if ruled is None else ruled.command)
 
     @property
     def remembered(self) -> tuple[Rule, ...]:
@@ -418,9 +506,14 @@ class PolicyFile:
                 replace_path(self.path, (json.dumps(changed.to_json(), indent=2, ensure_ascii=False) + "\n").encode())
 
 
+def _only_looks(rule: Rule) -> bool:
+    """Return whether a rule allows commands because of what their operands name."""
+    return rule.decision == "allow" and isinstance(rule.matcher, Command) and rule.matcher.form.operands in CONFINED
+
+
 def _instructs(request: Request) -> bool:
     """Return whether a call names a file that instructs later runs."""
-    return any(INSTRUCTING.match(path.split("/")) for path in request.texts(PATHS))
+    return any(INSTRUCTS.match(path.split("/")) for path in request.texts(PATHS))
 
 
 @contextmanager

@@ -186,8 +186,12 @@ class Path:
 
     A deny or question matches when one of the paths in the input does, in any case of its letters and also as an absolute
     path, an allow when all do as written and there is one. Paths stand in the members ``path``, ``paths``, ``file``,
-    ``files``, ``file_path``, ``folder``, ``directory``, ``directories`` and ``cwd``. What links lead to is not looked at
-    here: the file tools have rules of their own for that. With *tool* only calls of that tool are meant.
+    ``files``, ``file_path``, ``folder``, ``directory``, ``directories`` and ``cwd``. With *tool* only calls of that tool are
+    meant.
+
+    The bundled tools are bound by the files that they would touch or show, too, links and other names of a file resolved:
+    what a deny fits is refused, or left out of listings and searches, which say so; and so is what would have been asked
+    about, when nobody was asked about the call. See ``Policy.guard``.
     """
 
     kind: ClassVar[str] = "path"
@@ -204,13 +208,23 @@ class Path:
             raise DefinitionError(error.message) from None
 
     def matches(self, request: Request, decision: Effect) -> bool:
-        """Return whether the rule is about a call."""
-        if not _is_tool(self.tool, request):
+        """Return whether the rule is about a call, by the paths in its input."""
+        if not self.is_of(request):
             return False
         paths = list(request.texts(PATHS))
         if decision == "allow":
             return bool(paths) and all(_stays(p) and self._exact.match(_parts(p)) for p in paths)
         return any(self._may_be(path) for path in paths)
+
+    def is_of(self, request: Request) -> bool:
+        """Return whether the rule is about calls of this tool at all."""
+        return _is_tool(self.tool, request)
+
+    def fits(self, parts: Sequence[str], decision: Effect) -> bool:
+        """Return whether the rule is about a file, by its place below the root of a tool, links resolved."""
+        if decision == "allow":
+            return self._exact.match(parts)
+        return self._folded.match(_parts(folded(parts)))
 
     def _may_be(self, path: str) -> bool:
         parts = _climbed(_parts(folded([path])))

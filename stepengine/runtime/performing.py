@@ -44,7 +44,7 @@ from stepengine.data.models import (
 )
 from stepengine.data.outcomes import Begun, Failure, Single, Stop, quick_value
 from stepengine.data.state import AgentState, ChildResult, RunStatus, prompt_tokens
-from stepengine.data.tools import Asking, Ordinary
+from stepengine.data.tools import Asking, Ordinary, ToolSpec
 from stepengine.data.usage import Usage, add_cost
 from stepengine.errors import (
     ContextOverflow,
@@ -57,6 +57,7 @@ from stepengine.errors import (
     TruncatedReply,
 )
 from stepengine.models._stopping import note_usage, usage_when_stopped
+from stepengine.permissions import Request
 from stepengine.runtime.asking import shown_questions
 from stepengine.runtime.logs import LOGGER, Lines
 from stepengine.runtime.performer import IO, Item, child_path
@@ -65,6 +66,7 @@ from stepengine.runtime.retry import Retries, known_usage
 from stepengine.runtime.sizes import estimated_tokens
 from stepengine.tools.context import WORKSPACE, ResourceMap, ToolContext, Workspace
 from stepengine.tools.conversion import as_result
+from stepengine.tools.guard import GUARD, Guard
 from stepengine.tools.threads import ThreadPool
 
 if TYPE_CHECKING:
@@ -276,6 +278,8 @@ class Innermost:
                 arguments = binding.validate(effect.input).arguments
             ctx: ToolContext = _Unmade(item, effect, self._tree)  # type: ignore[assignment]
             running = tool.execute(arguments, ctx, overrides=self._services.tools.overrides)
+            if self._services.tools.guard is not None:
+                running = _guarded(running, self._services.tools.guard(_request(item, effect, binding.spec)))
             result = await (self._delivered(item, running) if is_deferred(item) else running)
         except StepEngineError as error:
             return self._failure(item, error)
@@ -569,12 +573,35 @@ class ToolSetting:
         overrides: Dependency factories that replace others.
         workspace: Where agents work.
         resources: Live objects by type.
+        guard: Gives what binds the files that a call touches and shows; ``None`` where no rule is about files.
     """
 
     threads: ThreadPool = attrs.field(factory=ThreadPool)
     overrides: Mapping[Callable[..., Any], Callable[..., Any]] = attrs.field(factory=dict)
     workspace: Workspace | None = None
     resources: ResourceMap = attrs.field(factory=ResourceMap)
+    guard: Callable[[Request], Guard | None] | None = None
+
+
+def _request(item: Item, effect: CallTool, spec: ToolSpec) -> Request:
+    """Return a call as rules see it."""
+    info = item.plan.info
+    return Request(
+        tool=spec,
+        input=effect.input,
+        agent_id=item.plan.definition.id,
+        session_id=info.session_id,
+        user_id=info.user_id,
+    )
+
+
+async def _guarded(running: Awaitable[ToolResult], guard: Guard | None) -> ToolResult:
+    """Await a call whose files are bound by *guard*; its threads see it, too."""
+    token = GUARD.set(guard)
+    try:
+        return await running
+    finally:
+        GUARD.reset(token)
 
 
 def is_deferred(item: Item) -> bool:

@@ -144,14 +144,21 @@ class ShellTools:
     its filters, since what it stores could otherwise be unencrypted or too large: to allow it is to allow them. Of git
     that is started by a script or another program the same holds.
 
-    **This is no sandbox.** A program that is allowed to run can do whatever your user can do, also outside of the root;
-    nothing limits its processes, memory, files and network unless you say so with *limits* and *runner*.
+    **Without** *sandbox* **this is none.** A program that is allowed to run can do whatever your user can do, also outside of
+    the root; nothing limits its processes, memory, files and network unless you say so with *limits*, *sandbox* or *runner*.
+
+    With *sandbox* commands are run by bubblewrap (Linux; the program ``bwrap``): without network, with no other process in
+    sight, and with nothing to read but the system's programs, those on the search path, and the root. They write below the
+    root and in folders of their own only; what other programs run from the root, such as ``.git/hooks``, is read-only. What
+    they do below the root, how much memory and processor they use, and what the kernel itself lets through is not
+    limited by it.
 
     Attributes:
         allow_shell: Whether text that needs a shell is run by one, instead of being refused.
         env: Names of variables of this process that commands may see, such as ``["JAVA_HOME"]``.
         timeout: Seconds that a command may take when the model does not say; 30 by default.
         max_timeout: The most seconds that the model may ask for; 600 by default.
+        sandbox: Run commands in a sandbox of the operating system; ``False`` by default.
         runner: Has commands executed elsewhere; see below.
         home: ``"private"`` for an empty home folder for each command, ``"real"`` for the user's.
         env_secrets: Accept names in *env* that look like those of secrets.
@@ -178,8 +185,8 @@ class ShellTools:
     descriptor, which a runner for another computer cannot pass on.
 
     Raises:
-        DefinitionError: when the root is no folder or too wide, an option makes no sense, or the system has no process
-            groups (Windows).
+        DefinitionError: when the root is no folder or too wide, an option makes no sense, the system has no process
+            groups (Windows), or no sandbox where one is asked for.
     """
 
     allow_shell: bool = False
@@ -192,6 +199,7 @@ class ShellTools:
     allow_unlimited: bool = False
     limits: Mapping[str, int] | None = None
     allow_wide_root: bool = False
+    sandbox: bool = False
 
     def below(self, root: str | os.PathLike[str]) -> list[Tool[..., Any]]:
         """Return the tools for a root folder."""
@@ -199,6 +207,7 @@ class ShellTools:
         from stepengine.tools.files.root import Root
         from stepengine.tools.shell.environment import Environment, check_names
         from stepengine.tools.shell.running import Shell, limits_text
+        from stepengine.tools.shell.sandbox import sandboxed
         from stepengine.tools.shell.tools import command_tools
 
         names = check_names(self.env, env_secrets=self.env_secrets)
@@ -211,7 +220,7 @@ class ShellTools:
             max_timeout=float(self.max_timeout),
             allow_unlimited=self.allow_unlimited,
             limits=limits_text(self.limits or {}),
-            runner=self.runner,
+            runner=sandboxed(held.real) if self.sandbox else self.runner,
         )
         return command_tools(shell)
 
@@ -226,6 +235,8 @@ class ShellTools:
             problem = f"have home={self.home!r}; 'private' or 'real' would be fine"
         elif self.runner is not None and not callable(self.runner):
             problem = f"have runner={self.runner!r}; a function from a Launch to a Launch would be fine"
+        elif self.sandbox and (self.runner is not None or self.home == "real"):
+            problem = "have sandbox=True beside runner= or home='real'; a sandbox is a runner, and shows no home"
         if problem:
             msg = f"the shell tools {problem}"
             raise DefinitionError(msg)
@@ -235,13 +246,21 @@ class _Set(Protocol):
     def below(self, root: str | os.PathLike[str]) -> list[Tool[..., Any]]: ...
 
 
+def _working_in(root: str | os.PathLike[str], tools: list[Tool[..., Any]]) -> list[Tool[..., Any]]:
+    """Return *tools*, which say where they work, so that an engine can tell whether they reach what they must not."""
+    folder = tuple([part for part in os.path.realpath(root).split("/") if part])
+    for tool in tools:
+        tool.folder = folder
+    return tools
+
+
 def _made_with(
     options: Callable[P, _Set], name: str
 ) -> Callable[Concatenate[str | os.PathLike[str], P], list[Tool[..., Any]]]:
     """Return the function that takes a root and these options, and gives the tools; its text is theirs."""
 
     def tools(root: str | os.PathLike[str], /, *args: P.args, **kwargs: P.kwargs) -> list[Tool[..., Any]]:
-        return options(*args, **kwargs).below(root)
+        return _working_in(root, options(*args, **kwargs).below(root))
 
     tools.__name__ = tools.__qualname__ = name
     tools.__doc__ = options.__doc__
@@ -311,7 +330,7 @@ def change_hook_tools(
     from stepengine.tools.files.root import Root
 
     run, *_ = shell_tools(root, env=env, runner=runner, allow_wide_root=allow_wide_root)
-    return [checking_tool(Root(root, Policy(allow_wide_root=allow_wide_root)), hooks, run)]
+    return _working_in(root, [checking_tool(Root(root, Policy(allow_wide_root=allow_wide_root)), hooks, run)])
 
 
 def followup_tools() -> list[Tool[..., Any]]:

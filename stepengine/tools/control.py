@@ -21,7 +21,7 @@ from stepengine.data.wire import from_dicts
 from stepengine.errors import DataError, TranscriptError
 from stepengine.machine.control import HANDLER_ONLY
 from stepengine.tools.definition import Tool
-from stepengine.tools.repair import Aliases, repairer
+from stepengine.tools.repair import Aliases, renamer, repairer
 from stepengine.tools.schemas import STRING, described, object_schema, validator
 
 __all__ = (
@@ -140,9 +140,10 @@ FREE_OUTPUT = JsonDict(
 
 
 def checked(spec: ToolSpec, runs: Runs, also: Callable[[JsonDict], Iterator[str]] | None = None) -> Tool[..., Any]:
-    """Return a tool that a run carries out: inputs are checked by its schema and *also*, a model's are mended first."""
+    """Return a tool that a run carries out: inputs are mended, then checked by its schema and *also*."""
     validate = validator(spec.name, spec.input_schema, also)
-    return Tool.of_run(ToolBinding(spec, validate, repairer(spec.input_schema, ALIASES), runs=runs))
+    mend, rename = repairer(spec.input_schema, ALIASES), renamer(spec.input_schema, ALIASES)
+    return Tool.of_run(ToolBinding(spec, validate, mend, rename, runs=runs))
 
 
 def _message_issues(value: JsonDict) -> Iterator[str]:

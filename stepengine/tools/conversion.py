@@ -19,7 +19,7 @@ from uuid import UUID
 
 import attrs
 
-from stepengine.data.json import JsonDict, JsonList, canonical, compact, freeze
+from stepengine.data.json import JsonDict, JsonList, canonical, compact, freeze, hint_about
 from stepengine.data.messages import (
     DocumentPart,
     ImagePart,
@@ -247,7 +247,8 @@ class _Encoder:
         if attrs.has(type(value)):
             return {f.name: self.encode(getattr(value, f.name), f"{path}.{f.name}") for f in attrs.fields(type(value))}
         kind = type(value).__name__
-        msg = f"a {kind} at {path} is not JSON; return text, numbers, lists, dicts, dataclasses, models or result parts"
+        fine = "return text, numbers, lists, dicts, dataclasses, models or result parts"
+        msg = f"a {kind} at {path} is not JSON; {fine}{hint_about(value)}"
         raise DataError(msg, path=path)
 
 

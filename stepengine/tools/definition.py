@@ -6,7 +6,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, ParamSpec, Protocol, TypedDict, TypeVar
+from typing import Any, Generic, ParamSpec, Protocol, TypedDict, TypeVar, get_origin
 
 import attrs
 from typing_extensions import Unpack
@@ -20,7 +20,7 @@ from stepengine.tools.context import ToolContext
 from stepengine.tools.conversion import decode, encode
 from stepengine.tools.depends import Overrides
 from stepengine.tools.execution import execute
-from stepengine.tools.repair import Aliases, repairer
+from stepengine.tools.repair import Aliases, renamer, repairer
 from stepengine.tools.schemas import SchemaInputs
 from stepengine.tools.signatures import Body, Signature, body_of
 
@@ -94,6 +94,9 @@ class ToolOptions(TypedDict, total=False):
     preview: Callable[[JsonDict], ToolPreview] | None
     aliases: Aliases
 
+
+NO_TEXT: Mapping[Any, str] = {kind: kind.__name__ for kind in (int, float, bool, list, dict)}
+"""Annotations that no text fits."""
 
 OPTIONS = {
     "description": TEXT,
@@ -194,6 +197,7 @@ class Tool(Generic[P, R]):
         made = cls.__new__(cls)
         made._set_up(name, description, inputs, signature.body, options)  # noqa: SLF001  (a second constructor)
         made._signature = signature  # noqa: SLF001
+        made.returns = NO_TEXT.get(get_origin(signature.returns) or signature.returns)
         return made
 
     @classmethod
@@ -201,6 +205,7 @@ class Tool(Generic[P, R]):
         """Return a tool that a run carries out itself, or as children or questions; its body refuses to be called."""
         made = cls.__new__(cls)
         made.spec, made.in_thread, made.runs_inline = binding.spec, False, True
+        made.folder = made.returns = None
         made.body = body_of(_refusing(binding.spec.name))
         made._binding, made._preview, made._signature = binding, None, None  # noqa: SLF001  (a third constructor)
         return made
@@ -213,12 +218,15 @@ class Tool(Generic[P, R]):
             flags["annotations"] = attrs.evolve(annotations, idempotent=flags.pop("idempotent"))
         self.in_thread: bool = flags.pop("in_thread", True)
         self.deferred: bool = flags.pop("deferred", False)
+        self.returns: str | None = None  # what the annotation names, where a text is certainly none of it
+        self.folder: tuple[str, ...] | None = None  # where it works, for the bundled sets: components of a real path
         self._preview: Callable[[JsonDict], ToolPreview] | None = flags.pop("preview", None)
-        repair = repairer(inputs.schema, flags.pop("aliases", {}))
+        aliases: Aliases = flags.pop("aliases", {})
+        repair, rename = repairer(inputs.schema, aliases), renamer(inputs.schema, aliases)
         self.body = body
         self.spec = ToolSpec(name, description, inputs.schema, **flags)
         self.runs_inline = not (body.is_async or body.needs or self.in_thread)
-        self._binding = ToolBinding(self.spec, inputs.validate, repair, runs=Ordinary(self))
+        self._binding = ToolBinding(self.spec, inputs.validate, repair, rename, runs=Ordinary(self))
         self._check_options()
 
     def _check_options(self) -> None:

@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
+from stepengine.data.events import Warned
 from stepengine.data.messages import ToolResult
 from stepengine.errors import ToolError
 from stepengine.tools.context import ToolContext
@@ -57,12 +58,21 @@ async def execute(
         else:
             outcome = await _marked(tool, arguments, scoped, overrides)
         if type(outcome) is not Raised:
+            if type(outcome) is str and tool.returns is not None:
+                ctx.emit(Warned(message=_misnamed(spec.name, tool.returns)))
             return as_result(outcome, scoped.max_chars if body.wants_context else None)
         _log(spec.name, outcome, ctx, tries)
         if not tries:
             return _failure(spec.name, outcome)
         await ctx.pause(min(RETRY_WAIT_SECONDS * 2 ** (spec.retries - tries), RETRY_WAIT_SECONDS_MAX))
         tries -= 1
+
+
+def _misnamed(tool_name: str, returns: str) -> str:
+    """Return the warning about a text where the annotation says something else: whoever compares it is wrong in silence."""
+    return (
+        f"tool {tool_name!r} is annotated `-> {returns}` and returned a text; the result is that text, not a {returns}"
+    )
 
 
 async def _marked(tool: Tool[..., Any], arguments: Mapping[str, Any], ctx: ToolContext, overrides: Overrides) -> Any:

@@ -150,7 +150,7 @@ class _Instructions:
         except ToolError:
             return
         try:
-            with closing(walk(root.device, opened.fd, opened.parts, Budget(ENTRIES, SECONDS), enter)) as entries:
+            with closing(walk(root.holds, opened.fd, opened.parts, Budget(ENTRIES, SECONDS), enter)) as entries:
                 count = 0
                 for parts, entry in entries:
                     if entry.name in INSTRUCTION_FILES and len(parts) > len(opened.parts) + 1 and count < DEEPER_FILES:

@@ -1,10 +1,10 @@
 """
-Mends what models often get wrong in a tool's input, before it is validated (generator-contract T2).
+Mends what is often wrong in a tool's input, before it is validated (generator-contract T2).
 
-Only for a model's input; a handler's input has to be right. Where a list is due, JSON text of a list is read and any
-other single value becomes a list of one; where an object is due, JSON text of one is read. Other spellings of a
-parameter's name, camelCase among them, are renamed unless the right name is there too. The published schema shows none
-of this.
+Names are mended for everybody (requirements X67): other spellings of a parameter's name, camelCase among them, are renamed
+unless the right name is there too. Values are mended for models alone; a handler's have to be right: where a list is due,
+JSON text of a list is read and any other single value becomes a list of one; where an object is due, JSON text of one is
+read. The published schema shows none of this.
 """
 
 from __future__ import annotations
@@ -14,16 +14,19 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from stepengine.data.json import JsonDict, freeze_object
+from stepengine.data.json import JsonDict, JsonList, freeze_object
 from stepengine.errors import DataError
 
-__all__ = ("Aliases", "repairer")
+__all__ = ("Aliases", "renamer", "repairer")
 
 Aliases = Mapping[str, Sequence[str]]
 """Dotted path of a parameter, such as ``"replacements.old_string"``, to other names that are accepted for it."""
 
 DROPPED = "cb_easp"
 ROUNDS = 3
+DEPTH = 8
+CONTAINERS = frozenset({JsonDict, JsonList})
+"""What may hold further names in a frozen input."""
 
 
 def _camel(name: str) -> str:
@@ -31,8 +34,11 @@ def _camel(name: str) -> str:
 
 
 def repairer(schema: Mapping[str, Any], aliases: Aliases) -> Callable[[JsonDict], JsonDict]:
-    """Return the function that mends inputs of a tool with this schema."""
-    mender = _Mender(schema, aliases)
+    """Return the function that mends names and values in inputs of a tool with this schema."""
+    return _mending(_Mender(schema, aliases), schema)
+
+
+def _mending(mender: _Mender, schema: Mapping[str, Any]) -> Callable[[JsonDict], JsonDict]:
     plain = mender.plain_names()
 
     def repair(value: JsonDict) -> JsonDict:
@@ -47,10 +53,26 @@ def repairer(schema: Mapping[str, Any], aliases: Aliases) -> Callable[[JsonDict]
     return repair
 
 
+def renamer(schema: Mapping[str, Any], aliases: Aliases) -> Callable[[JsonDict], JsonDict]:
+    """Return the function that mends the names in inputs of a tool with this schema, and no values."""
+    made: list[Callable[[JsonDict], JsonDict]] = []
+    names = frozenset(schema.get("properties", ()))
+
+    def rename(value: JsonDict) -> JsonDict:
+        if value.keys() <= names and not any(type(v) in CONTAINERS and v for v in value.values()):
+            return value
+        if not made:  # of most tools no handler ever calls
+            made.append(_mending(_Mender(schema, aliases, has_strict_values=True), schema))
+        return made[0](value)
+
+    return rename
+
+
 class _Mender:
-    def __init__(self, root: Mapping[str, Any], aliases: Aliases) -> None:
+    def __init__(self, root: Mapping[str, Any], aliases: Aliases, *, has_strict_values: bool = False) -> None:
         self._root = root
         self._aliases = aliases
+        self._has_strict_values = has_strict_values
         self._names: dict[tuple[str, frozenset[str]], dict[str, str]] = {}
         self._known: dict[int, list[Mapping[str, Any]]] = {}
         """Forms by the identity of a schema, which is a part of *root*."""
@@ -59,8 +81,19 @@ class _Mender:
         """Return the parameters at the top whose values never need mending."""
         properties: Mapping[str, Any] = self._root.get("properties", {})
         structured = {"array", "object"}
+        if self._has_strict_values:
+            return frozenset([n for n, s in properties.items() if not self._has_names(s, 0)])
         return frozenset(
             [n for n, s in properties.items() if not any(structured & {*_kinds(f)} for f in self._forms(s))]
+        )
+
+    def _has_names(self, schema: Any, depth: int) -> bool:
+        """Return whether values may hold names that a schema knows: a list of texts does not, however long it is."""
+        if depth > DEPTH:
+            return True
+        forms = self._forms(schema)
+        return any(
+            "properties" in form or ("items" in form and self._has_names(form["items"], depth + 1)) for form in forms
         )
 
     def members(self, value: Mapping[str, Any], schema: Mapping[str, Any], path: str) -> Mapping[str, Any]:
@@ -101,18 +134,17 @@ class _Mender:
 
     def _value(self, value: Any, schema: Any, path: str) -> Any:
         forms = self._forms(schema)
-        kinds = {kind for form in forms for kind in _kinds(form)}
-        if isinstance(value, str) and "string" not in kinds and kinds & {"array", "object"}:
-            value = _decoded(value, kinds)
-        if _wants_list(value, kinds):
-            value = [value]
+        if not self._has_strict_values:
+            value = _fitting(value, {kind for form in forms for kind in _kinds(form)})
         if isinstance(value, list):
             items = next((f["items"] for f in forms if "items" in f), None)
             mended = [self._value(v, items, path) for v in value] if isinstance(items, Mapping) else value
             return value if all(a is b for a, b in zip(mended, value, strict=True)) else mended
         if isinstance(value, Mapping):
             form = next((f for f in forms if "properties" in f), None)
-            return self.members(value, form, path) if form is not None else value
+            if form is None:  # one object where a list of them is due, which some tools take
+                return next((self._value(value, f["items"], path) for f in forms if "items" in f), value)
+            return self.members(value, form, path)
         return value
 
     def _forms(self, schema: Any) -> list[Mapping[str, Any]]:
@@ -145,6 +177,13 @@ class _Mender:
 def _kinds(form: Mapping[str, Any]) -> tuple[str, ...]:
     kind = form.get("type", ())
     return (kind,) if isinstance(kind, str) else tuple(kind) or (("object",) if "properties" in form else ("string",))
+
+
+def _fitting(value: Any, kinds: set[str]) -> Any:
+    """Return what a value of another kind was probably meant as, where an array or an object is due; else the value."""
+    if isinstance(value, str) and "string" not in kinds and kinds & {"array", "object"}:
+        value = _decoded(value, kinds)
+    return [value] if _wants_list(value, kinds) else value
 
 
 def _wants_list(value: Any, kinds: set[str]) -> bool:

@@ -167,7 +167,7 @@ def _folders(base: Path, place: str, left: Budget) -> Generator[tuple[Root, str]
         return
     try:
         depth = len(opened.parts) + DEPTH
-        with closing(walk(root.device, opened.fd, opened.parts, left, lambda parts, _: len(parts) <= depth)) as entries:
+        with closing(walk(root.holds, opened.fd, opened.parts, left, lambda parts, _: len(parts) <= depth)) as entries:
             for parts, entry in entries:
                 if entry.name == "SKILL.md" and len(parts) > len(opened.parts) + 1:
                     yield root, "/".join(parts[:-1])
@@ -345,8 +345,12 @@ def _files(found: Skill) -> list[str]:
     opened = found.root.open_folder(found.folder)
     try:
         start, budget = len(opened.parts), Budget(FOLDERS, SECONDS)
-        with closing(walk(found.root.device, opened.fd, opened.parts, budget, lambda *_: True)) as entries:
-            names = ["/".join(parts[start:]) for parts, entry in entries if entry.is_file(follow_symlinks=False)]
+        with closing(walk(found.root.holds, opened.fd, opened.parts, budget, lambda *_: True)) as entries:
+            names = [
+                "/".join(parts[start:])
+                for parts, entry in entries
+                if entry.is_file(follow_symlinks=False) and not found.root.withholds(parts)
+            ]
     finally:
         os.close(opened.fd)
     return [name for name in names if name != "SKILL.md"][:SHOWN_FILES]

@@ -21,7 +21,7 @@ from stepengine.errors import DataError, DefinitionError, LimitExceeded, ToolInp
 from stepengine.tools.arguments import without_titles
 from stepengine.tools.control import ALIASES, CONTROL_TOOLS, FINDER, LOOKUP, ask_user_tool, checked
 from stepengine.tools.definition import Tool, check_name
-from stepengine.tools.repair import repairer
+from stepengine.tools.repair import renamer, repairer
 from stepengine.tools.schemas import STRING, JsonSchema, described, object_schema, validator
 
 __all__ = (
@@ -238,8 +238,8 @@ def _tool(
     def repair(value: JsonDict) -> JsonDict:
         return _without_strays(mend(value))
 
-    runs = Spawning(entries, shown, agents=agents)
-    return Tool.of_run(ToolBinding(_spec(name, description, schema), validator(name, _flat(schema)), repair, runs=runs))
+    spec, runs = _spec(name, description, schema), Spawning(entries, shown, agents=agents)
+    return Tool.of_run(ToolBinding(spec, validator(name, _flat(schema)), repair, renamer(schema, {}), runs=runs))
 
 
 def _flat(schema: JsonDict) -> JsonDict:
@@ -394,8 +394,8 @@ def _spawn_agents() -> Tool[..., Any]:
             value = JsonDict(freeze({**value, "agents": [agents]}))
         return check(value)
 
-    mend = repairer(spec.input_schema, ALIASES)
-    return Tool.of_run(ToolBinding(spec, validate, mend, runs=Spawning(_child_entries, listed)))
+    mend, rename = repairer(spec.input_schema, ALIASES), renamer(spec.input_schema, ALIASES)
+    return Tool.of_run(ToolBinding(spec, validate, mend, rename, runs=Spawning(_child_entries, listed)))
 
 
 def _spawn_agent_inline() -> Tool[..., Any]:

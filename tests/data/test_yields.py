@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -305,3 +306,40 @@ def test_the_text_of_a_step_is_what_the_newest_reply_says_without_thoughts() -> 
     assert "said" == StepResult(AgentState.from_messages(history)).text
     assert "said" == StepResult(AgentState.from_messages([*history, UserMessage("later")])).text
     assert ("", "") == (StepResult(AgentState.from_messages(called)).text, StepResult(AgentState()).text)
+
+
+@pytest.mark.spec("requirements:X69")
+@pytest.mark.parametrize("other", ["yes", "", True, 0, 1.5, {}, {"a": 1}, [], ["yes"], (), (1,)], ids=repr)
+def test_a_step_result_refuses_to_be_compared_with_what_yield_from_gives(other: Any) -> None:
+    for compare in (lambda a, b: a == b, lambda a, b: a != b, lambda a, b: b == a, lambda a, b: a in [b, b]):
+        with pytest.raises(TypeError, match="yield from"):
+            compare(StepResult(state), other)
+
+
+@pytest.mark.spec("requirements:X69")
+def test_a_step_result_is_neither_true_nor_false() -> None:
+    for use in (bool, lambda r: not r, lambda r: r and 1):
+        with pytest.raises(TypeError, match="yield from"):
+            use(StepResult(state, value="yes"))
+
+
+@pytest.mark.spec("requirements:X69")
+def test_an_unknown_attribute_of_a_step_result_gives_the_hint_and_what_asks_for_it_goes_on_to_work() -> None:
+    result = StepResult(state, (ok,), value="yes")
+
+    with pytest.raises(AttributeError, match=r"'lower'; .*yield from") as caught:
+        result.lower()  # type: ignore[attr-defined]
+
+    assert (caught.value.name, caught.value.obj) == ("lower", result)
+    assert not hasattr(result, "lower")
+    assert getattr(result, "lower", 7) == 7
+    for again in (copy.copy(result), copy.deepcopy(result), pickle.loads(pickle.dumps(result)), attrs.evolve(result)):
+        assert again == result
+        assert hash(again) == hash(result)
+    other = StepResult(state, value="no")
+    assert other != result
+    assert result in [other, result]
+    assert other not in [result, result]
+    assert result.__eq__(None) is NotImplemented
+    assert result != None  # noqa: E711 - how `None` compares is what is asked
+    assert result is not None

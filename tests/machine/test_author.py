@@ -72,8 +72,12 @@ BAD = {
         "'STEP_ALL'",
         " Yield the sentinel, not its name: `from stepengine import STEP_ALL`.",
     ),
-    "dict": (lambda: {"a": 1}, "a dict", ""),
-    "codebuff call": (lambda: {"toolName": "add", "input": {}}, "a dict", " Write ToolCall(name, input)."),
+    "dict": (lambda: {"a": 1}, "the dict {'a': 1}", " Write ToolCall(name, {...}) for a call of a tool."),
+    "codebuff call": (
+        lambda: {"toolName": "add", "input": {}},
+        "the dict {'toolName': 'add', 'input': {}}",
+        " Write ToolCall('add', {}).",
+    ),
     "class": (
         lambda: y.ToolCall,
         "the class ToolCall",

@@ -144,7 +144,7 @@ def test_the_order_of_what_a_run_says_is_returned_set_ended_with_said():
         first = (*wanted, "All done.")[0]
         assert (played.output, played.text) == (first, first)
     wanted = ("returned", "set")
-    data = play(agent(lambda ctx: (yield STEP) and {"a": 1}), World(replies=[reply("said")]))
+    data = play(agent(lambda ctx: ((yield STEP), {"a": 1})[1]), World(replies=[reply("said")]))
     assert (data.output, data.text) == ({"a": 1}, "said")
 
 

@@ -222,7 +222,7 @@ async def test_another_file_system_is_not_entered_and_files_without_a_size_are_r
 def test_a_walk_enters_another_file_system_only_when_told_to(cross_mounts: bool) -> None:
     held = Root("/", Policy(allow_wide_root=True, cross_mounts=cross_mounts))
     opened = held.open_folder("/")
-    entries = walk(held.device, opened.fd, (), Budget(), lambda place, _: place in {("proc",), ("proc", "sys")})
+    entries = walk(held.holds, opened.fd, (), Budget(), lambda place, _: place in {("proc",), ("proc", "sys")})
     found = [place for place, _ in entries if place[0] == "proc"]
     os.close(opened.fd)
     held.close()

@@ -28,6 +28,7 @@ from stepengine.tools.files.text import (
     stream_lines,
 )
 from stepengine.tools.files.walk import TEMPORARY, Budget
+from stepengine.tools.guard import left_out
 
 __all__ = ("READS", "reading_tools")
 
@@ -148,13 +149,14 @@ def _listing(root: Root, fd: int, parts: tuple[str, ...], budget: Budget) -> dic
             kind = "directories" if entry.is_dir(follow_symlinks=False) else "files"
             if kind == "files" and not entry.is_file(follow_symlinks=False):
                 continue
-            if entry.name.startswith(TEMPORARY) or root.secrets.match((*parts, entry.name)):
+            if entry.name.startswith(TEMPORARY) or root.withholds((*parts, entry.name)):
                 continue
             if not budget.take():
                 break
             found[kind].append(shown(entry.name))
     result: dict[str, Any] = {kind: sorted(names) for kind, names in found.items()}
-    return {**result, "message": f"incomplete: {budget.cut}"} if budget.cut else result
+    notes = [*([f"incomplete: {budget.cut}"] if budget.cut else []), *left_out()]
+    return {**result, "message": "; ".join(notes)} if notes else result
 
 
 class _Wanted:

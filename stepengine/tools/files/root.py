@@ -26,6 +26,7 @@ from stepengine.tools.files.paths import parts_of, target_parts
 from stepengine.tools.files.policy import Policy
 from stepengine.tools.files.rules import PROTECTED, SECRETS, UNPROTECTED, PathRules
 from stepengine.tools.files.walk import Budget, walk
+from stepengine.tools.guard import file_guard
 from stepengine.tools.writes import root_id
 
 __all__ = ("Missing", "Opened", "Root")
@@ -114,10 +115,19 @@ class Root:
         """Let go of the folder; it also happens when nobody uses the root any more."""
         self._closer()
 
-    @property
-    def device(self) -> int | None:
-        """The file system that nothing leads out of; ``None`` when others may be entered."""
-        return None if self.policy.cross_mounts else self.info.st_dev
+    def holds(self, fd: int) -> bool:
+        """
+        Return whether something open may be entered: it is on the root's file system, or others may be entered.
+
+        Where rules are about files, a folder that is mounted a second time counts as another file system: it shows files
+        under paths that no rule names, and its device is the same.
+        """
+        if self.policy.cross_mounts:
+            return True
+        return os.fstat(fd).st_dev == self.info.st_dev and (file_guard() is None or self._is_mounted_here(fd))
+
+    def _is_mounted_here(self, fd: int) -> bool:
+        return mount_of(fd) == mount_of(self.fd)
 
     def parts(self, path: str) -> tuple[str, ...]:
         """Return the components of a path as given; see ``parts_of``."""
@@ -149,6 +159,15 @@ class Root:
             which = self.secrets.which(parts)
             msg = f"{path!r} may hold secrets (it matches {which!r}) and is not available to tools"
             raise ToolError(msg)
+        guard = file_guard()
+        if guard is not None and (why := guard(self.real, parts)):
+            msg = f"{path!r} {why}"
+            raise ToolError(msg)
+
+    def withholds(self, parts: Sequence[str]) -> bool:
+        """Return whether listings and searches leave a file or folder out."""
+        guard = file_guard()
+        return self.secrets.match(parts) or (guard is not None and bool(guard(self.real, parts)))
 
     def check_file(self, opened: Opened, path: str) -> None:
         """Refuse what is no regular file, or another name of a secret one (FP4, FS09)."""
@@ -159,17 +178,16 @@ class Root:
         if not stat.S_ISREG(mode):
             msg = f"{path!r} is a {special(mode)}, not a regular file"
             raise ToolError(msg)
-        if opened.info.st_nlink > 1:
+        is_alias = self.policy.cross_mounts and file_guard() is not None and not self._is_mounted_here(opened.fd)
+        if opened.info.st_nlink > 1 or is_alias:
             self._check_hardlink(opened, path)
 
     def _check_hardlink(self, opened: Opened, path: str) -> None:
-        if self.policy.refuse_hardlinks:
+        if self.policy.refuse_hardlinks and opened.info.st_nlink > 1:
             msg = f"{path!r} has more than one name (a hard link), which this set of tools refuses"
             raise ToolError(msg)
         if self._names_a_secret(opened.info):
-            msg = (
-                f"{path!r} is another name of a file that may hold secrets, or of one that could not be told from them"
-            )
+            msg = f"{path!r} is another name of a file that may hold secrets or that a rule denies, or of one that could not be told from them"
             raise ToolError(msg)
 
     def _names_a_secret(self, info: os.stat_result) -> bool:
@@ -177,15 +195,39 @@ class Root:
         budget = Budget(SECRET_SCAN_ENTRIES)
         fd = os.open(".", FOLDER, dir_fd=self.fd)
         try:
-            with closing(walk(self.device, fd, (), budget, lambda _, __: True)) as entries:
+            with closing(walk(self.holds, fd, (), budget, lambda _, __: True)) as entries:
                 for place, entry in entries:
-                    if entry.inode() == info.st_ino and self.secrets.match(place):
+                    if entry.inode() == info.st_ino and self.withholds(place):
                         found = entry.stat(follow_symlinks=False)
                         if stat.S_ISREG(found.st_mode) and os.path.samestat(found, info):
                             return True
         finally:
             os.close(fd)
         return bool(budget.cut)
+
+    def other_names(self) -> list[tuple[str, ...]]:
+        """
+        Return the places of files that are also known by a withheld name, as far as 200,000 entries tell.
+
+        Almost no tree has any, and that takes no ``stat`` of what is not withheld to find out.
+        """
+        linked = {(info.st_dev, info.st_ino) for place, info in self._files(self.withholds) if info.st_nlink > 1}
+        if not linked:
+            return []
+        found = self._files(lambda place: not self.withholds(place))
+        return [place for place, info in found if (info.st_dev, info.st_ino) in linked]
+
+    def _files(self, wanted: Callable[[Sequence[str]], bool]) -> Iterator[tuple[tuple[str, ...], os.stat_result]]:
+        """Yield the places of files that are wanted, with what the system says of them."""
+        fd = os.open(".", FOLDER, dir_fd=self.fd)
+        try:
+            with closing(walk(self.holds, fd, (), Budget(SECRET_SCAN_ENTRIES), lambda _, __: True)) as entries:
+                for place, entry in entries:
+                    if entry.is_file(follow_symlinks=False) and wanted(place):
+                        with suppress(OSError):
+                            yield place, entry.stat(follow_symlinks=False)
+        finally:
+            os.close(fd)
 
     def _reach(self, path: str, use: Callable[[int, str], int]) -> Opened:
         """Walk to the last component and open it with *use*, following links that stay inside."""
@@ -237,7 +279,7 @@ class Root:
     def _same_device(self, fd: int, path: str) -> os.stat_result:
         """Return what ``fstat`` says; refuse another file system than the root's."""
         info = os.fstat(fd)
-        if self.device not in (None, info.st_dev):
+        if not self.holds(fd):
             msg = f"{path!r} is on another file system than the root, which this set of tools does not enter"
             raise ToolError(msg)
         return info
@@ -335,6 +377,15 @@ def read_link(folder: int, name: str) -> str | None:
         return os.readlink(name, dir_fd=folder)
     except OSError:
         return None
+
+
+def mount_of(fd: int) -> str:
+    """Return which mount something open was reached through; ``""`` where the system does not tell."""
+    try:
+        text = Path(f"/proc/self/fdinfo/{fd}").read_text(encoding="ascii")
+    except OSError:
+        return ""
+    return next((line for line in text.splitlines() if line.startswith("mnt_id:")), "")
 
 
 def special(mode: int) -> str:

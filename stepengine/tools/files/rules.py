@@ -12,7 +12,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 
-__all__ = ("INSTRUCTION_FILES", "PROTECTED", "SECRETS", "PathRules")
+__all__ = ("INSTRUCTING", "INSTRUCTION_FILES", "PROTECTED", "SECRETS", "PathRules")
 
 # fmt: off
 SECRETS = (
@@ -35,6 +35,12 @@ PROTECTED = (
 
 INSTRUCTION_FILES = ("AGENTS.md", "CLAUDE.md", "knowledge.md")
 """What a project tells agents, in the order in which those of one folder are read (requirements X60)."""
+
+INSTRUCTING = (
+    *INSTRUCTION_FILES, *PROTECTED, "GEMINI.md", "SKILL.md", ".agents/", ".claude/", ".cursorrules", ".windsurfrules",
+    ".github/copilot-instructions.md", "agents/*.py", "stepengine.toml", "pyproject.toml", "policy.json", "*.policy.json",
+)
+"""What later runs, other agents and other programs are told by: asked about where edits are accepted."""
 
 UNPROTECTED = ("tests/**/conftest.py", "test/**/conftest.py")
 # fmt: on

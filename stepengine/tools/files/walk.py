@@ -59,7 +59,11 @@ class Budget:
 
 
 def walk(
-    device: int | None, fd: int, parts: tuple[str, ...], budget: Budget, enter: Callable[[tuple[str, ...], int], bool]
+    holds: Callable[[int], bool],
+    fd: int,
+    parts: tuple[str, ...],
+    budget: Budget,
+    enter: Callable[[tuple[str, ...], int], bool],
 ) -> Generator[tuple[tuple[str, ...], os.DirEntry[str]], None, None]:
     """
     Yield the entries below an open folder, folders before what they hold, names in order.
@@ -67,7 +71,7 @@ def walk(
     Symbolic links and special files are left out. An entry's ``stat`` works only until the next one is asked for.
 
     Args:
-        device: The file system that it has to stay on; ``None`` for any.
+        holds: Says of an open folder whether it may be entered; see ``Root.holds``.
         fd: The folder; it stays open.
         parts: Its place below the root.
         budget: How far to go.
@@ -89,21 +93,21 @@ def walk(
             return
         yield place, entry
         if is_folder:
-            yield from _below(device, (fd, entry.name), place, budget, enter)
+            yield from _below(holds, (fd, entry.name), place, budget, enter)
         if budget.cut:
             return
 
 
 def _below(
-    device: int | None, at: tuple[int, str], place: tuple[str, ...], budget: Budget, enter: Any
+    holds: Callable[[int], bool], at: tuple[int, str], place: tuple[str, ...], budget: Budget, enter: Any
 ) -> Generator[Any, None, None]:
     try:
         inner = os.open(at[1], FOLDER, dir_fd=at[0])
     except OSError:  # gone, swapped for a link, or not ours to read
         return
     try:
-        if device is None or os.fstat(inner).st_dev == device:
-            with closing(walk(device, inner, place, budget, enter)) as entries:
+        if holds(inner):
+            with closing(walk(holds, inner, place, budget, enter)) as entries:
                 yield from entries
     except OSError:
         return

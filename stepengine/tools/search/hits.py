@@ -17,6 +17,7 @@ import attrs
 from stepengine.errors import ToolError
 from stepengine.tools.files.paths import display
 from stepengine.tools.files.text import decode, read_capped
+from stepengine.tools.guard import left_out
 from stepengine.tools.search.ignore import Ignore
 from stepengine.tools.search.patterns import SEARCH_COLUMNS
 
@@ -175,7 +176,7 @@ class Sources:
 
     def lines(self, parts: tuple[str, ...]) -> list[str] | None:
         """Return the lines of a file, or ``None`` when it is not to be searched."""
-        if self._root.secrets.match(parts) or self._ignore.hides(parts):
+        if self._root.withholds(parts) or self._ignore.hides(parts):
             return None
         try:
             opened = self._root.open_file("/".join(parts))
@@ -270,6 +271,7 @@ class Report:
             notes.append(f"only the first {self._per_file} matches are shown in {self._cut_files} of the files")
         if self.stopped:
             notes.append(f"{self.stopped}; there may be more")
+        notes += left_out()
         text = "\n".join([head, *self._out])
         made = {"stdout": text, "message": "; ".join(notes), "count": number, "matches": self._found}
         return {**made, "stderr": problems} if problems else made

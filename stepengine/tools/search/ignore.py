@@ -107,14 +107,14 @@ def visible(
     ignore = Ignore(root, budget)
 
     def enter(place: Parts, _: int) -> bool:
-        return not root.secrets.match(place) and not ignore.is_ignored(place, is_folder=True)
+        return not root.withholds(place) and not ignore.is_ignored(place, is_folder=True)
 
-    with closing(walk(root.device, opened.fd, opened.parts, budget, enter)) as entries:
+    with closing(walk(root.holds, opened.fd, opened.parts, budget, enter)) as entries:
         for place, entry in entries:
             is_folder = entry.is_dir(follow_symlinks=False)
             if is_folder:
                 yield place, entry, True
             elif wanted is not None and not wanted(place):
                 continue
-            elif not (root.secrets.match(place) or ignore.is_ignored(place, is_folder=False)):
+            elif not (root.withholds(place) or ignore.is_ignored(place, is_folder=False)):
                 yield place, entry, False

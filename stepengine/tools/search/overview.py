@@ -32,6 +32,7 @@ from stepengine.tools.files.paths import display, shown
 from stepengine.tools.files.reading import READ_PATHS
 from stepengine.tools.files.root import Opened, Root
 from stepengine.tools.files.walk import Budget
+from stepengine.tools.guard import left_out
 from stepengine.tools.search.ignore import visible
 from stepengine.tools.search.symbols import SHORTEST_STEM, has_symbols, symbols_of, words_of
 
@@ -107,6 +108,7 @@ def finding_tool(root: Root) -> Tool[..., Any]:
         notes = [f"{len(best)} of {len(files):,} files fit best" if best else "no file fits the description"]
         if budget.cut:
             notes.append(f"incomplete: {budget.cut}")
+        notes += left_out()
         symbols = {display(hit.place): list(hit.symbols) for hit in best if hit.symbols}
         return {"files": [display(hit.place) for hit in best], "symbols": symbols, "message": "; ".join(notes)}
 
@@ -369,6 +371,7 @@ class _Tree:
         }
         notes = [f"dropped: {', '.join(dropped)}"] if dropped else []
         notes += [f"incomplete: {self._cut}"] if self._cut else []
+        notes += left_out()
         return {**result, "message": "; ".join(notes)} if notes else result
 
     def _size(self, nodes: list[Node]) -> int:

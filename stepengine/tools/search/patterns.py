@@ -23,6 +23,7 @@ from stepengine.errors import ToolError
 __all__ = (
     "GlobPattern",
     "IgnorePattern",
+    "expanded",
     "safe_columns",
 )
 
@@ -54,16 +55,21 @@ class GlobPattern:
         if problem:
             msg = f"the pattern {pattern[:PATTERN_CHARS]!r} cannot be used: {problem}"
             raise ToolError(msg)
-        self._forms = [_compiled(form, pattern) for form in _expanded(text, pattern)]
+        self._forms = [_compiled(form, pattern) for form in expanded(text)]
 
     def match(self, parts: Sequence[str]) -> bool:
         """Return whether a path matches."""
         return any(_matches(form, parts) for form in self._forms)
 
 
-def _expanded(text: str, pattern: str) -> list[str]:
-    """Return the forms that braces stand for."""
-    forms, done = [text], list[str]()
+def expanded(pattern: str) -> list[str]:
+    """
+    Return the patterns without braces that a glob pattern stands for.
+
+    Raises:
+        ToolError: when its braces stand for more than 64.
+    """
+    forms, done = [pattern], list[str]()
     while forms:
         if len(forms) + len(done) > FORMS:
             msg = f"the pattern {pattern!r} cannot be used: its braces stand for more than {FORMS} patterns"

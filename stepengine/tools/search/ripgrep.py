@@ -80,9 +80,9 @@ def python_hits(
 
     def enter(place: tuple[str, ...], _: int) -> bool:
         hidden = place[-1].startswith(".") and not (len(place) == depth + 1 and place[-1] in HIDDEN_SEARCHED)
-        return not hidden and not root.secrets.match(place) and not ignore.is_ignored(place, is_folder=True)
+        return not hidden and not root.withholds(place) and not ignore.is_ignored(place, is_folder=True)
 
-    with closing(walk(root.device, base.fd, base.parts, budget, enter)) as entries:
+    with closing(walk(root.holds, base.fd, base.parts, budget, enter)) as entries:
         for place, entry in entries:
             if entry.is_dir(follow_symlinks=False) or place[-1].startswith(".") or not wanted(place):
                 continue

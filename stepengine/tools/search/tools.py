@@ -16,6 +16,7 @@ from stepengine.tools.files.paths import display
 from stepengine.tools.files.reading import READS
 from stepengine.tools.files.root import Root
 from stepengine.tools.files.walk import Budget
+from stepengine.tools.guard import left_out
 from stepengine.tools.search.hits import SEARCH_MATCHES, Flags, Report, parse_flags
 from stepengine.tools.search.ignore import visible
 from stepengine.tools.search.overview import finding_tool
@@ -132,6 +133,7 @@ def _globbed(root: Root, pattern: GlobPattern, cwd: str, max_results: int, budge
         notes.append(f"the newest {max_results} are shown")
     if budget.cut:
         notes.append(f"incomplete: {budget.cut}")
+    notes += left_out()
     files = [display(place) for _, place in found[:max_results]]
     return {"files": files, "count": len(found), "message": "; ".join(notes)}
 

@@ -16,6 +16,7 @@ from stepengine.tools.argv import Argv, Script, parse_command
 from stepengine.tools.context import ToolContext
 from stepengine.tools.files.paths import display
 from stepengine.tools.files.root import Root
+from stepengine.tools.guard import GUARD
 from stepengine.tools.shell.environment import NAMES_BYTES, READ_SECONDS, Environment, Private, find_program, looking
 from stepengine.tools.shell.process import Ending, Process, Start, start, to_the_end
 
@@ -160,6 +161,20 @@ class Shell:
             )
             raise ToolError(msg)
         return read
+
+    def confined(self, command: Argv | Script, cwd: str | None) -> Argv | Script:
+        """
+        Return what is run in place of a command, when it is allowed only because it looks and changes nothing.
+
+        Raises:
+            ToolError: when it would show what it must not.
+        """
+        guard = GUARD.get()
+        if guard is None or guard.command is None or isinstance(command, Script):
+            return command
+        opened = self.root.open_folder(cwd or ".")
+        os.close(opened.fd)
+        return guard.command(self.root, opened.parts, command)
 
     def seconds(self, asked: float) -> float | None:
         """Return how long a command may take when *asked* seconds were asked for (generator-contract T15)."""

@@ -185,6 +185,7 @@ SHOWN_CHARS = 2_000
 ACTION_CHARS = 80
 FLOODED = f"it was killed because it printed more than {COMMAND_OUTPUT_BYTES // MIB} MiB"
 FOREVER = float("inf")
+CONFINED = "files that may hold secrets, or that a rule denies, are left out"
 
 
 def command_tools(shell: Shell) -> list[Tool[..., Any]]:
@@ -228,10 +229,11 @@ def command_tools(shell: Shell) -> list[Tool[..., Any]]:
             timeout_seconds: How long it may take. Has no effect in the background.
         """
         read = shell.read(command)
+        runs = shell.confined(read, cwd)
         if process_type == "BACKGROUND":
-            return await _started(ctx, shell, read, cwd)
+            return await _started(ctx, shell, read, runs, cwd)
         async with Slots.of(ctx):
-            return await _finished(ctx, shell, read, cwd, shell.seconds(timeout_seconds))
+            return await _finished(ctx, shell, read, runs, cwd, shell.seconds(timeout_seconds))
 
     @tool(category="execute", annotations=LOOKS, timeout=FOREVER)
     async def check_job(  # noqa: D417  (the context is no parameter of the tool)
@@ -307,25 +309,29 @@ def _jobs(ctx: ToolContext, shell: Shell) -> Jobs:
     return ctx.of_run((Jobs, shell), Jobs)
 
 
-async def _finished(
-    ctx: ToolContext, shell: Shell, command: Argv | Script, cwd: str | None, seconds: float | None
+async def _finished(  # noqa: PLR0917  (one call, spelled out)
+    ctx: ToolContext,
+    shell: Shell,
+    command: Argv | Script,
+    runs: Argv | Script,
+    cwd: str | None,
+    seconds: float | None,
 ) -> ToolResult:
-    """Run a command to its end; whatever happens, nothing of it is left."""
+    """Run a command to its end, as *runs*; whatever happens, nothing of it is left."""
     private, progress = Private(), Progress(ctx)
     process: Process | None = None
     in_time = True
     try:
-        process = await shell.start(command, cwd, private, shows=progress.add)
+        process = await shell.start(runs, cwd, private, shows=progress.add)
         in_time = await process.wait(seconds)
     finally:
         await to_the_end(asyncio.create_task(_cleaned(process, private)))
         progress.flush()
     ending = process.ending() or Ending(None, None)
-    message = (
-        "" if in_time else f"it was stopped because it took longer than {seconds:g} s; this is what it had printed"
-    )
-    _log(ctx, command, process, ending)
-    frame = _frame(command, process, ending, FLOODED if process.flooded else message)
+    late = "" if in_time else f"it was stopped because it took longer than {seconds:g} s; this is what it had printed"
+    notes = (FLOODED if process.flooded else late, "" if runs == command else CONFINED)
+    _log(ctx, runs, process, ending)
+    frame = _frame(command, process, ending, "; ".join(filter(None, notes)))
     return _result(frame, process, "ok" if in_time and not process.flooded else "error")
 
 
@@ -337,7 +343,9 @@ async def _cleaned(process: Process | None, private: Private) -> None:
         private.remove()
 
 
-async def _started(ctx: ToolContext, shell: Shell, command: Argv | Script, cwd: str | None) -> ToolResult:
+async def _started(
+    ctx: ToolContext, shell: Shell, command: Argv | Script, runs: Argv | Script, cwd: str | None
+) -> ToolResult:
     """Start a command that goes on in the background."""
     job_id = f"job-{ctx.tool_call_id}"
     shown = shortened(shown_command(command), SHOWN_CHARS)
@@ -348,7 +356,7 @@ async def _started(ctx: ToolContext, shell: Shell, command: Argv | Script, cwd: 
             undo.callback(private.remove)
             log = Log(private.folder / "output")
             undo.callback(log.close)
-            process = await shell.start(command, cwd, private, sink=log.write)
+            process = await shell.start(runs, cwd, private, sink=log.write)
             undo.pop_all()
         return Job(job_id, shown, process, log, private)
 

@@ -1,0 +1,149 @@
+"""
+Commands in a sandbox of the operating system: ``bubblewrap``, which Linux desktops use for the same.
+
+What a command may see is listed, not what it may not: the system's programs and libraries, read-only, the root, and folders
+of its own. There is no network, not even the loopback of this machine, and no other process in sight. Landlock was looked
+at and left: it binds files, but until Linux 6.7 no network, and no release keeps signals and sockets of the user's other
+processes apart.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import attrs
+
+from stepengine.errors import DefinitionError
+from stepengine.tools.shell.running import Launch
+
+__all__ = ("sandboxed",)
+
+PROGRAM = "bwrap"
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/nix/store", "/gnu/store")
+"""What programs need to start, read-only."""
+HIDDEN = (
+    "/etc/shadow",
+    "/etc/shadow-",
+    "/etc/gshadow",
+    "/etc/gshadow-",
+    "/etc/ssh",
+    "/etc/ssl/private",
+    "/etc/sudoers",
+)
+"""What of that says nothing to programs and much to others: the superuser can read it in a sandbox, too."""
+RUN_LATER = (
+    ".git/hooks", ".git/commondir", ".git/config", ".git/modules", ".gitmodules", ".stepengine", ".github/workflows", ".husky", ".vscode", ".idea",
+    ".envrc", ".mcp.json", ".claude", ".pre-commit-config.yaml",
+)  # fmt: skip
+"""What other programs run outside of the sandbox: where it stands in the root, it is read-only."""
+PROBE_SECONDS = 20
+
+
+def sandboxed(root: Sequence[str]) -> _Bubblewrap:
+    """
+    Return the runner that puts commands into a sandbox.
+
+    Args:
+        root: The components of the root's real path.
+
+    Raises:
+        DefinitionError: when this system has no bubblewrap, or does not let it make a sandbox; for the root ``/``.
+    """
+    program = shutil.which(PROGRAM)
+    if not root:
+        msg = "shell_tools(sandbox=True) needs a root that is not /: commands may write everywhere below it"
+        raise DefinitionError(msg)
+    if program is None:
+        msg = (
+            "shell_tools(sandbox=True) needs bubblewrap, and there is no program bwrap on the search path; install it (Debian "
+            "and Fedora: package bubblewrap), or run the whole process in a container and leave sandbox= out"
+        )
+        raise DefinitionError(msg)
+    made = _Bubblewrap(program)
+    made.probe("/" + "/".join(root))
+    return made
+
+
+@attrs.frozen
+class _Bubblewrap:
+    """
+    Starts commands by bubblewrap.
+
+    Attributes:
+        program: Its path.
+    """
+
+    program: str
+
+    def __call__(self, launch: Launch) -> Launch:
+        """Return what is executed to have *launch* executed in the sandbox."""
+        private = str(Path(launch.env["TMPDIR"]).parent)
+        folder = launch.root if launch.cwd == "." else f"{launch.root}/{launch.cwd}"
+        argv = (PROGRAM, *self._options(launch.root, launch.env["PATH"]), "--bind", private, private, "--chdir", folder)
+        return attrs.evolve(launch, argv=(*argv, "--", *launch.argv))
+
+    def _options(self, root: str, search_path: str) -> Iterator[str]:
+        yield from ("--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--hostname", "sandbox")
+        yield from _system()
+        yield from ("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp")  # noqa: S108  (inside of the sandbox)
+        for folder in _installed(search_path):
+            yield from ("--ro-bind-try", folder, folder)
+        yield from ("--bind", root, root)
+        kept = [f"{root}/{name}" for name in RUN_LATER if Path(root, name).exists()]
+        kept += [f"{root}/.git"] if Path(root, ".git").is_file() else []  # of a worktree: it says where the hooks are
+        for folder in sorted({str(Path(path).parent) for path in kept} - {root}):
+            yield from ("--bind", folder, folder)  # what is mounted cannot be moved aside for another one in its place
+        for path in kept:
+            yield from ("--ro-bind", path, path)
+
+    def probe(self, root: str) -> None:
+        """Refuse a system on which no sandbox can be made, before any command is asked for."""
+        options = self._options(root, "")
+        try:
+            done = subprocess.run(  # noqa: S603  (a fixed program)
+                [self.program, *options, "--", "/bin/sh", "-c", ":"],
+                capture_output=True,
+                timeout=PROBE_SECONDS,
+                check=False,
+                stdin=subprocess.DEVNULL,
+            )
+            said, failed = done.stderr.decode("utf-8", "replace").strip(), done.returncode != 0
+        except (OSError, subprocess.TimeoutExpired) as error:
+            said, failed = str(error), True
+        if failed:
+            msg = (
+                f"shell_tools(sandbox=True): bubblewrap is here and cannot make a sandbox: {said[:500] or 'it gave no reason'}. "
+                "Containers often forbid it; such a container is the sandbox then, and sandbox= is left out"
+            )
+            raise DefinitionError(msg)
+
+
+def _system() -> Iterator[str]:
+    """Yield the options that show the system's programs and libraries, as this system lays them out."""
+    for folder in SYSTEM:
+        if os.path.islink(folder):  # noqa: PTH114  (the target as written is wanted)
+            yield from ("--symlink", os.readlink(folder), folder)  # noqa: PTH115  (as above)
+        else:
+            yield from ("--ro-bind-try", folder, folder)
+    for path in HIDDEN:
+        if Path(path).is_dir():
+            yield from ("--tmpfs", path)
+        elif Path(path).exists():
+            yield from ("--ro-bind", "/dev/null", path)
+
+
+def _installed(search_path: str) -> Iterator[str]:
+    """Yield the folders outside of the system's own that programs on the search path, and this Python, are installed in."""
+    seen: dict[str, None] = {}
+    for folder in (*search_path.split(os.pathsep), f"{sys.prefix}/bin", f"{sys.base_prefix}/bin"):
+        real = os.path.realpath(folder)
+        above = str(Path(real).parent) if Path(real).name in {"bin", "sbin", "shims"} else real
+        home = str(Path("~").expanduser())
+        if folder and above not in {"/", home} and not above.startswith(SYSTEM):
+            seen.setdefault(above)
+    yield from seen

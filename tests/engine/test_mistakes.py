@@ -1,0 +1,380 @@
+"""
+The likely mistakes of whoever writes a handler: each is told, with the line and with what would have been fine.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ConfigDict
+
+import stepengine
+from stepengine import (
+    STEP,
+    AgentCall,
+    AgentDefinition,
+    Ask,
+    Engine,
+    Limits,
+    ModelSettings,
+    Parallel,
+    Perform,
+    RunResult,
+    RunStatus,
+    StepWith,
+    ToolCall,
+    UserMessage,
+    call,
+    tool,
+)
+from stepengine.errors import DefinitionError, HandlerError, StepEngineError
+from stepengine.events import LogLine, Warned
+from stepengine.journal import MemoryJournal
+from stepengine.testing import ScriptedModel
+from stepengine.tools import spawn_tools
+
+
+class Budget(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    max_context_length: int = 1
+
+
+@tool(aliases={"max_results": ("limit",)})
+def find(max_results: int, paths: list[str]) -> list[Any]:
+    """Find files."""
+    return [max_results, paths]
+
+
+@tool
+def hidden() -> str:
+    """Do something."""
+    return "done"
+
+
+@tool
+def forgets() -> Any:
+    """Return what was not awaited."""
+    return later()
+
+
+async def later() -> int:
+    return 1
+
+
+def failing(_: Any) -> Any:
+    yield from ()
+    raise ValueError("boom")
+
+
+def budget_of(ctx: Any) -> Any:
+    yield from ()
+    return ctx.params.max_context_length
+
+
+broken = AgentDefinition("broken", handle_steps=failing)
+unlisted = AgentDefinition("unlisted", handle_steps=failing)
+kid = AgentDefinition("kid", input_schema=Budget, handle_steps=budget_of)
+
+
+def run(handler: Any, *, journal: Any = None, observers: Any = (), **fields: Any) -> RunResult[Any]:
+    given = {"tools": [find, *spawn_tools(inline=True)], "spawnable_agents": [broken, kid], **fields}
+    agent = AgentDefinition("tester", handle_steps=handler, **given)
+    models = ScriptedModel(["hi"] * 3)
+    with Engine([agent, unlisted], [hidden, forgets], models=models, observers=observers) as engine:
+        return engine.run_sync(agent, "go", journal=journal)
+
+
+# --- `yield` for `yield from`, and other things that were silent -------------------------------------------------------
+
+
+@pytest.mark.spec("requirements:X69")
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda answer: answer == "yes",
+        lambda answer: "went on" if answer else "stopped",
+        lambda answer: answer.lower(),
+        lambda answer: answer["a"],
+        lambda answer: [*answer],
+        lambda answer: answer + 1,
+        lambda answer: ToolCall("find", {"max_results": answer}),
+    ],
+    ids=["compared", "judged", "a method", "an item", "unpacked", "added", "passed on"],
+)
+def test_a_bare_yield_that_is_used_as_its_value_fails_at_its_line_and_names_yield_from(use: Any) -> None:
+    def handler(_: Any) -> Any:
+        return use((yield Perform(str)))
+
+    result = run(handler)
+
+    assert result.status is RunStatus.FAILED
+    assert "yield from Ask(" in str(result.error)
+    assert Path(__file__).name in result.error.where
+
+
+def test_a_handler_of_one_line_that_returns_what_its_yield_was_sent_has_no_output_and_says_so() -> None:
+    result = run(lambda _: (yield STEP), tools=[], spawnable_agents=[])
+
+    assert (result.status, result.text) == (RunStatus.COMPLETED, "hi")
+    assert "returned a StepResult" in result.warnings[0]
+
+
+@pytest.mark.parametrize("method", ["append", "extend"])
+def test_a_longer_history_that_is_thrown_away_is_an_error_at_that_line(method: str) -> None:
+    def handler(ctx: Any) -> Any:
+        history, message = ctx.agent_state.message_history, UserMessage("x")
+        kept = history.append(message).extend([message])
+        assert len(kept) == len(history) + 2
+        if method == "append":
+            history.append(message)
+        history.extend([message])
+        yield STEP
+
+    result = run(handler)
+
+    assert f"TypeError: {method} returns a longer transcript" in str(result.error)
+    assert "add_message" in str(result.error)
+    assert ":" in result.error.where
+
+
+@pytest.mark.parametrize("how", ["returned", "inside", "by a tool"])
+@pytest.mark.filterwarnings("ignore:coroutine 'later' was never awaited:RuntimeWarning")
+def test_what_was_not_awaited_is_said_to_be_so(how: str) -> None:
+    def handler(_: Any) -> Any:
+        if how == "returned":
+            return later()
+        if how == "inside":
+            yield from Perform(lambda: [later()])
+        yield from ToolCall("forgets", include_tool_call=False)
+
+    result = run(handler)
+
+    assert result.status is RunStatus.FAILED
+    assert "it was not awaited" in str(result.error)
+
+
+@pytest.mark.spec("reliability:GN16")
+@pytest.mark.parametrize("output", [{1, 2}, float("nan"), {"a": object()}], ids=["set", "nan", "inside"])
+def test_an_output_that_is_no_json_is_refused_where_it_has_to_be_kept(output: Any) -> None:
+    def handler(_: Any) -> Any:
+        yield from ()
+        return output
+
+    journal = MemoryJournal()
+    alone, kept = run(handler), run(handler, journal=journal)
+
+    assert (alone.status, alone.output) == (RunStatus.COMPLETED, output)
+    assert isinstance(kept.error, HandlerError)
+    assert "output is not JSON: " in str(kept.error)
+    assert "$" in str(kept.error)
+    assert Path(__file__).name in kept.error.where
+    assert journal.history().is_complete
+    assert "completed" not in repr(journal.records()[-1])
+
+
+def test_an_output_with_a_json_form_of_its_own_is_kept() -> None:
+    def handler(_: Any) -> Any:
+        yield from ()
+        return Budget()
+
+    assert run(handler, journal=MemoryJournal()).output == Budget()
+
+
+# --- names of parameters ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("requirements:X67", "generator-contract:T1")
+def test_names_that_a_handler_gives_are_mended_everywhere_and_recorded_as_they_were_meant() -> None:
+    def handler(_: Any) -> Any:
+        first = yield from ToolCall("find", {"maxResults": 3, "paths": ["a"]})
+        found = [first.data, (yield from ToolCall("find", {"limit": 3, "paths": ["a"]})).data]
+        found.append((yield from AgentCall("kid", params={"maxContextLength": 5})))
+        found.append((yield from AgentCall(kid, params={"maxContextLength": 6})))
+        several = {"agents": [{"agentType": "kid", "params": {"maxContextLength": 7}}]}
+        found.append((yield from ToolCall("spawn_agents", several)).data[0]["output"])
+        found.append((yield from ToolCall("spawn_agents", {"agents": {"agentId": "kid"}})).data[0]["output"])
+        found.append((yield from ToolCall("kid", {"params": {"maxContextLength": 8}})).data[0]["output"])
+        (both,) = yield from Parallel(ToolCall("find", {"maxResults": 4, "paths": []}))
+        return [*found, both.data]
+
+    journal = MemoryJournal()
+    result = run(handler, journal=journal)
+
+    assert result.error is None
+    assert result.output == [[3, ["a"]], [3, ["a"]], 5, 6, 7, 1, 8, [4, []]]
+    recorded = repr([intent.given for intent in journal.history().intents.values()])
+    assert recorded.count("max_context_length") >= len((5, 6, 7, 8))
+    assert "maxResults" not in recorded
+    assert "maxContextLength" not in recorded
+    inputs = [part.input for m in result.state.message_history for part in getattr(m, "tool_calls", ())]
+    assert [i["max_results"] for i in inputs if "paths" in i] == [3, 3, 4]
+
+
+@pytest.mark.spec("requirements:X67")
+def test_params_of_the_root_run_are_mended_too() -> None:
+    with Engine([kid], models=ScriptedModel([])) as engine:
+        assert engine.run_sync("kid", params={"maxContextLength": 4}).output == 4
+
+
+@pytest.mark.spec("requirements:X67", "generator-contract:T2")
+@pytest.mark.parametrize("given", [{"maxResults": 3, "paths": '["a"]'}, {"maxResults": 3, "paths": "a"}], ids=repr)
+def test_values_of_a_handler_stay_strict(given: Any) -> None:
+    def handler(_: Any) -> Any:
+        yield ToolCall("find", given)
+
+    assert type(run(handler).error).__name__ == "ToolInputError"
+
+
+# --- children that failed ---------------------------------------------------------------------------------------------
+
+SPAWNS = {
+    "alone": lambda: AgentCall("broken"),
+    "inline": lambda: ToolCall("spawn_agent_inline", {"agent_type": "broken"}),
+    "one of several": lambda: ToolCall("spawn_agents", {"agents": [{"agent_type": "broken"}, {"agent_type": "kid"}]}),
+    "side by side": lambda: Parallel(AgentCall("broken"), AgentCall("kid")),
+}
+
+
+@pytest.mark.parametrize("how", SPAWNS)
+def test_a_spawn_whose_error_is_thrown_away_is_a_warning_and_an_event_and_one_that_is_read_is_none(how: str) -> None:
+    seen: list[str] = []
+
+    def careless(_: Any) -> Any:
+        yield SPAWNS[how]()
+
+    def careful(_: Any) -> Any:
+        sent = yield SPAWNS[how]()
+        return sent.steps_complete
+
+    def note(event: Any) -> None:
+        if isinstance(event, LogLine):
+            seen.append(event.message)
+
+    result = run(careless, observers=[note])
+
+    (warning,) = result.warnings
+    assert "broken" in warning
+    assert "boom" in warning
+    assert f"{Path(__file__).name}:" in warning
+    assert warning in seen
+    assert run(careful).warnings == ()
+
+
+@pytest.mark.spec("requirements:X50", "reliability:SP02")
+def test_an_entry_over_the_limit_is_never_refused_in_silence() -> None:
+    def handler(_: Any) -> Any:
+        sent = yield ToolCall("spawn_agents", {"agents": [{"agent_type": "kid"}] * 17})
+        return ["output" in entry for entry in sent.tool_result.data]
+
+    result = run(handler)
+
+    assert result.output == [True] * 16 + [False]
+    (warning,) = result.warnings
+    assert "1 of 17" in warning
+    assert "max_children is 16" in warning
+    assert "map_agents" in warning
+
+
+def test_a_tool_for_handlers_in_the_list_of_an_agent_without_one_is_told() -> None:
+    agent = AgentDefinition("plain", tools=["add_message"])
+    with Engine([agent], models=ScriptedModel(["hi"])) as engine:
+        result = engine.run_sync(agent, "go")
+
+    assert "add_message" in result.warnings[0]
+
+
+# --- errors that help -------------------------------------------------------------------------------------------------
+
+ERRORS = {
+    "a tool of the engine": (lambda: ToolCall("hidden"), "the model does not see"),
+    "a slip": (lambda: ToolCall("fnd"), "Did you mean 'find'?"),
+    "a slip in a step": (lambda: StepWith(tools=["fnd"]), "Did you mean 'find'?"),
+    "text for a list": (
+        lambda: ToolCall("spawn_agents", {"agents": "text"}),
+        'Fine would be: {"agents": [{"agent_type"',
+    ),
+    "a dict": (lambda: {"toolName": "find", "input": {"paths": []}}, "{'toolName': 'find', 'input': {...}}"),
+    "what to write for it": (lambda: {"toolName": "find", "input": {"n": 1}}, "ToolCall('find', {'n': 1})"),
+    "a text": (lambda: {"type": "STEP_TEXT", "text": "x"}, "StepText(text)"),
+    "too many actions": (lambda: ToolCall("write_todos", {"todos": []}), "max_actions"),
+}
+
+
+@pytest.mark.parametrize("what", ERRORS)
+def test_an_error_says_what_was_meant_and_where_it_came_from(what: str) -> None:
+    make, said = ERRORS[what]
+
+    def handler(_: Any) -> Any:
+        yield make()
+        yield make()
+
+    result = run(handler, limits=Limits(max_actions=1))
+
+    assert isinstance(result.error, StepEngineError)
+    assert said in str(result.error)
+    assert "The input was" not in str(result.error)
+    assert result.error.where.startswith(f"{__file__}:")
+
+
+def test_an_agent_that_may_not_be_spawned_is_told_with_the_remedy() -> None:
+    def handler(_: Any) -> Any:
+        yield from AgentCall("unlisted")
+
+    result = run(handler)
+
+    assert "list it in spawnable_agents=[...] of 'tester'" in str(result.error)
+    assert result.error.where.startswith(f"{__file__}:")
+
+
+def test_an_agent_without_any_tool_is_not_said_to_have_none_to_choose_from() -> None:
+    def handler(_: Any) -> Any:
+        yield from call("fetch", str)
+
+    error = str(run(handler, tools=[], spawnable_agents=[]).error)
+
+    assert "Available tools: none" not in error
+    assert "tools=[...]" in error
+
+
+@pytest.mark.parametrize(
+    ("make", "meant"),
+    [(lambda: Limits(max_step=3), "max_steps"), (lambda: ModelSettings(temprature=1), "temperature")],
+    ids=["Limits", "ModelSettings"],
+)
+def test_a_slip_in_a_keyword_names_what_was_meant(make: Any, meant: str) -> None:
+    with pytest.raises(DefinitionError, match=f"did you mean '{meant}'") as caught:
+        make()
+
+    assert isinstance(caught.value, TypeError)
+
+
+def test_a_name_that_is_not_on_the_front_door_names_the_one_that_is() -> None:
+    with pytest.raises(ImportError, match="did you mean 'AgentDefinition'"):
+        exec("from stepengine import Agent", {})
+    with pytest.raises(AttributeError, match="did you mean 'Engine'"):
+        stepengine.Engin
+    assert not hasattr(importlib.import_module("stepengine"), "Agent")
+    assert Ask is stepengine.Ask
+
+
+@pytest.mark.parametrize(
+    ("annotation", "is_told"), [(int, True), (list[str], True), (dict[str, int], True), (str, False), (Any, False)]
+)
+def test_a_text_from_a_tool_that_is_annotated_to_return_something_else_is_told(annotation: Any, is_told: bool) -> None:
+    def count() -> Any:
+        """Count."""
+        return "12"
+
+    count.__annotations__["return"] = annotation
+
+    def handle_steps(_: Any) -> Any:
+        yield ToolCall("count", {})
+
+    seen: list[Any] = []
+    run(handle_steps, tools=[tool(count)], observers=[seen.append])
+
+    assert is_told == any("returned a text" in event.message for event in seen if isinstance(event, Warned))

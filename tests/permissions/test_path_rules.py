@@ -1,0 +1,345 @@
+"""
+A rule about files binds every bundled tool, however a call names them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import unicodedata
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepengine import AgentDefinition, Engine, Limits, RunStatus, ToolCall
+from stepengine.data.json import freeze_object
+from stepengine.data.tools import ToolSpec
+from stepengine.errors import DefinitionError
+from stepengine.permissions import Policy, PolicyFile, Request, Rule
+from stepengine.tools import (
+    FileChangeHook,
+    change_hook_tools,
+    file_tools,
+    followup_tools,
+    memory_tools,
+    search_tools,
+    shell_tools,
+    skill_tools,
+)
+
+CANARY = "canary-5cb1"
+FOLDER = "vaults"
+FILE = "ledger.py"
+DENIED = f"{FOLDER}/{FILE}"
+TEXT = f"def {CANARY.replace('-', '_')}():\n    return '{CANARY}'\n"
+SHOWN = (CANARY, CANARY.replace("-", "_"))
+
+NAMES_NO_FILE = {"suggest_followups", "remember", "recall", "forget", "check_job", "kill_job"}
+"""Bundled tools whose input leads to no file of a project."""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """
+    A folder with a file that a rule denies, and with everything that leads to it under another name.
+    """
+    made = tmp_path_factory.mktemp("guarded") / "proj"
+    (made / FOLDER).mkdir(parents=True)
+    (made / DENIED).write_text(TEXT)
+    (made / "open").mkdir()
+    (made / "open" / "a.py").write_text("def open_one():\n    return 1\n")
+    (made / "to_folder").symlink_to(FOLDER)
+    (made / "to_file.py").symlink_to(DENIED)
+    (made / "to_link.py").symlink_to("to_file.py")
+    (made / "open" / "up").symlink_to(f"../{FOLDER}")
+    (made / "open" / "round").symlink_to(f"../open/../{FOLDER}")
+    (made / "absolute").symlink_to(made / FOLDER)
+    (made / "itself").symlink_to(".")
+    os.link(made / DENIED, made / "twin.py")
+    (made / ".agents" / "skills" / "trade").mkdir(parents=True)
+    (made / ".agents" / "skills" / "trade" / "SKILL.md").write_text(
+        "---\nname: trade\ndescription: Trades.\n---\nTrade.\n"
+    )
+    os.link(made / DENIED, made / ".agents" / "skills" / "trade" / "twin.py")
+    (made / ".agents" / "skills" / "trade" / "link.py").symlink_to(f"../../../{DENIED}")
+    (made / "mounted").mkdir()
+    is_mounted = (
+        subprocess.run(
+            ["mount", "--bind", made / FOLDER, made / "mounted"], capture_output=True, check=False
+        ).returncode
+        == 0
+        if shutil.which("mount") and os.geteuid() == 0
+        else False
+    )
+    yield made
+    if is_mounted:
+        subprocess.run(["umount", made / "mounted"], check=True)
+
+
+def spellings(root: Path) -> list[str]:
+    """
+    Return ways to name the denied file, or the folder that it is in.
+    """
+    files = [
+        DENIED, f"./{DENIED}", f"{FOLDER}//{FILE}", f"{FOLDER}/./{FILE}", f"open/../{DENIED}", f"{DENIED}/", f"{DENIED}/.",
+        f"{DENIED} ", f" {DENIED}", f"{root}/{DENIED}", f"//{str(root)[1:]}/{DENIED}", f"{root}/open/../{DENIED}", DENIED.upper(), DENIED.title(),
+        f"{FOLDER.upper()}/{FILE}", f"to_folder/{FILE}", "to_file.py", "to_link.py", f"open/up/{FILE}", f"open/round/{FILE}",
+        f"absolute/{FILE}", f"itself/{DENIED}", f"itself/itself/to_folder/{FILE}", "twin.py", f"mounted/{FILE}", f"/proc/self/cwd/{DENIED}",
+        f"/proc/self/root{root}/{DENIED}", f"/proc/{os.getpid()}/cwd/{DENIED}", "/proc/self/fd/0", "/dev/fd/0", f"file://{root}/{DENIED}",
+        f"~/{DENIED}", f"$PWD/{DENIED}", DENIED.replace("/", "\\"), DENIED.replace("/", "%2f"), f"{FOLDER}/{FILE}\0", f"{FOLDER}/{FILE}\n",
+        unicodedata.normalize("NFD", DENIED), f"{FOLDER}/*.py", f"{FOLDER[:-1]}[s]/{FILE}", f"{{{FOLDER},open}}/{FILE}", f"**/{FILE}", f"'{DENIED}'",
+        f"{FOLDER}/../{FOLDER}/{FILE}", f"../{root.name}/{DENIED}",
+    ]  # fmt: skip
+    return [
+        *files,
+        FOLDER,
+        f"{FOLDER}/",
+        "to_folder",
+        "to_folder/",
+        "open/up",
+        "absolute",
+        "itself/to_folder",
+        "mounted",
+        f"{root}/{FOLDER}",
+        ".",
+    ]
+
+
+def calls(tool: str, name: str) -> list[dict[str, Any]]:
+    """
+    Return inputs of a bundled tool that name a file in every way that the tool takes.
+    """
+    edit = [{"old_string": "return", "new_string": "yield"}]
+    given = [f"-g '{name}'"] if name != "." else [f"-g '**/{FILE}'", f"-g '{FOLDER}/**' -l", "-c -i", f"-g '!{FOLDER}'"]
+    return {
+        "read_files": [{"paths": [name]}, {"paths": ["open/a.py", {"path": name, "offset": 0}]}],
+        "list_directory": [{"path": name}],
+        "read_subtree": [{"paths": [name]}, {}],
+        "write_file": [{"path": name, "content": "gone\n"}],
+        "str_replace": [{"path": name, "replacements": edit}],
+        "delete_file": [{"path": name}],
+        "propose_write_file": [{"path": name, "content": "gone\n"}],
+        "propose_str_replace": [{"path": name, "replacements": edit}],
+        "glob": [{"pattern": name}, {"pattern": "**/*", "cwd": name}, {"pattern": "**/*"}],
+        "code_search": [
+            *[{"pattern": "return|canary", "flags": f} for f in given],
+            {"pattern": "return|canary", "cwd": name},
+        ],
+        "find_files": [{"prompt": f"{name} {CANARY} {FILE}"}],
+        "run_terminal_command": [{"command": f"cat {FILE}", "cwd": name}],
+        "run_file_change_hooks": [{"files": [name]}],
+        "skill": [{"name": "trade", "file": name}, {"name": "trade", "file": f"../../../{name}"}, {"name": "trade"}],
+    }[tool]  # fmt: skip
+
+
+def bundled(root: Path) -> list[Any]:
+    """
+    Return every tool of every set that works on files.
+    """
+    look = FileChangeHook("look", ["cat", FILE], pattern="**/*.py", cwd=FOLDER)
+    return [
+        *file_tools(root, write=True, delete=True, propose=True),
+        *search_tools(root),
+        *shell_tools(root),
+        *change_hook_tools(root, [look]),
+        *skill_tools(root, user=False),
+        *followup_tools(),
+        *memory_tools(),
+    ]
+
+
+def outcomes(
+    root: Path, tool: str, inputs: list[dict[str, Any]], *rules: Rule, tools: list[Any] | None = None
+) -> list[str]:
+    """
+    Run calls of one tool under rules and return what a model would see of each.
+    """
+
+    def handle_steps(ctx: Any) -> Any:
+        found = []
+        for given in inputs:
+            turn = yield ToolCall(tool, given)
+            found.append(str(turn.tool_result.text))
+        return found
+
+    policy = Policy([Rule.allow_tool("*"), *rules])
+    agent = AgentDefinition("user", tools=bundled(root) if tools is None else tools, handle_steps=handle_steps)
+    with Engine([agent], permissions=policy) as engine:
+        found: list[str] = engine.run_sync("user", limits=Limits(max_denials=10_000, max_actions=10_000)).unwrap()
+    return found
+
+
+def tool_names() -> list[str]:
+    """
+    Return the names of all bundled tools that may lead to a file; one that is added later is among them by itself.
+    """
+    return sorted({tool.spec.name for tool in bundled(Path.cwd())} - NAMES_NO_FILE)
+
+
+@pytest.mark.spec("requirements:X70", "requirements:M13")
+@pytest.mark.parametrize("tool", tool_names())
+def test_no_bundled_tool_shows_or_changes_a_denied_file_however_it_is_named(root: Path, tool: str) -> None:
+    inputs = [given for name in spellings(root) for given in calls(tool, name)]
+    before = (root / DENIED).stat()
+
+    found = outcomes(root, tool, inputs, Rule.deny_path(f"{FOLDER}/**"))
+
+    leaks = [(given, text) for given, text in zip(inputs, found, strict=True) if any(word in text for word in SHOWN)]
+    names = [(given, text) for given, text in zip(inputs, found, strict=True) if DENIED in _listed(text, given)]
+    assert ([], []) == (leaks, names)
+    assert (TEXT, before.st_ino) == ((root / DENIED).read_text(), (root / DENIED).stat().st_ino)
+
+
+def _listed(text: str, given: dict[str, Any]) -> str:
+    """Return a result without what it repeats of the input and without refusals, which name what was refused."""
+    said = str(given)
+    return "" if DENIED in said or "is kept from tools" in text or "Denied by" in text else text
+
+
+@pytest.mark.spec("requirements:X70")
+@pytest.mark.parametrize("prefer_python", [False, True])
+def test_without_the_rule_the_same_calls_show_the_file(root: Path, prefer_python: bool) -> None:
+    tools = [*file_tools(root), *search_tools(root, prefer_python=prefer_python)]
+
+    for tool in ("read_files", "code_search", "glob", "list_directory", "read_subtree", "find_files"):
+        inputs = [given for name in (DENIED, FOLDER, "to_folder") for given in calls(tool, name)]
+        found = outcomes(root, tool, inputs, tools=tools)
+        assert any(FILE in text or CANARY in text for text in found), tool
+
+
+@pytest.mark.spec("requirements:X70")
+@pytest.mark.parametrize("prefer_python", [False, True])
+def test_a_search_says_that_something_is_left_out_and_says_the_same_whatever_it_looked_for(
+    root: Path, prefer_python: bool
+) -> None:
+    tools = search_tools(root, prefer_python=prefer_python)
+    inputs = [{"pattern": pattern, "cwd": "."} for pattern in (CANARY, "no-such-text")]
+
+    hit, miss = outcomes(root, "code_search", inputs, Rule.deny_path(f"{FOLDER}/**"), tools=tools)
+
+    assert hit == miss
+    assert "files that rules keep from tools are left out" in hit
+
+
+@pytest.mark.spec("requirements:X70")
+def test_what_a_link_leads_to_is_asked_about_when_the_file_itself_would_be(root: Path) -> None:
+    rules = [Rule.ask_for_path(f"{FOLDER}/**", priority=1)]
+    inputs = [{"paths": ["to_file.py"]}, {"paths": ["open/a.py"]}]
+
+    linked, plain = outcomes(root, "read_files", inputs, *rules)
+
+    assert "a person has to be asked first" in linked
+    assert CANARY not in linked
+    assert "open_one" in plain
+
+
+@pytest.mark.spec("requirements:X70")
+def test_what_an_allowed_path_leads_to_is_judged_by_where_it_leads(root: Path) -> None:
+    def handle_steps(ctx: Any) -> Any:
+        return str((yield ToolCall("read_files", {"paths": ["open/a.py", f"open/up/{FILE}"]})).tool_result.text)
+
+    agent = AgentDefinition("user", tools=file_tools(root), handle_steps=handle_steps)
+    with Engine([agent], permissions=Policy([Rule.allow_path("open/**")])) as engine:
+        text = engine.run_sync("user").unwrap()
+
+    assert ("open_one" in text, CANARY in text, "has to be asked" in text) == (True, False, True)
+
+
+@pytest.mark.spec("requirements:X70")
+def test_a_rule_for_one_tool_or_agent_binds_only_that(root: Path) -> None:
+    inputs = [{"paths": ["to_file.py"]}]
+
+    for rule in (
+        Rule.deny_path(f"{FOLDER}/**", tool="write_file"),
+        Rule.deny_path(f"{FOLDER}/**", scope="agent:other"),
+    ):
+        (text,) = outcomes(root, "read_files", inputs, rule)
+        assert CANARY in text
+
+
+# --- the file that says what is allowed ------------------------------------------------------------------------------
+
+
+def agent_of(tools: list[Any], calls: list[ToolCall], seen: list[str]) -> AgentDefinition[Any]:
+    """
+    Return an agent that makes calls and notes what comes back.
+    """
+
+    def handle_steps(ctx: Any) -> Any:
+        for one in calls:
+            turn = yield one
+            seen.append(str(turn.tool_result.text))
+
+    return AgentDefinition("user", tools=tools, handle_steps=handle_steps)
+
+
+@pytest.mark.spec("requirements:X70")
+@pytest.mark.parametrize("made", ["file_tools", "shell_tools", "change_hook_tools"])
+@pytest.mark.parametrize("given_to", ["agent", "engine"])
+def test_an_engine_refuses_tools_that_could_write_its_own_policy_file(tmp_path: Path, made: str, given_to: str) -> None:
+    file = tmp_path / "deep" / "rules.json"
+    file.parent.mkdir()
+    Policy([Rule.allow_tool("*")]).save(file)
+    tools = {
+        "file_tools": lambda: file_tools(tmp_path, write=True),
+        "shell_tools": lambda: shell_tools(tmp_path),
+        "change_hook_tools": lambda: change_hook_tools(tmp_path, [FileChangeHook("look", ["true"])]),
+    }[made]()
+    agent = agent_of(tools if given_to == "agent" else [], [], [])
+
+    with pytest.raises(DefinitionError, match=r"model could allow itself everything.*below_root=True"):
+        Engine([agent], tools=tools if given_to == "engine" else [], permissions=PolicyFile(file))
+
+
+@pytest.mark.spec("requirements:X70")
+def test_tools_that_only_look_or_work_elsewhere_may_stand_beside_a_policy_file(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    Policy([Rule.allow_tool("*")]).save(tmp_path / "rules.json")
+    tools = [*search_tools(tmp_path), *file_tools(tmp_path / "work", write=True)]
+
+    with Engine([agent_of(tools, [], [])], permissions=PolicyFile(tmp_path / "rules.json")) as engine:
+        assert engine.run_sync("user").status is RunStatus.COMPLETED
+
+
+@pytest.mark.spec("requirements:X70")
+def test_below_a_root_the_policy_file_and_its_lock_are_kept_from_file_tools(tmp_path: Path) -> None:
+    file = tmp_path / "rules.json"
+    Policy([Rule.allow_tool("*")]).save(file)
+    (tmp_path / "other.json").symlink_to("rules.json")
+    before, seen = file.read_bytes(), list[str]()
+    calls = [
+        ToolCall("write_file", {"path": "rules.json", "content": "{}"}),
+        ToolCall("write_file", {"path": "rules.json.lock", "content": "{}"}),
+        ToolCall("delete_file", {"path": "rules.json"}),
+        ToolCall("read_files", {"paths": ["other.json"]}),
+        ToolCall("write_file", {"path": "free.txt", "content": "free"}),
+    ]
+    agent = agent_of(file_tools(tmp_path, write=True, delete=True), calls, seen)
+
+    with Engine([agent], permissions=PolicyFile(file, below_root=True)) as engine:
+        engine.run_sync("user").unwrap()
+
+    assert [True, True, True, True, False] == ["holds what people have allowed" in text for text in seen]
+    assert (before, "free") == (file.read_bytes(), (tmp_path / "free.txt").read_text())
+
+
+@pytest.mark.spec("requirements:X70", "requirements:X60")
+@pytest.mark.parametrize(
+    "path",
+    [
+        "AGENTS.md", "sub/CLAUDE.md", "agents/mine.py", ".agents/x/SKILL.md", ".git/hooks/pre-commit", ".github/workflows/ci.yml",
+        ".gitlab-ci.yml", "stepengine.toml", "pyproject.toml", "conftest.py", ".claude/settings.json", ".husky/pre-push", "./AGENTS.MD", ".mcp.json",
+    ],
+)  # fmt: skip
+def test_who_accepts_edits_is_asked_about_files_that_instruct(path: str) -> None:
+    policy = Policy(mode="accept_edits")
+    writes = ToolSpec("write_file", category="write")
+
+    decided = [
+        policy.check(Request(tool=writes, input=freeze_object({"path": p}))).decision for p in (path, "src/app.py")
+    ]
+
+    assert ["ask", "allow"] == decided
