@@ -50,7 +50,7 @@ from stepengine.data.models import (
     ToolCallEnded,
     ToolCallStarted,
 )
-from stepengine.data.outcomes import Failure, Gathered, Stop, Value
+from stepengine.data.outcomes import Begun, Failure, Gathered, Stop, Value
 from stepengine.data.questions import Answer, Decision, Question
 from stepengine.data.server_tools import CodeExecution, FileSearch, UrlContext, WebSearch
 from stepengine.data.state import AgentState, ChildResult, RunStatus
@@ -427,6 +427,7 @@ outcome_values = replies | results | child_results | frozen_values | tuples(answ
 times = st.integers(0, 10**9)
 values = some(Value, outcome_values, at=times, inputs=tuples(user_messages, 1))
 failures = some(Failure, engine_errors, at=times, inputs=tuples(user_messages, 1))
+begun = st.builds(Begun, usages, costs)
 stops = some(
     Stop,
     st.sampled_from(["suspended", "cancelled", "shutdown", "limit", "diverged"]),
@@ -434,6 +435,7 @@ stops = some(
     error=st.none() | engine_errors,
     questions=tuples(questions, 2),
     child=st.none() | child_results,
+    begun=st.none() | begun,
 )
 gathered = st.builds(Gathered, tuples(values | failures | stops, 3))
 outcomes = values | failures | stops | gathered
@@ -463,6 +465,7 @@ STORED: dict[str, st.SearchStrategy[Any]] = {
     "ReplyDone": st.builds(ReplyDone, replies),
     "SideEffect": side_effects,
     "Spending": spendings,
+    "Begun": begun,
     "Stop": stops,
     "TextChunk": st.builds(TextChunk, text),
     "TextPart": text_parts,

@@ -106,6 +106,6 @@ def _told(run: Run, options: Options, talk: Talk, seconds: float, *, as_json: bo
     if run.code is not Exit.COMPLETED:
         complain(advised(ending_of(run), run, options))
     if result.usage.requests and not as_json:
-        spent = [one_line(talk.model), tokens(result.usage), money(result.cost), f"{seconds:.1f} s"]
+        spent = [one_line(talk.model), tokens(result.usage), money(result.cost, of=result.usage), f"{seconds:.1f} s"]
         print(" | ".join([part for part in spent if part]), file=sys.stderr)
     return run.code

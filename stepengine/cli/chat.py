@@ -357,15 +357,17 @@ class Chat:
         spent = Spending()
         for number, result in enumerate(self._results, start=1):
             spent += result.spending
-            self._terminal.say(f"  turn {number}   {tokens(result.usage) or 'no model call'}   {money(result.cost)}")
+            self._terminal.say(
+                f"  turn {number}   {tokens(result.usage) or 'no model call'}   {money(result.cost, of=result.usage)}"
+            )
         for what, used, costs in (
             ("agent", spent.by_agent, spent.cost_by_agent),
             ("model", spent.by_model, spent.cost_by_model),
         ):
             for name, usage in used.items():
                 said = tokens(usage) or "no tokens reported"
-                self._terminal.say(f"  {what} {one_line(name, 60)}   {said}   {money(costs[name])}")
-        self._terminal.say(f"together {tokens(spent.usage) or 'no model call'}   {money(spent.cost)}")
+                self._terminal.say(f"  {what} {one_line(name, 60)}   {said}   {money(costs[name], of=usage)}")
+        self._terminal.say(f"together {tokens(spent.usage) or 'no model call'}   {money(spent.cost, of=spent.usage)}")
 
     async def _do_agent(self, name: str) -> None:
         from stepengine.engine import load_agent

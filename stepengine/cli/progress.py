@@ -184,7 +184,7 @@ class Progress:
             _many(len(result.tool_calls) + below.tool_calls, "tool call"),
             _many(below.agents, "child run") if below.agents else "",
             tokens(result.usage),
-            money(result.cost) if result.usage.requests else "no model call",
+            money(result.cost, of=result.usage) if result.usage.requests else "no model call",
             f"{time.monotonic() - self._start:.1f} s",
         ]
         self._line("", " | ".join([s for s in spent if s]), self._colors.summary)
@@ -214,7 +214,7 @@ class Progress:
                 if crowd.is_open
             ],
             spent,
-            money(self._cost) if spent else "",
+            money(self._cost, of=self._usage) if spent else "",
             f"{time.monotonic() - self._start:.0f} s",
         ]
         return Text(" | ".join([p for p in parts if p]), style=self._colors.note)

@@ -258,8 +258,9 @@ def tokens(usage: Usage) -> str:
     return f"{about}{usage.prompt_tokens:,} tokens in, {usage.completion_tokens:,} out"
 
 
-def money(cost: Decimal | None) -> str:
-    """Return *cost* in US dollars; a cost that is unknown is not zero."""
+def money(cost: Decimal | None, *, of: Usage | None = None) -> str:
+    """Return *cost* in US dollars; one that is unknown is not zero, and that *of* a usage that is a lower bound is one, too."""
     if cost is None:
         return "cost unknown"
-    return f"${cost:.4f}" if cost < 1 else f"${cost:.2f}"
+    about = "at least " if of is not None and of.at_least else ""
+    return f"{about}${cost:.4f}" if cost < 1 else f"{about}${cost:.2f}"

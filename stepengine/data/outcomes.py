@@ -7,6 +7,7 @@ record on replay (design 3). ``inputs`` are messages that were sent to the run m
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any, Literal, TypeAlias
 
 import attrs
@@ -15,9 +16,10 @@ from stepengine.data.makers import maker_of
 from stepengine.data.messages import UserMessage
 from stepengine.data.questions import Question
 from stepengine.data.state import ChildResult
+from stepengine.data.usage import Usage
 from stepengine.errors import StepEngineError
 
-__all__ = ("Failure", "Gathered", "Outcome", "Single", "Stop", "StopKind", "Value", "quick_value")
+__all__ = ("Begun", "Failure", "Gathered", "Outcome", "Single", "Stop", "StopKind", "Value", "quick_value")
 
 StopKind: TypeAlias = Literal["suspended", "cancelled", "shutdown", "limit", "diverged", "crashed"]
 
@@ -56,6 +58,20 @@ class Failure:
 
 
 @attrs.frozen
+class Begun:
+    """
+    What a model call had used that was stopped before it was done.
+
+    Attributes:
+        usage: Tokens, always a lower bound: what the provider had said, else what was streamed.
+        cost: What those cost in US dollars; ``None`` when that is not known.
+    """
+
+    usage: Usage
+    cost: Decimal | None
+
+
+@attrs.frozen
 class Stop:
     """
     The run must end now; never shown to author code (design 3).
@@ -67,6 +83,7 @@ class Stop:
             what the caller of the run gets raised, such as the exception by which ``pytest.fail`` works.
         questions: For ``"suspended"``, the open questions, those of children included.
         child: For a ``Spawn``, how its child ended, so that what it spent counts.
+        begun: For a ``CallModel``, what it had used when it was stopped; ``None`` when nothing is known of that.
     """
 
     kind: StopKind
@@ -74,6 +91,7 @@ class Stop:
     error: BaseException | None = None
     questions: tuple[Question, ...] = ()
     child: ChildResult[Any] | None = None
+    begun: Begun | None = None
 
 
 Single: TypeAlias = Value | Failure | Stop

@@ -68,7 +68,8 @@ class AgentState:
         steps_remaining: Model steps that are left.
         step_index: The number of steps that have begun.
         usage: Tokens spent by this run and its children.
-        cost: US dollars spent by this run and its children; ``None`` when a part is unknown.
+        cost: US dollars spent by this run and its children, a lower bound where ``usage.at_least``; ``None`` when a part is
+            unknown.
         credits_used: Credits that tools reported.
         context: A JSON object that hooks and tools share between steps.
         pending: Questions that the run waits for.

@@ -25,7 +25,7 @@ class Usage:
         cache_read_tokens: Prompt tokens read from the provider's cache.
         cache_write_tokens: Prompt tokens written to the provider's cache.
         reasoning_tokens: Reply tokens spent on thinking.
-        requests: Completed model calls.
+        requests: Model calls that gave a reply, or had used something when they were stopped.
         at_least: Whether some part is unknown, so that the numbers are lower bounds.
     """
 

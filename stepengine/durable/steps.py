@@ -605,6 +605,7 @@ class _Elsewhere:
         self._io = io
         self.emit = io.emit
         self.attempt = io.attempt
+        self.begun = io.begun
 
     @property
     def watched(self) -> bool:

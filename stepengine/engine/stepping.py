@@ -482,7 +482,7 @@ class Stepper:
         if type(item.effect) is AskPerson:
             return self._replayer.halt(item.path, shown_questions(item))
         if type(item.effect) is not Spawn or not self._replayer.has_begun(address):
-            return self._replayer.halt(item.path, ())
+            return attrs.evolve(self._replayer.halt(item.path, ()), begun=self._replayer.begun(item))
         path = child_path(*address)
         child = self._ended(self._reached(path)).as_child(is_inline=item.effect.is_inline)
         del self._runs[path]

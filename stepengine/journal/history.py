@@ -19,11 +19,12 @@ from stepengine.data.effects import CallModel
 from stepengine.data.json import JsonDict, JsonValue
 from stepengine.data.limits import Limits
 from stepengine.data.models import ModelRequest
-from stepengine.data.outcomes import Failure, Value
+from stepengine.data.outcomes import Begun, Failure, Value
 from stepengine.data.questions import Question
 from stepengine.data.state import AgentState, ChildResult, RunInfo, RunStatus
 from stepengine.data.tools import Control, ToolSpec
 from stepengine.data.transcript import Transcript
+from stepengine.data.usage import add_cost
 from stepengine.errors import DataError, JournalCorrupt, JournalError, StepEngineError
 from stepengine.journal.encoding import (
     bare,
@@ -47,6 +48,7 @@ from stepengine.journal.records import (
     Intent,
     Record,
     Result,
+    begun_of,
     check_effect,
     check_input,
     check_outcome,
@@ -104,6 +106,7 @@ class History:
         inputs: Inputs in order.
         prompts: System prompts that were computed, by path.
         windows: Context lengths of models in tokens, by path.
+        begun: What model calls had used when they were stopped, by address.
         kept: Which other fingerprints were accepted at which addresses when the run went on after an edit.
         blobs: Blob values by fingerprint.
         last_at: The latest time in milliseconds since the root run was created.
@@ -122,6 +125,7 @@ class History:
         self.prompts: dict[str, str] = {}
         self.windows: dict[str, int] = {}
         self.kept: set[tuple[Address, str]] = set()
+        self.begun: dict[Address, Begun] = {}
         self.blobs: dict[str, Any] = {}
         self.last_at = 0
         self._built: dict[Address, Transcript] = {}
@@ -215,6 +219,15 @@ class History:
             self.kept.add(((record.path, record.seq), record.input["fp"]))
         elif record.input.get("type") == "Gap":
             self._next[record.path] = record.seq
+        elif record.input.get("type") == "Begun":
+            self._take_begun((record.path, record.seq), begun_of(record.input))
+
+    def _take_begun(self, address: Address, more: Begun) -> None:
+        """Add what a model call had used when it was stopped, which may happen once in each process that made it."""
+        known = self.begun.get(address)
+        if known is not None:
+            more = Begun(known.usage + more.usage, add_cost(known.cost, more.cost))
+        self.begun[address] = more
 
     def _take_intent(self, record: Intent) -> str:
         path, seq, kind = record.path, record.seq, record.type

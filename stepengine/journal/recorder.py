@@ -19,10 +19,11 @@ import attrs
 
 from stepengine.data.effects import AskPerson, CallModel, Spawn
 from stepengine.data.messages import ToolCallPart
-from stepengine.data.outcomes import Failure, Single, Stop, Value
+from stepengine.data.models import ModelReply
+from stepengine.data.outcomes import Begun, Failure, Single, Stop, Value
 from stepengine.data.questions import answered
 from stepengine.data.state import AgentState, ChildResult
-from stepengine.data.usage import Usage
+from stepengine.data.usage import Usage, add_cost
 from stepengine.errors import JournalError, StepEngineError, UnknownOutcome
 from stepengine.journal.encoding import bare, describe, is_repeatable, must_last, outcome_members, outcome_of, storable
 from stepengine.journal.history import History
@@ -234,7 +235,11 @@ class Recorder:
         if self._replayer is not None or self._run.fatal is not None:
             return await self.perform(item, io)
         attempts: list[Any] = []
-        outcome = await self._inner.perform(item, Attempts(io, attempts) if type(item.effect) is CallModel else io)
+        try:
+            outcome = await self._inner.perform(item, Attempts(io, attempts) if type(item.effect) is CallModel else io)
+        except BaseException:
+            self._note_stopped(item, io)
+            raise
         kept, owed, waiting = self._keep(item, outcome, attempts, io)
         if waiting is not None:
             await self._until(waiting, owed)
@@ -279,7 +284,8 @@ class Recorder:
 
     async def _halted(self, item: Item) -> Single:
         assert self._replayer is not None  # noqa: S101 - it said that nothing is live
-        return self._replayer.halt(item.path, shown_questions(item) if type(item.effect) is AskPerson else ())
+        stop = self._replayer.halt(item.path, shown_questions(item) if type(item.effect) is AskPerson else ())
+        return attrs.evolve(stop, begun=self._replayer.begun(item))
 
     async def _spawn(self, item: Item, io: IO) -> Single:
         """Run a child over its own records; what its parent's record says of it is a check (design 10)."""
@@ -304,20 +310,44 @@ class Recorder:
 
     # --- live ---------------------------------------------------------------------------------------------------------
 
+    def _note_stopped(self, item: Item, io: IO) -> None:
+        """Write down what a model call had used that is stopped; what cannot be written ends the run, which ends anyway."""
+        begun = io.begun(item) if type(item.effect) is CallModel else None
+        if begun is not None:
+            with contextlib.suppress(StepEngineError):
+                self._keep_begun(item, begun, self._run.timing.last)
+
+    def _keep_begun(self, item: Item, begun: Begun, at: int) -> None:
+        cost = {} if begun.cost is None else {"cost": str(begun.cost)}
+        said = {"type": "Begun", "usage": bare(begun.usage), **cost}
+        self._append(Input(item.path, item.effect.seq, at, said))
+
     async def _doubtful(self, item: Item, io: IO) -> Single:
         """Deal with an effect that was begun and has no result (reliability R3, JR07)."""
         if is_repeatable(item):
-            lost = {"error": bare(UnknownOutcome("the process ended before the reply was recorded"))}
-            return await self._live(item, io, [lost] if type(item.effect) is CallModel else [], again=True)
+            return await self._live(item, io, self._lost(item) if type(item.effect) is CallModel else [], again=True)
         run = self._run
         decided = decision_about(item, run.in_doubt, run.decisions, 0)
         if decided is None:
             return await self._live(item, io, [], again=True)
         return await self._kept(item, decided, [])
 
+    def _lost(self, item: Item) -> list[Any]:
+        """Return the attempt of a process that ended before the reply was recorded, with what is known of its usage."""
+        assert self._replayer is not None  # noqa: S101 - it said that the call was begun
+        lost = {"error": bare(UnknownOutcome("the process ended before the reply was recorded"))}
+        begun = self._replayer.begun(item)
+        return [lost if begun is None else {**lost, "usage": bare(begun.usage)}]
+
     async def _live(self, item: Item, io: IO, attempts: list[Any], *, again: bool = False) -> Single:
         noting = Attempts(io, attempts) if type(item.effect) is CallModel else io
-        outcome = await self._inner.perform(item, noting)
+        try:
+            outcome = await self._inner.perform(item, noting)
+        except BaseException:
+            self._note_stopped(item, io)
+            raise
+        if again and self._replayer is not None:
+            outcome = _with_earlier(outcome, self._replayer.begun(item))
         kept, owed, waiting = self._keep(item, outcome, attempts, io, again=again)
         if waiting is not None:
             await self._until(waiting, owed)
@@ -344,6 +374,8 @@ class Recorder:
         writes = run.writes_of(item, again=again) if run.writes else ()
         if type(outcome) is Stop:
             self._keep_answers(item, outcome, at)
+            if outcome.begun is not None:
+                self._keep_begun(item, outcome.begun, at)
             return attrs.evolve(outcome, at=at), (), None
         settled = self._settled(item, outcome, at)  # type: ignore[arg-type]
         try:
@@ -414,6 +446,15 @@ def _child(outcome: Single) -> ChildResult[Any] | None:
     return value if isinstance(value, ChildResult) else None
 
 
+def _with_earlier(outcome: Single, earlier: Begun | None) -> Single:
+    """Return the outcome of a call that was made again, with what it had used when it was stopped before."""
+    if earlier is None or type(outcome) is not Value or not isinstance(outcome.value, ModelReply):
+        return outcome
+    reply = outcome.value
+    usage, cost = earlier.usage + (reply.usage or Usage()), add_cost(earlier.cost, reply.cost)
+    return attrs.evolve(outcome, value=attrs.evolve(reply, usage=usage, cost=cost))
+
+
 def _note_outcome(error: StepEngineError, item: Item, outcome: Value | Failure) -> None:
     value = outcome.value if type(outcome) is Value else getattr(outcome, "error", None)
     said = str(getattr(value, "text", value))[:MAX_NOTED]
@@ -455,6 +496,10 @@ class Attempts:
         entry: dict[str, Any] = {"error": bare(storable(failure.error))}
         self._noted.append(entry | ({"usage": bare(usage)} if usage is not None else {}))
         self._io.attempt(failure, usage)
+
+    def begun(self, item: Item) -> Begun | None:
+        """Return what a model call had used that was stopped."""
+        return self._io.begun(item)
 
     def drive(self, plan: RunPlan, state: AgentState, path: str) -> Awaitable[Finished]:
         """Run a child."""

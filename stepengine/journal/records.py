@@ -12,6 +12,7 @@ import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from decimal import Decimal
 from typing import Any, ClassVar, Protocol, TypeAlias, cast, get_args
 
 import attrs
@@ -22,9 +23,10 @@ from stepengine.data.fields import PLAIN
 from stepengine.data.limits import Limits
 from stepengine.data.messages import AssistantMessage, ToolMessage, ToolResult, UserMessage
 from stepengine.data.models import ModelReply, ModelSettings
-from stepengine.data.outcomes import Failure, StopKind, Value, quick_value
+from stepengine.data.outcomes import Begun, Failure, StopKind, Value, quick_value
 from stepengine.data.questions import Answer, Question
 from stepengine.data.state import AgentState, ChildResult
+from stepengine.data.usage import Usage
 from stepengine.errors import JournalCorrupt, JournalVersion, StepEngineError
 
 __all__ = (
@@ -93,6 +95,7 @@ INPUTS: Mapping[str, Shape] = {
     "Stop": {"kind": str, "error?": dict},
     "Answered": {"question_id": str, "answer": ANY},
     "Kept": {"fp": str},
+    "Begun": {"usage": dict, "cost?": str},
 }
 OUTCOMES: Mapping[str, type] = {"CallModel": ModelReply, "CallTool": ToolResult, "Spawn": ChildResult, "Ask": tuple}
 
@@ -209,11 +212,26 @@ def check_input(said: Mapping[str, Any]) -> None:
     check_members(said, INPUTS.get(said["type"], {}), "the input")
     if said["type"] == "Answered":
         _check_stored([said["answer"]], Answer)
+    if said["type"] == "Begun":
+        begun_of(said)
     if said["type"] == "Stop":
         if said["kind"] not in get_args(StopKind):
             msg = f"a run stops for one of {', '.join(get_args(StopKind))}, not {said['kind'][:80]!r}"
             raise ValueError(msg)
         _check_stored([said["error"]] if "error" in said else [], StepEngineError)
+
+
+def begun_of(said: Mapping[str, Any]) -> Begun:
+    """Return what an input says that a model call had used when it was stopped; raises ``ValueError`` for anything else."""
+    _check_stored([said["usage"]], Usage)
+    try:
+        cost = Decimal(said["cost"]) if "cost" in said else None
+    except ArithmeticError:
+        cost = Decimal("NaN")
+    if cost is not None and not (cost.is_finite() and cost >= 0):
+        msg = f"a cost is a number of dollars, not {said['cost'][:80]!r}"
+        raise ValueError(msg)
+    return Begun(restored(said["usage"]), cost)
 
 
 FORMAT = "stepengine.journal/1"

@@ -17,7 +17,7 @@ import attrs
 
 from stepengine.data.effects import AskPerson, CallModel
 from stepengine.data.json import JsonDict
-from stepengine.data.outcomes import Failure, Single, Stop, Value
+from stepengine.data.outcomes import Begun, Failure, Single, Stop, Value
 from stepengine.data.questions import Question
 from stepengine.data.state import ChildResult, RunStatus
 from stepengine.data.tools import Control, ToolBinding, ToolSpec, Validated
@@ -779,6 +779,10 @@ class Replayer:
         self._came_by(known, recorded, item)
         ended = attrs.evolve(child, status=was.status, output=output, text=was.text, error=was.error)
         return Value(ended, known.at, recorded.inputs)
+
+    def begun(self, item: Item) -> Begun | None:
+        """Return what a model call had used when it was stopped; ``None`` when nothing is known of that."""
+        return self._past.history.begun.get((item.path, item.effect.seq))
 
     def halt(self, path: str, questions: tuple[Question, ...]) -> Stop:
         """Return how a run stops where its record does: as the recorded one did."""

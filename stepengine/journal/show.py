@@ -192,6 +192,9 @@ def spending_of(history: History) -> Spending:
         value = getattr(history.outcome(result), "value", None) if address != ROOT else None
         if isinstance(value, ModelReply):
             usage, cost = usage + (value.usage or Usage()), add_cost(cost, value.cost)
+    for address, begun in history.begun.items():
+        if address not in history.results:
+            usage, cost = usage + begun.usage, add_cost(cost, begun.cost)
     return Spending(usage=usage, cost=cost)
 
 

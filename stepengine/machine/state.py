@@ -405,6 +405,9 @@ class RunState:
         if type(effect) is AskPerson and stop.kind == "suspended" and not stop.questions:
             stop = Stop(stop.kind, stop.at, stop.error, effect.questions)
         self.stop = self.stop or stop
+        if stop.begun is not None and type(effect) is CallModel:
+            self.spent.count(effect.request.model, stop.begun.usage, stop.begun.cost, 1)
+            self._frozen = None
         return stop
 
     def _note_failure(self, error: StepEngineError, effect: Leaf) -> None:

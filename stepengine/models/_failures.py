@@ -155,6 +155,10 @@ SIGNATURE = re.compile(
 )
 """What providers say of thinking that they did not make or that was changed (reliability MP60, ecosystem EC98)."""
 
+WRONG_KEY = re.compile(r"incorrect api key|api key not valid|api key expired", re.IGNORECASE)
+WRONG_KEY_WORDS = frozenset({"API_KEY_INVALID", "invalid_api_key"})
+"""What is said of a key that is none with a status that says nothing of it: Google and xAI answer 400."""
+
 FORCED = ("tool_choice forces tool use", "incompatible with thinking enabled")
 """What providers say, in lower case, of a demanded call beside thinking: Anthropic; Moonshot and DeepSeek."""
 
@@ -191,8 +195,9 @@ QUOTED = 200
 MAX_MESSAGE = 2_000
 MAX_WORD = 100
 MAX_ID = 200
-BAD_REQUEST, NO_MONEY, NOT_FOUND, TOO_LARGE = 400, 402, 404, 413
+BAD_REQUEST, NOT_KNOWN, NO_MONEY, FORBIDDEN, NOT_FOUND, TOO_LARGE = 400, 401, 402, 403, 404, 413
 UNKNOWN_MODEL = "unknown_model"
+AUTH = "auth"
 NO_SUCH_MODEL = "provided model identifier is invalid"
 """What Bedrock says, in lower case, of a model that it does not have."""
 AWS_TYPE = "x-amzn-errortype"
@@ -302,18 +307,25 @@ def body_failure(
         return ModelError(message, **{**fields, "kind": LARGE_LIMIT})
     if status in OVERFLOW_STATUS and _is_overflow(problem, status, call):
         return ContextOverflow(message, **{**fields, "kind": "context_overflow"})
-    if problem.words & NO_CREDIT or status == NO_MONEY:
-        return ModelError(message, **{**fields, "kind": "no_credit"})
-    if status == BAD_REQUEST and "tool_use_failed" in problem.words:
-        return ModelError(message, **{**fields, "kind": MALFORMED_CALL})
-    if _is_unknown_model(problem, status):
-        return ModelError(message, **{**fields, "kind": UNKNOWN_MODEL})
-    if status == BAD_REQUEST and SIGNATURE.search(problem.text):
-        return ModelError(message, **{**fields, "kind": INVALID_SIGNATURE})
-    if status == BAD_REQUEST and (kind := _kind_of_refusal(problem.text)):
+    if kind := _kind_of(problem, status):
         return ModelError(message, **{**fields, "kind": kind})
     retryable = _retryable(status, headers)
     return ModelError(message, retryable=retryable, retry_after=problem.wait if asked is None else asked, **fields)
+
+
+def _kind_of(problem: _Problem, status: int | None) -> str:
+    """Return the word for what asking again would not change, or only once; ``""`` for anything else."""
+    if _is_wrong_key(problem, status):
+        return AUTH
+    if problem.words & NO_CREDIT or status == NO_MONEY:
+        return "no_credit"
+    if status != BAD_REQUEST:
+        return ""
+    if "tool_use_failed" in problem.words:
+        return MALFORMED_CALL
+    if _is_unknown_model(problem, status):
+        return UNKNOWN_MODEL
+    return INVALID_SIGNATURE if SIGNATURE.search(problem.text) else _kind_of_refusal(problem.text)
 
 
 def _is_overflow(problem: _Problem, status: int | None, call: Call) -> bool:
@@ -356,6 +368,12 @@ def _is_large_limit(text: str, call: Call) -> bool:
     return prompt.isdecimal() and window.isdecimal() and int(prompt) + SMALL_LIMIT <= int(window)
 
 
+def _is_wrong_key(problem: _Problem, status: int | None) -> bool:
+    """Return whether the key was refused: by 401, or by a 400 that says so."""
+    said = not problem.words.isdisjoint(WRONG_KEY_WORDS) or WRONG_KEY.search(problem.text) is not None
+    return status == NOT_KNOWN or (status in {None, BAD_REQUEST} and said)
+
+
 def _kind_of_refusal(text: str) -> str:
     """Return what a refused request is worth a second try without; ``""`` for nothing that is known."""
     low = text.casefold()
@@ -396,7 +414,9 @@ def _problem(content: bytes | Mapping[str, Any]) -> _Problem:
         return _Problem(printable(str(error), QUOTED), frozenset(), None)
     details = error.get("details")
     code = details.get("error_code") if isinstance(details, Mapping) else None
-    given = (error.get("type"), error.get("code"), error.get("status"), code)
+    told = [detail.get("reason") for detail in details if isinstance(detail, Mapping)] if type(details) is list else []
+    reasons = [reason for reason in told if isinstance(reason, str) and reason in WRONG_KEY_WORDS]
+    given = (error.get("type"), error.get("code"), error.get("status"), code, *reasons)
     words = [printable(str(word), MAX_WORD) for word in given if word is not None]
     text = str(error.get("message") or error.get("detail") or error)
     metadata = error.get("metadata")
@@ -439,7 +459,7 @@ def _message(problem: _Problem, status: int | None, call: Call) -> str:
     words = ", ".join(sorted(problem.words - {str(status)}))
     head = f"{call.provider} answered {status if status is not None else 'an error'}{f' ({words})' if words else ''}"
     text = f"{head} for {call.model!r}: {problem.text}"
-    if status in {401, 403}:
+    if status == FORBIDDEN or _is_wrong_key(problem, status):
         return f"{text} {call.credentials.origin}"
     if status == NOT_FOUND or _is_unknown_model(problem, status):
         from stepengine.models.pricing import nearest_names

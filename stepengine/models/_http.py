@@ -41,6 +41,7 @@ from stepengine.models._reading import (
     understood,
 )
 from stepengine.models._settings import told, warn_of
+from stepengine.models._stopping import telling_use
 from stepengine.models._wire import all_headers, extra_headers
 from stepengine.models.base import Provider, deltas_of
 from stepengine.models.keys import (
@@ -395,12 +396,13 @@ class HttpProvider(Provider):
         reader = self._reader(exchange, request)
         done: ModelReply | None = None
         shown = _Shown(AnswerChunks() if is_by_tool(request) else None, self._thoughts())
-        async with aclosing(pieces_of(exchange, reader)) as pieces:
-            async for piece, clean in pieces:
-                for delta in shown.of(reader.feed(piece)) if piece is not None else ():
-                    yield delta
-                if piece is None or reader.done:
-                    done = reader.finish(clean=clean)
+        with telling_use(lambda: reader.usage):
+            async with aclosing(pieces_of(exchange, reader)) as pieces:
+                async for piece, clean in pieces:
+                    for delta in shown.of(reader.feed(piece)) if piece is not None else ():
+                        yield delta
+                    if piece is None or reader.done:
+                        done = reader.finish(clean=clean)
         for delta in shown.end():
             yield delta
         if done is not None:

@@ -14,11 +14,12 @@ from stepengine.data.json import compact, freeze
 from stepengine.data.messages import AssistantPart, DocumentPart, ImagePart, RefusalPart, TextPart, ToolCallPart
 from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.usage import Usage
-from stepengine.models._failures import Call
+from stepengine.models._failures import Call, malformed_call
 from stepengine.models._json import count_of
 
 __all__ = (
     "UNKNOWN",
+    "billed",
     "cut_at_stops",
     "kept_of",
     "listed",
@@ -31,6 +32,9 @@ __all__ = (
 )
 
 MAX_SHOWN = 4_000
+TICKS = 10**10
+MAX_TICKS = 10**6 * TICKS
+"""What a US dollar is in the unit of xAI's bills, and the most that is taken for one."""
 UNKNOWN = "application/octet-stream"
 STARTS = (
     (b"\x89PNG", "image/png"),
@@ -67,8 +71,14 @@ def reply_of(
 
     *raw* is the provider's stop reason and *stop* what it means, ``None`` when that is not known; *answered* is its name
     of the model that answered, and *kept* what else is kept of its message.
+
+    Raises:
+        ModelError: for a call without a name, which is nobody's: none is made of it that would run with what it does not say.
     """
     stop = _stop_of(stop, raw, content)
+    for part in content[:-1] if stop is StopReason.MAX_TOKENS else content:
+        if type(part) is ToolCallPart and not part.tool_name.strip():
+            raise malformed_call(call, "it has no name", usage)
     return ModelReply(
         _cut_off(content) if stop is StopReason.MAX_TOKENS else content,
         usage=usage,
@@ -151,6 +161,12 @@ def cut_at_stops(reply: ModelReply, stops: tuple[str, ...]) -> ModelReply:
             data = {**reply.provider_data, "stop_sequence": stop}
             return attrs.evolve(reply, content=kept, stop_reason=StopReason.STOP_SEQUENCE, provider_data=data)
     return reply
+
+
+def billed(raw: Any) -> Decimal | None:
+    """Return the US dollars that a usage of xAI states, server-side tools and discounts included; ``None`` when it does not."""
+    ticks = raw.get("cost_in_usd_ticks") if isinstance(raw, Mapping) else None
+    return Decimal(ticks) / TICKS if type(ticks) is int and 0 <= ticks <= MAX_TICKS else None
 
 
 def usage_in_totals(raw: Any, prompt: str, completion: str, *, hits: tuple[str, ...] = ()) -> Usage | None:

@@ -331,7 +331,8 @@ class Batched(Provider):
                 logger.warning("%s could not be asked for the batch %s: %s", self.name, batch, error)
                 return
             # Who is not let in, or cannot read what is there, learns nothing of the batch.
-            not_known = isinstance(error, MissingKey) or error.status in NOT_LET_IN or unread[batch] > 0
+            shut_out = isinstance(error, MissingKey) or error.kind == "auth" or error.status in NOT_LET_IN
+            not_known = shut_out or unread[batch] > 0
             _fail(calls, error, stay=not_known)
             return
         except Exception as error:  # noqa: BLE001 - whatever it is, those who wait are told

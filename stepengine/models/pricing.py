@@ -17,6 +17,8 @@ from stepengine.data.json import freeze, thaw
 from stepengine.data.messages import OpaquePart
 from stepengine.data.models import ModelReply
 from stepengine.data.usage import Usage
+from stepengine.models._iterations import ran_beside
+from stepengine.models._json import count_of
 from stepengine.models._limits import completed
 from stepengine.models.base import ModelInfo
 from stepengine.models.routing import route_of
@@ -65,6 +67,14 @@ WEB_SEARCH = dict.fromkeys(
 )
 """US dollars for a search where the price list of a model has none, as the providers' price pages say."""
 FILE_SEARCH = Decimal("0.0025")
+XAI = {
+    "web_search_calls": Decimal("0.005"),
+    "x_search_calls": Decimal("0.005"),
+    "code_interpreter_calls": Decimal("0.005"),
+    "file_search_calls": Decimal("0.0025"),
+    "document_search_calls": Decimal("0.01"),
+}
+"""What xAI counts of its own tools, and US dollars for a call, where a reply does not state its cost."""
 GOOGLE_QUERY, GOOGLE_PROMPT = Decimal("0.014"), Decimal("0.035")
 """A search of Gemini 3 and later, and a prompt of earlier models that led to any."""
 MILLION = 1_000_000
@@ -192,18 +202,18 @@ class _Book:
         if tokens is None or not isinstance(raw, Mapping):
             return tokens
         context = _context_of(data, raw)
-        if not context and not _is_special(raw):
+        beside = ran_beside(raw)
+        if not context and not beside and not _is_special(raw):
             return tokens + _searches_of(reply, provider, model)
         whole = self._reported(model, provider, raw, context, at)
         if whole is None:
-            return None if context else tokens
-        for entry in _run_beside(raw):
-            beside = self._reported(
-                f"{provider}/{entry['model']}" if entry.get("model") else model, provider, entry, {}, at
-            )
-            if beside is None:
+            return None if context else tokens + _searches_of(reply, provider, model)
+        for entry in beside:
+            name = f"{provider}/{entry['model']}" if entry.get("model") else model
+            dollars = self._reported(name, provider, entry, {}, at)
+            if dollars is None:
                 return None
-            whole += beside
+            whole += dollars
         return whole + _searches_of(reply, provider, model)
 
     def _reported(
@@ -310,21 +320,18 @@ def _context_of(data: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, st
     return {**context, "speed": "fast"} if raw.get("speed") == "fast" else context
 
 
-def _run_beside(raw: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the usage of what Anthropic ran beside the message: compactions, advisors and models that stood in."""
-    entries = raw.get("iterations")
-    listed = entries if isinstance(entries, list | tuple) else ()
-    return [entry for entry in listed if isinstance(entry, Mapping) and entry.get("type") != "message"]
-
-
 def _searches_of(reply: ModelReply, provider: str, model: str) -> Decimal:
-    """Return what the searches of *reply* cost that no usage reports."""
+    """Return what the searches of *reply* cost that are no part of the price of its tokens."""
+    data: Mapping[str, Any] = reply.provider_data or {}
+    raw = data.get("usage")
+    counted = raw.get("server_side_tool_usage_details") if isinstance(raw, Mapping) else None
+    if provider == "xai" and isinstance(counted, Mapping):
+        return sum([price * (count_of(counted.get(name)) or 0) for name, price in XAI.items()], Decimal(0))
     kinds = [part.data for part in reply.content if type(part) is OpaquePart]
     actions = [item.get("action") for item in kinds if item.get("type") == "web_search_call"]
     web = sum(isinstance(action, Mapping) and action.get("type") == "search" for action in actions)
     files = sum(item.get("type") == "file_search_call" for item in kinds)
     total: Decimal = WEB_SEARCH.get(provider, Decimal(0)) * web + FILE_SEARCH * files
-    data: Mapping[str, Any] = reply.provider_data or {}
     grounding = data.get("groundingMetadata")
     queries = grounding.get("webSearchQueries") if isinstance(grounding, Mapping) else None
     if queries and isinstance(queries, list | tuple):

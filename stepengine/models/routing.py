@@ -31,7 +31,7 @@ CAUSES: dict[str, Callable[[ModelError], bool]] = {
     "rate_limit": lambda error: error.status == TOO_MANY and error.kind != "no_credit",
     "no_credit": lambda error: error.kind == "no_credit",
     "overflow": lambda error: isinstance(error, ContextOverflow),
-    "auth": lambda error: isinstance(error, MissingKey) or error.status in FORBIDDEN,
+    "auth": lambda error: isinstance(error, MissingKey) or error.status in FORBIDDEN or error.kind == "auth",
     "unknown_model": lambda error: (
         isinstance(error, UnknownModel) or error.status == NOT_FOUND or error.kind == "unknown_model"
     ),
@@ -68,7 +68,7 @@ def fallback(*models: str, on: str | Iterable[str] = DEFAULT) -> str:
     Args:
         models: Model strings; at least two.
         on: Which failures move on: ``"unavailable"`` (connection, time-outs, 5xx, broken replies: whatever is worth a
-            retry), ``"rate_limit"`` (429), ``"no_credit"``, ``"auth"`` (401, 403, a missing key), ``"overflow"`` (the
+            retry), ``"rate_limit"`` (429), ``"no_credit"``, ``"auth"`` (401, 403, a missing or wrong key), ``"overflow"`` (the
             context is full), ``"unknown_model"``, and ``"invalid"`` (whatever is not worth a retry). By default the first
             four: what is wrong with a provider or an account there, and not with the request.
 

@@ -157,11 +157,15 @@ class RunTask:
         self.stop(Stop("diverged", error=error))
         return self.halt()
 
-    def halt(self, path: str | None = None) -> Stop:
-        """Return the outcome of an effect that is not, or not to its end, performed; *path* is that of its child."""
-        stop = self.stopping or Stop("cancelled")
-        child = self.tree.orphans.pop(path, None) if path is not None else None
-        return Stop(stop.kind, self.tree.elapsed(), stop.error, stop.questions, child)
+    def halt(self, item: Item | None = None) -> Stop:
+        """Return the outcome of an effect that is not, or not to its end, performed, with what became of it until then."""
+        stop, tree = self.stopping or Stop("cancelled"), self.tree
+        if item is None:
+            return Stop(stop.kind, tree.elapsed(), stop.error, stop.questions)
+        address = (item.path, item.effect.seq)
+        child = tree.orphans.pop(child_path(*address), None) if type(item.effect) is Spawn else None
+        begun = tree.stopped_calls.pop(address, None)
+        return Stop(stop.kind, tree.elapsed(), stop.error, stop.questions, child, begun)
 
     def refuse(self, effect: Effect) -> Outcome:
         """Return the outcome of an effect that comes after the run was stopped."""
@@ -293,8 +297,9 @@ def _instead(run: RunTask, item: Item, error: BaseException, *, alone: bool) -> 
     if isinstance(error, asyncio.CancelledError):
         if alone:
             run.interrupted()
-        return run.halt(child_path(item.path, item.effect.seq) if type(item.effect) is Spawn else None)
-    return _account(run, error)
+    else:
+        _account(run, error)
+    return run.halt(item)
 
 
 def _account(run: RunTask, error: BaseException) -> Stop:

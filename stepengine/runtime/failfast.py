@@ -11,6 +11,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
+import attrs
+
 from stepengine.data.effects import Spawn
 from stepengine.data.messages import ToolResult
 from stepengine.data.outcomes import Failure, Single, Stop, Value
@@ -161,7 +163,7 @@ class Brake:
         finally:
             if not work.done():
                 await _ended(work)
-        return self._stop(item, pulls) if work.cancelled() else work.result()
+        return attrs.evolve(self._stop(item, pulls), begun=io.begun(item)) if work.cancelled() else work.result()
 
     def _stop(self, item: Item, pulls: Sequence[asyncio.Future[None]]) -> Stop:
         self._stopped_by[item.path] = next(pull for pull in pulls if pull.done())

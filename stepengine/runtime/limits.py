@@ -19,7 +19,7 @@ from stepengine.data.json import JsonDict
 from stepengine.data.limits import Limits
 from stepengine.data.messages import ToolResult
 from stepengine.data.models import ModelReply
-from stepengine.data.outcomes import Failure, Single, Value
+from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.state import ChildResult, RunStatus
 from stepengine.data.usage import Usage
 from stepengine.errors import LimitExceeded, ModelError, StepEngineError
@@ -335,6 +335,9 @@ class Meter:
         try:
             outcome = await self._inner.perform(item, io)
             used = self._used(item, outcome, tokens, cost)
+        except BaseException:
+            used = self._used(item, Stop("cancelled", begun=io.begun(item)), tokens, cost)
+            raise
         finally:
             ledger.reserve(-tokens, -cost)
             ledger.spend(*used)
@@ -348,6 +351,8 @@ class Meter:
             model = outcome.value.model or model
         elif type(outcome) is Failure and isinstance(outcome.error, ModelError):
             usage, price = outcome.error.usage or Usage(), None
+        elif type(outcome) is Stop and outcome.begun is not None:
+            usage, price = outcome.begun.usage, outcome.begun.cost
         else:
             return 0, Decimal(0)
         if usage is None:

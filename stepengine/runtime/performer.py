@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from stepengine.data.effects import Gather, Leaf
 from stepengine.data.events import Event
-from stepengine.data.outcomes import Failure, Single
+from stepengine.data.outcomes import Begun, Failure, Single
 from stepengine.data.state import AgentState
 from stepengine.data.usage import Usage
 from stepengine.machine.plan import Finished, RunPlan
@@ -56,6 +56,9 @@ class IO(Protocol):
 
     def attempt(self, failure: Failure, usage: Usage | None) -> None:
         """Report a failed attempt after which another follows, and what it is known to have used."""
+
+    def begun(self, item: Item) -> Begun | None:
+        """Return what a model call had used that was stopped; ``None`` when nothing is known of that."""
 
     def drive(self, plan: RunPlan, state: AgentState, path: str) -> Awaitable[Finished]:
         """Run a child to its end in a task of its own; cancelling the wait ends the child first."""

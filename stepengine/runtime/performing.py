@@ -42,7 +42,7 @@ from stepengine.data.models import (
     ToolCallEnded,
     ToolCallStarted,
 )
-from stepengine.data.outcomes import Failure, Single, Stop, quick_value
+from stepengine.data.outcomes import Begun, Failure, Single, Stop, quick_value
 from stepengine.data.state import AgentState, ChildResult, RunStatus, prompt_tokens
 from stepengine.data.tools import Asking, Ordinary, ToolSpec
 from stepengine.data.usage import Usage, add_cost
@@ -56,6 +56,7 @@ from stepengine.errors import (
     ToolError,
     TruncatedReply,
 )
+from stepengine.models._stopping import note_usage, usage_when_stopped
 from stepengine.permissions import Request
 from stepengine.runtime.asking import shown_questions
 from stepengine.runtime.logs import LOGGER, Lines
@@ -122,8 +123,8 @@ class Innermost:
     def _value(self, item: Item, value: Any) -> Single:
         late = self._tree.too_late(item.path) if self._tree.deadlines else None
         if late is not None:
-            # What did not end in time is cut off, also where nothing could cut it off in time.
-            return late
+            # What did not end in time is cut off, also where nothing could cut it off in time; it is paid for nevertheless.
+            return _with_use(late, value)
         inputs = self._take_inbox() if self._inbox and not item.path else ()
         return quick_value(value, self._elapsed(), inputs)
 
@@ -147,17 +148,17 @@ class Innermost:
         """Ask a model, again where that may help; what failed attempts used is added to usage and cost, or to the error's."""
         request: ModelRequest = item.effect.request  # type: ignore[union-attr]
         spent: Usage | None = None
-        attempt = 1
         try:
             provider = self._provider(item, io, request)
         except StepEngineError as error:
             return self._failure(item, error)
+        attempt = 1
         while True:
             try:
                 reply = await (_streamed(provider, request, item, io) if io.watched else provider.complete(request))
                 reply = self._priced(request.model, reply, spent)
-            except (Exception, asyncio.CancelledError) as raised:  # noqa: BLE001
-                failed = _as_ours(request.model, raised)
+            except BaseException as raised:  # noqa: BLE001
+                failed = self._failed(item, request.model, raised, spent)
                 if not isinstance(failed, ModelError):
                     return self._failure(item, failed)
                 used = known_usage(failed)
@@ -171,8 +172,32 @@ class Innermost:
             io.attempt(Failure(failed), used)
             if io.watched:
                 io.emit(_retry(item, request, attempt, wait, failed))
-            await self._services.clock.sleep(wait)
+            await self._pause(item, wait, spent)
             attempt += 1
+
+    async def _pause(self, item: Item, seconds: float, spent: Usage | None) -> None:
+        """Wait before the next attempt; when the call is stopped meanwhile, what it *spent* counts."""
+        try:
+            await self._services.clock.sleep(seconds)
+        except BaseException as raised:
+            self._failed(item, item.effect.request.model, raised, spent)  # type: ignore[union-attr]
+            raise
+
+    def _failed(self, item: Item, model: str, raised: BaseException, spent: Usage | None) -> StepEngineError:
+        """
+        Return what a call ended with as an error of ours; *spent* is what its failed attempts had used.
+
+        Raises:
+            BaseException: *raised* itself, when the call was stopped; what it had used is kept for its outcome.
+        """
+        if not _is_stop(raised):
+            return _as_ours(model, raised)
+        used = usage_when_stopped(raised)
+        usage = spent + used if spent and used else spent or used
+        if usage is not None:
+            cost = self._cost(model, usage) if usage.total_tokens else Decimal(0)
+            self._tree.stopped_calls[item.path, item.effect.seq] = Begun(attrs.evolve(usage, at_least=True), cost)
+        raise raised
 
     def _refuse_oversize(self, request: ModelRequest) -> None:
         """Raise for a request that is longer than its model's window (PV84)."""
@@ -417,18 +442,54 @@ class ModelRegistry(Protocol):
         """Return the provider of a model string or raise ``UnknownModel``."""
 
 
+@attrs.define
+class _Heard:
+    """How many characters of one reply were streamed."""
+
+    said: int = 0
+    thought: int = 0
+
+    def take(self, delta: ModelDelta) -> None:
+        """Count what a piece of the stream holds."""
+        if type(delta) is TextChunk or type(delta) is ToolCallChunk:
+            self.said += len(delta.text)
+        elif type(delta) is ThinkingChunk:
+            self.thought += len(delta.text)
+
+    def tell(self, stopped: BaseException) -> None:
+        """
+        Let *stopped*, which ended the stream, say what that had used: what the provider told of it, and no less than was streamed.
+
+        Four characters are a token. The size of the prompt is left to the provider, who alone knows how much was cached.
+        """
+        told = usage_when_stopped(stopped)
+        if told is None and not self.said and not self.thought:
+            return
+        told = told or Usage()
+        missing = max(0, (self.said + self.thought) // CHARS_OF_TOKEN - told.completion_tokens)
+        thought = min(missing, self.thought // CHARS_OF_TOKEN)
+        more = Usage(output_tokens=missing - thought, reasoning_tokens=thought, at_least=True)
+        note_usage(stopped, told + more)
+
+
+CHARS_OF_TOKEN = 4
+
+
 async def _streamed(provider: ModelProvider, request: ModelRequest, item: Item, io: IO) -> ModelReply:
-    shown = False
+    shown, heard = False, _Heard()
     calls: dict[int, tuple[str, str]] = {}
     try:
         async with aclosing(cast("Any", provider.stream(request))) as deltas:
             async for delta in deltas:
                 if type(delta) is ReplyDone:
                     return delta.reply
+                heard.take(delta)
                 shown = _show_delta(delta, calls, item, io) or shown
-    except BaseException:
+    except BaseException as raised:
         if shown:
             io.emit(ReplyDiscarded(path=item.path, seq=item.effect.seq, model=request.model))
+        if not isinstance(raised, Exception):
+            heard.tell(raised)
         raise
     if shown:
         io.emit(ReplyDiscarded(path=item.path, seq=item.effect.seq, model=request.model))
@@ -472,19 +533,27 @@ def _notice(item: Item, io: IO, request: ModelRequest) -> Notice:
     return notice
 
 
+def _is_stop(raised: BaseException) -> bool:
+    """Return whether what a call ended with is no failure of its provider: a cancellation of ours, or what is the caller's."""
+    if isinstance(raised, asyncio.CancelledError):
+        task = asyncio.current_task()
+        return task is not None and task.cancelling() > 0
+    return not isinstance(raised, Exception)
+
+
+def _with_use(late: Stop, value: Any) -> Stop:
+    """Return *late*, the outcome of what came too late, with what it had used if it is a reply."""
+    if not isinstance(value, ModelReply) or value.usage is None:
+        return late
+    return attrs.evolve(late, begun=Begun(value.usage, value.cost))
+
+
 def _as_ours(model: str, raised: BaseException) -> StepEngineError:
     """
     Return what a provider raised as an error of ours: a ``ModelError``, unless it is one of another kind already.
-
-    Raises:
-        BaseException: *raised* itself, when it is a cancellation of ours.
     """
     if isinstance(raised, StepEngineError):
         return raised
-    if isinstance(raised, asyncio.CancelledError):
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            raise raised
     msg = f"the provider of {model!r} raised {type(raised).__name__}: {raised}"
     error = ModelError(msg, kind="provider")
     error.__cause__ = raised

@@ -20,7 +20,7 @@ from stepengine.data.effects import Spawn
 from stepengine.data.events import Event, PhaseChanged, RunFailed
 from stepengine.data.makers import changer_of
 from stepengine.data.messages import UserMessage
-from stepengine.data.outcomes import Failure, Outcome, Stop
+from stepengine.data.outcomes import Begun, Failure, Outcome, Stop
 from stepengine.data.questions import AnswerLike, Interactor, Question
 from stepengine.data.state import AgentState, RunPhase, RunStatus
 from stepengine.data.usage import Usage
@@ -33,7 +33,7 @@ from stepengine.runtime.driver import RunTask, drive
 from stepengine.runtime.failfast import Brake
 from stepengine.runtime.hub import Hub
 from stepengine.runtime.limits import Gate, Ledger, Ledgers, Meter, Refusals, Repeats
-from stepengine.runtime.performer import AtOnce, Middleware, Performer
+from stepengine.runtime.performer import AtOnce, Item, Middleware, Performer
 from stepengine.runtime.performing import Deferred, Innermost, ModelRegistry, Pricing, ToolSetting
 from stepengine.runtime.rates import Rates
 from stepengine.runtime.retry import Retries, RetryPolicy
@@ -130,6 +130,7 @@ class RunTree:
         root: The root run.
         innermost: What performs effects in the end.
         orphans: How children ended whose parent could not wait for them any more, by path.
+        stopped_calls: What model calls had used that were stopped, by path and number, until their outcome says so.
         leaked: Names of threads that could not be stopped.
         spawned_by: The tool call that spawned the child at a path; ``""`` for a handler's.
         signal: ``is_set()`` says whether the tree is being stopped.
@@ -159,6 +160,7 @@ class RunTree:
         self.inbox: deque[UserMessage] = deque()
         self.deferred = Deferred()
         self.orphans: dict[str, Any] = {}
+        self.stopped_calls: dict[tuple[str, int], Begun] = {}
         self.reraise: BaseException | None = None
         self.root = RunTask(self, plan, state, plan.path)
         self.signal = _Signal(self.root)
@@ -250,6 +252,10 @@ class RunTree:
 
     def attempt(self, failure: Failure, usage: Usage | None) -> None:
         """Take note of a failed attempt; whoever records wraps this."""
+
+    def begun(self, item: Item) -> Begun | None:
+        """Return what a model call had used that was stopped."""
+        return self.stopped_calls.get((item.path, item.effect.seq))
 
     def elapsed(self) -> int:
         """Return milliseconds since the root run was created."""
@@ -398,6 +404,8 @@ class RunTree:
     def _forget(self, path: str) -> None:
         """Keep nothing of a run that has ended, so that ten thousand children leave no more behind than one."""
         self.deadlines.pop(path, None)
+        for address in [address for address in self.stopped_calls if address[0] == path]:
+            del self.stopped_calls[address]
         if self._wrapping is not None:
             self._wrapping.meter.forget(path)
             self._wrapping.repeats.forget(path)

@@ -18,7 +18,7 @@ from stepengine.data.effects import CallModel, Gather, Leaf, Spawn
 from stepengine.data.events import Event
 from stepengine.data.limits import Limits
 from stepengine.data.models import ModelReply
-from stepengine.data.outcomes import Failure, Single, Value
+from stepengine.data.outcomes import Begun, Failure, Single, Value
 from stepengine.data.state import AgentState, ChildResult
 from stepengine.data.usage import Usage
 from stepengine.errors import AgentError
@@ -94,6 +94,9 @@ class _Unheard:
 
     def attempt(self, failure: Failure, usage: Usage | None) -> None:
         """Do nothing."""
+
+    def begun(self, item: Item) -> Begun | None:
+        """Return that nothing is known."""
 
     def drive(self, plan: RunPlan, state: AgentState, path: str) -> Awaitable[Finished]:
         """Refuse: the world drives children without a task."""

@@ -80,4 +80,7 @@ def test_an_unknown_cost_is_not_zero() -> None:
     assert "$0.0123" == money(Decimal("0.01234"))
     assert "$12.50" == money(Decimal("12.5"))
     assert "" == tokens(Usage())
-    assert "at least 1,200 tokens in, 3 out" == tokens(Usage(input_tokens=1200, output_tokens=3, at_least=True))
+    bound = Usage(input_tokens=1200, output_tokens=3, at_least=True)
+    assert "at least 1,200 tokens in, 3 out" == tokens(bound)
+    assert ["at least $0.0123", "at least $12.50"] == [money(Decimal(cost), of=bound) for cost in ("0.0123", "12.5")]
+    assert ("cost unknown", "$0.0123") == (money(None, of=bound), money(Decimal("0.0123"), of=Usage()))

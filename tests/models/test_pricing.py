@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from random import Random
 
+import attrs
 import pytest
 from genai_prices import Usage as PricedUsage
 from genai_prices import calc_price
@@ -16,9 +17,12 @@ from stepengine.data.json import freeze, thaw
 from stepengine.data.messages import OpaquePart
 from stepengine.data.models import ModelReply
 from stepengine.data.usage import Usage
+from stepengine.errors import ModelError
 from stepengine.models.pricing import cost_of, info_of, nearest_names
 from stepengine.testing import ScriptedModel
+from tests.faults.scripts import event
 from tests.models.recorded import needs_recordings, recordings
+from tests.models.wires import made, reader
 
 
 @pytest.mark.spec("reliability:MP05")
@@ -288,3 +292,168 @@ def test_tokens_of_a_compaction_and_an_advisor_count() -> None:
     }
 
     assert usage_of(raw).total_tokens == 55_377
+
+
+# --- a model that stood in, bills of xAI ------------------------------------------------------------------------------
+
+ASKED, SERVED = "claude-opus-4-8", "claude-sonnet-4-5"
+
+
+def stood_in(*before: dict[str, object]) -> dict[str, object]:
+    whole = {"input_tokens": 412, "output_tokens": 264}
+    return {**whole, "iterations": [*before, {"type": "fallback_message", "model": SERVED, **whole}]}
+
+
+SAID_NOTHING = {"type": "message", "model": ASKED, "input_tokens": 408, "output_tokens": 0}
+HAD_BEGUN = {"type": "message", "model": ASKED, "input_tokens": 400, "output_tokens": 100}
+OWN_LOOP = {"type": "message", "model": SERVED, "input_tokens": 300, "output_tokens": 20}
+ITSELF = Decimal("0.005196")  # 412 for 3 dollars and 264 for 15, a million
+
+
+def block(index: int, content: dict[str, object], *deltas: dict[str, object]) -> list[bytes]:
+    at = {"index": index}
+    told = [event({"type": "content_block_delta", **at, "delta": delta}) for delta in deltas]
+    begin = event({"type": "content_block_start", **at, "content_block": content})
+    return [begin, *told, event({"type": "content_block_stop", **at})]
+
+
+def stood_in_for(usage: dict[str, object], *, stream: bool) -> ModelReply:
+    """Return the reply in which one model gave way to another, as it comes at once, or in a stream in the middle of an answer."""
+    from stepengine.models.anthropic.decode import decode
+
+    hop = {"type": "fallback", "from": {"model": ASKED}, "to": {"model": SERVED}, "trigger": {"type": "refusal"}}
+    head = {"id": "msg_1", "role": "assistant", "content": [], "stop_reason": None}
+    if not stream:
+        content = [hop, {"type": "text", "text": "Hi."}]
+        message = {**head, "model": SERVED, "content": content, "stop_reason": "end_turn", "usage": usage}
+        return decode(message, made("anthropic", ASKED), ASKED, None)
+    it = reader("anthropic", ASKED)
+    begun = {**head, "model": ASKED, "usage": {"input_tokens": 408, "output_tokens": 1}}
+    pieces = [
+        event({"type": "message_start", "message": begun}),
+        *block(0, {"type": "thinking", "thinking": "Hm.", "signature": "s"}),
+        *block(1, {"type": "text", "text": "He"}),
+        *block(2, {"type": "tool_use", "id": "t", "name": "rm", "input": {}}),
+        *block(3, {"type": "server_tool_use", "id": "u", "name": "web_search", "input": {}}),
+        *block(4, hop),
+        *block(5, {"type": "text", "text": "llo."}),
+        event({"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": usage}),
+        event({"type": "message_stop"}),
+    ]
+    for piece in pieces:
+        it.feed(piece)
+    return it.finish()
+
+
+@pytest.mark.spec("providers:PV79", "reliability:MP62", "requirements:X76")
+@pytest.mark.parametrize("stream", [False, True], ids=["at once", "in a stream"])
+@pytest.mark.parametrize(
+    ("before", "tokens", "dollars"),
+    [
+        pytest.param([], 676, ITSELF, id="asked at once, since it had stood in before"),
+        pytest.param([SAID_NOTHING], 676, ITSELF, id="after one that said nothing, which is not billed"),
+        pytest.param([SAID_NOTHING, OWN_LOOP], 676, ITSELF, id="after a search of its own"),
+        pytest.param([HAD_BEGUN], 1_176, ITSELF + Decimal("0.0045"), id="after one that had begun, at its own price"),
+    ],
+)
+def test_a_model_that_stood_in_is_counted_once_and_named(before, tokens, dollars, stream) -> None:
+    """It was counted twice, at the price of the model that had refused: 0.03464 dollars for 0.00866."""
+    reply = stood_in_for(stood_in(*before), stream=stream)
+
+    assert (f"anthropic/{SERVED}", tokens, False) == (reply.model, reply.usage.total_tokens, reply.usage.at_least)
+    assert dollars == cost_of.of_reply(f"anthropic/{ASKED}", reply, AT)
+
+
+@pytest.mark.spec("ecosystem:EC91")
+def test_what_a_model_that_gave_way_had_asked_for_is_neither_run_nor_sent_back() -> None:
+    reply = stood_in_for(stood_in(HAD_BEGUN), stream=True)
+
+    assert () == reply.tool_calls
+    assert ["text", "fallback", "text"] == [getattr(part, "data", {}).get("type", "text") for part in reply.content]
+    assert reply.text == "Hello."
+
+
+@pytest.mark.spec("providers:PV79")
+def test_an_advisor_beside_nothing_else_is_priced_by_its_own_model() -> None:
+    advice = {"type": "advisor_message", "model": ASKED, "input_tokens": 1_000, "output_tokens": 0}
+    raw = {"input_tokens": 1_000, "output_tokens": 0, "iterations": [advice]}
+    reply = attrs.evolve(reply_with("anthropic", raw), usage=Usage(2_000))
+
+    assert Decimal("0.003") + Decimal("0.005") == cost_of.of_reply(f"anthropic/{SERVED}", reply, AT)
+
+
+TOOLS_OF_XAI = {
+    "web_search_calls": 2,
+    "x_search_calls": 1,
+    "code_interpreter_calls": 1,
+    "file_search_calls": 2,
+    "document_search_calls": 1,
+    "mcp_calls": 3,
+}
+
+
+def told_by_xai(wire: str, **usage: object) -> ModelReply:
+    from stepengine.models.openai.decode import decode as decode_responses
+    from stepengine.models.openai_chat.decode import decode as decode_chat
+
+    details = {"server_side_tool_usage_details": TOOLS_OF_XAI, "num_server_side_tools_used": 10}
+    if wire == "responses":
+        search = {
+            "type": "custom_tool_call",
+            "id": "i",
+            "call_id": "xs_call_1",
+            "name": "x_keyword_search",
+            "input": "{}",
+        }
+        found = {"type": "message", "content": [{"type": "output_text", "text": "Found."}]}
+        items = [{"type": "web_search_call", "action": {"type": "search"}}, {"type": "file_search_call"}, search, found]
+        counts = {"input_tokens": 1_000_000, "output_tokens": 0, **details, **usage}
+        response = {"output": items, "status": "completed", "model": "grok-4", "usage": counts}
+        return decode_responses(response, made("xai", "grok-4"), "grok-4", None)
+    choice = {"message": {"content": "Found."}, "finish_reason": "stop"}
+    counts = {"prompt_tokens": 1_000_000, "completion_tokens": 0, "total_tokens": 1_000_000, **details, **usage}
+    return decode_chat({"choices": [choice], "usage": counts}, made("xai", "grok-4"), "grok-4", None)
+
+
+@pytest.mark.spec("requirements:X76", "requirements:G17")
+@pytest.mark.parametrize("wire", ["responses", "chat"])
+async def test_the_bill_that_xai_states_wins_over_any_price_list(wire: str) -> None:
+    reply = told_by_xai(wire, cost_in_usd_ticks=161_500_000)
+    assert reply.cost == Decimal("0.01615")
+
+    async with Engine(models={"xai": ScriptedModel([reply])}) as engine:
+        result = await engine.run(AgentDefinition("a", model="xai/grok-4"), "go")
+    assert result.cost == Decimal("0.01615")
+    for broken in (-1, 1.5, "12", None, True, 10**17):
+        assert told_by_xai(wire, cost_in_usd_ticks=broken).cost is None
+
+
+@pytest.mark.spec("requirements:X76")
+@pytest.mark.parametrize("wire", ["responses", "chat"])
+def test_tools_of_xai_cost_something_where_no_bill_is_stated(wire: str) -> None:
+    """Three searches, a run of code, two searches of collections, one of a file; tools of MCP servers are paid by tokens."""
+    reply = told_by_xai(wire)
+    nothing_run = attrs.evolve(
+        reply, content=[TextPart("x")], provider_data={"provider": "xai", "usage": {"input_tokens": 1_000_000, "prompt_tokens": 1_000_000, "output_tokens": 0, "completion_tokens": 0}}
+    )  # fmt: skip
+
+    tokens = cost_of.of_reply("xai/grok-4", nothing_run, AT)
+    assert tokens is not None
+    assert tokens + Decimal("0.035") == cost_of.of_reply("xai/grok-4", reply, AT)
+
+
+def test_a_search_of_x_in_a_stream_of_xai_does_not_wait_for_its_client() -> None:
+    search = {"type": "custom_tool_call", "id": "i", "call_id": "xs_call_1", "name": "x_keyword_search", "input": "{}"}
+    done = {"status": "completed", "output": [search], "usage": {"input_tokens": 1, "output_tokens": 1}}
+
+    def replied(provider: str) -> ModelReply:
+        it = reader("openai", provider=provider)
+        it.feed(event({"type": "response.created", "response": {"status": "in_progress"}}))
+        for kind in ("added", "done"):
+            it.feed(event({"type": f"response.output_item.{kind}", "output_index": 0, "item": search}))
+        it.feed(event({"type": "response.completed", "response": done}))
+        return it.finish()
+
+    assert ["custom_tool_call"] == [part.data["type"] for part in replied("xai").content]
+    with pytest.raises(ModelError, match="waits for its client"):
+        replied("openai")

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepengine.data.json import thaw
 from stepengine.data.messages import TextPart, ThinkingPart
 from stepengine.data.models import TextChunk, ThinkingChunk
 from stepengine.data.usage import Usage
@@ -129,6 +130,40 @@ def test_streamed_reasoning_is_put_together_and_kept_for_the_same_provider():
         {"type": "reasoning.encrypted", "data": "d", "index": 1},
     ]
     assert float(reply.cost) == 0.25
+
+
+@pytest.mark.spec("ecosystem:EC91", "ecosystem:EC111")
+@pytest.mark.parametrize("index", [{"index": 0}, {}], ids=["with its number", "without a number"])
+@pytest.mark.parametrize("text", [{}, {"text": None}, {"text": ""}], ids=["no text", "null", "empty"])
+def test_a_piece_that_is_a_signature_alone_ends_the_reasoning_before_it(text, index):
+    """Claude behind OpenRouter: torn from its text, the signature was refused with the next request."""
+    kind = {"type": "reasoning.text", "format": "anthropic-claude-v1"}
+    it = reader("openrouter")
+    for number, said in ((0, "Hm"), (0, "m."), (0, ""), (1, "So.")):
+        signed = {} if said else {"signature": f"s{number}", **text}
+        place = index if signed else {"index": number}
+        it.feed(chunk({"reasoning_details": [{**kind, **({"text": said} if said else {}), **signed, **place}]}))
+    it.feed(chunk({"reasoning_details": [{**kind, "signature": "s1", **text, **({"index": 1} if index else {})}]}))
+    it.feed(chunk({"content": "Five."}, "stop"))
+    details = it.finish().content[0].provider_data["reasoning_details"]
+
+    assert [("Hmm.", "s0", 0), ("So.", "s1", 1)] == [(d["text"], d["signature"], d["index"]) for d in details]
+
+
+@pytest.mark.spec("ecosystem:EC91")
+def test_a_signature_of_something_else_stays_for_itself():
+    it = reader("openrouter")
+    pieces = [
+        {"type": "reasoning.text", "text": "Hm.", "signature": "s0", "index": 0},
+        {"type": "reasoning.text", "signature": "s1", "index": 0},
+        {"type": "reasoning.encrypted", "data": "d", "index": 0},
+        {"type": "reasoning.encrypted", "data": "e", "signature": "s2", "index": 0},
+    ]
+    for piece in pieces:
+        it.feed(chunk({"reasoning_details": [piece]}))
+    it.feed(chunk({"content": "Five."}, "stop"))
+
+    assert pieces == thaw(it.finish().content[0].provider_data["reasoning_details"])
 
 
 @pytest.mark.spec("ecosystem:EC90", "requirements:G5")

@@ -66,6 +66,6 @@ def made(provider: str, model: str = "m") -> Call:
     return Call(provider=provider, model=f"{provider}/{model}", credentials=Credentials(None, "no key"))
 
 
-def reader(wire: str) -> ReplyReader:
-    kind = ACCUMULATORS.get(wire, ChatAccumulator)
-    return ReplyReader(kind(made(wire), "m", None), made(wire))
+def reader(wire: str, model: str = "m", provider: str = "") -> ReplyReader:
+    kind, call = ACCUMULATORS.get(wire, ChatAccumulator), made(provider or wire, model)
+    return ReplyReader(kind(call, model, None), call)

@@ -17,6 +17,7 @@ from stepengine.data.usage import Usage
 from stepengine.errors import ContextOverflow
 from stepengine.models._deferring import SEARCH, loaded_by
 from stepengine.models._failures import Call, protocol_failure
+from stepengine.models._iterations import STOOD_IN, iterations_of, ran_beside
 from stepengine.models._json import call_part, count_of, objects_at, text_at
 from stepengine.models._reply import kept_of, listed, reply_of, seen, shown_text, word_at
 
@@ -44,6 +45,10 @@ TOOLS = {
 }
 """Tools of the provider that have another name with us."""
 RESULT = "_tool_result"
+FALLBACK = "fallback"
+"""The block that says where one model's output gives way to that of another."""
+WITHDRAWN = frozenset({"thinking", "redacted_thinking", "connector_text", "tool_use"})
+"""Blocks of a model that gave way which are neither carried out nor sent back."""
 
 Json = dict[str, Any]
 
@@ -62,7 +67,7 @@ def decode(message: Mapping[str, Any], call: Call, model: str, request_id: str |
         raise ContextOverflow(msg, kind="context_overflow", usage=usage, request_id=request_id)
     if message.get("content") is None:
         raise protocol_failure(call, "it holds no content", usage)
-    blocks = objects_at(message, "content")
+    blocks = _standing(objects_at(message, "content"))
     content = tuple([part for block in blocks for part in _parts(block, call.provider, model)])
     return reply_of(
         content,
@@ -71,10 +76,29 @@ def decode(message: Mapping[str, Any], call: Call, model: str, request_id: str |
         stop=STOPS.get(raw or ""),
         raw=raw,
         usage=usage,
-        answered=text_at(message, "model"),
+        answered=_answered(message, blocks),
         request_id=request_id,
         kept={"id": message.get("id"), "usage": message.get("usage"), **kept_of(message, *KEPT)},
     )
+
+
+def _standing(blocks: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return *blocks* without those of a model that gave way to another one which do not count any more."""
+    last = max([index for index, block in enumerate(blocks) if block.get("type") == FALLBACK], default=0)
+    answered = {block.get("tool_use_id") for block in blocks[:last]}
+    return [
+        block
+        for index, block in enumerate(blocks)
+        if index >= last
+        or not (block["type"] in WITHDRAWN or (block["type"] == "server_tool_use" and block.get("id") not in answered))
+    ]
+
+
+def _answered(message: Mapping[str, Any], blocks: list[Mapping[str, Any]]) -> str:
+    """Return the model that answered: the one that another gave way to last, which a stream's beginning does not know."""
+    named = [word_at(block, "to", "model") for block in blocks if block["type"] == FALLBACK]
+    served = [word_at(entry, "model") for entry in iterations_of(message.get("usage")) if entry.get("type") == STOOD_IN]
+    return next((name for name in [*reversed(named), *reversed(served)] if name), text_at(message, "model"))
 
 
 def _parts(block: Mapping[str, Any], provider: str, model: str) -> list[AssistantPart]:
@@ -137,7 +161,8 @@ def usage_of(raw: Any) -> Usage | None:
     """
     Return the API's usage in our buckets; ``None`` when it does not say.
 
-    What ran beside the message (a compaction, an advisor) stands in ``iterations`` only and is counted, too.
+    What ran beside the message (a compaction, an advisor, a model that gave way) stands in ``iterations`` only and is
+    counted, too.
     """
     if not isinstance(raw, Mapping) or (raw.get("input_tokens") is None and raw.get("output_tokens") is None):
         return None
@@ -151,7 +176,7 @@ def usage_of(raw: Any) -> Usage | None:
     reasoning = min(output, thought or 0)
     unsure = any(figure is not None and count_of(figure) is None for figure in figures) or None in figures[:2]
     usage = Usage(fresh, output - reasoning, read, written, reasoning, at_least=unsure)
-    for entry in objects_at(raw, "iterations"):
-        if entry.get("type") != "message":
-            usage += usage_of(entry) or Usage(at_least=True)
+    objects_at(raw, "iterations")  # raises for anything but a list of objects
+    for entry in ran_beside(raw):
+        usage += usage_of(entry) or Usage(at_least=True)
     return usage

@@ -26,10 +26,19 @@ from stepengine.data.models import (
     ToolCallStarted,
 )
 from stepengine.data.usage import Usage
-from stepengine.models._failures import MAX_ID, Call, given_up, malformed_call, protocol_failure, unsigned_call
+from stepengine.models._failures import (
+    MAX_ID,
+    Call,
+    given_up,
+    malformed_call,
+    protocol_failure,
+    truncated,
+    unsigned_call,
+)
 from stepengine.models._json import call_part, count_of, object_at, objects_at, read_json, text_at
 from stepengine.models._reading import Accumulator
 from stepengine.models._reply import UNKNOWN, made_part, reply_of, seen, shown_text, word_at
+from stepengine.models.google.calls import IN_PIECES, NewestCall, joined_call
 from stepengine.models.keys import printable
 
 __all__ = ("GoogleAccumulator", "decode", "usage_of")
@@ -80,6 +89,7 @@ TOOLS = {
 PLAIN = frozenset({"text", "thought"})
 TEXT = frozenset({"text", "thought", "thoughtSignature"})
 CALL = frozenset({"functionCall", "thought", "thoughtSignature"})
+IN_CALL = frozenset({"id", "name", "args"}) | IN_PIECES
 OTHERS = frozenset(
     {
         *("executableCode", "codeExecutionResult", "fileData", "functionResponse", "inlineData"),
@@ -111,7 +121,8 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
     if candidates:
         _refuse_unusable(candidate, raw, call, usage)
     mark: Json = {"provider": call.provider, "model": model}
-    parts = objects_at(object_at(candidate, "content"), "parts")
+    stop = STOPS.get(raw or "") if candidates else StopReason.REFUSAL
+    parts = _whole_parts(objects_at(object_at(candidate, "content"), "parts"), stop, call, usage)
     content = tuple([part for part in [_part(part, mark) for part in parts] if part is not None])
     content = (*content, *_citations(candidate))
     kept: Json = {"id": data.get("responseId"), "usage": data.get("usageMetadata")}
@@ -122,7 +133,7 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
         content,
         call,
         model,
-        stop=STOPS.get(raw or "") if candidates else StopReason.REFUSAL,
+        stop=stop,
         raw=raw,
         usage=usage,
         answered=text_at(data, "modelVersion"),
@@ -147,6 +158,26 @@ def _refuse_unusable(candidate: Mapping[str, Any], raw: str | None, call: Call, 
         raise given_up(call, said, usage)
 
 
+def _whole_parts(
+    parts: list[Mapping[str, Any]], stop: StopReason | None, call: Call, usage: Usage | None
+) -> list[Mapping[str, Any]]:
+    """
+    Return *parts* with the arguments of each call in one piece.
+
+    A call that the output limit cut stays, since it is not carried out; of a refusal it is left out.
+
+    Raises:
+        TruncatedReply: for another call that is not whole.
+    """
+    whole = [joined_call(part) if isinstance(part.get("functionCall"), Mapping) else part for part in parts]
+    cut = [part for part in whole if object_at(part, "functionCall").get("willContinue") is True]
+    if cut and stop is StopReason.REFUSAL:
+        return [part for part in whole if part not in cut]
+    if cut and (stop is not StopReason.MAX_TOKENS or cut != whole[-1:]):
+        raise truncated(call, f"its call of {text_at(cut[0]['functionCall'], 'name')!r} is not whole", usage)
+    return whole
+
+
 def _part(part: Mapping[str, Any], mark: Json) -> AssistantPart | None:
     """Return a part in our terms; ``None`` for one that says nothing at all."""
     signature = text_at(part, "thoughtSignature")
@@ -154,7 +185,8 @@ def _part(part: Mapping[str, Any], mark: Json) -> AssistantPart | None:
     call = part.get("functionCall")
     if isinstance(call, Mapping):
         given = {"id": call["id"]} if text_at(call, "id") else {}
-        data = {**mark, **signed, **_beside(part, CALL), **given}
+        newer = {name: value for name, value in call.items() if name not in IN_CALL}
+        data = {**mark, **signed, **_beside(part, CALL), **given, **({"in_call": newer} if newer else {})}
         return call_part(text_at(call, "name"), call.get("args"), data)
     if _is_text(part):
         kept = {**signed, **_beside(part, TEXT)}
@@ -251,8 +283,8 @@ class GoogleAccumulator(Accumulator):
     """
     Turns the chunks of one stream into the completed reply.
 
-    Each chunk is a whole response object, and each part in it is complete; neighbouring texts are one text, and the last
-    usage counts.
+    Each chunk is a whole response object, and each part in it is complete, but for calls whose arguments are streamed;
+    neighbouring texts are one text, and the last usage counts.
     """
 
     decoder = staticmethod(decode)
@@ -265,6 +297,8 @@ class GoogleAccumulator(Accumulator):
         self._texts: list[list[str]] = []
         self._likely: dict[str, list[Any]] = {}
         self._calls = 0
+        self._call_at: int | None = None
+        self._newest: NewestCall | None = None
 
     @property
     def usage(self) -> Usage | None:
@@ -308,30 +342,52 @@ class GoogleAccumulator(Accumulator):
         return bool(self._candidate.get("finishReason") or (blocked and not self._candidate))
 
     def _take(self, part: Mapping[str, Any]) -> list[ModelDelta]:
-        is_call, is_text = isinstance(part.get("functionCall"), Mapping), _is_text(part)
-        text = part["text"] if is_text and not is_call else ""
+        if isinstance(part.get("functionCall"), Mapping):
+            return self._called(part)
+        is_text = _is_text(part)
+        text = part["text"] if is_text else ""
         last = self._parts[-1] if self._parts else {}
         plain = PLAIN.issuperset(part) and PLAIN.issuperset(last) and is_text and _is_text(last)
         if plain and bool(last.get("thought")) == bool(part.get("thought")):
             self._texts[-1].append(text)
         else:
-            self._parts.append(part)
-            self._texts.append([text])
-        if is_call:
-            return self._called(part["functionCall"])
+            self._add(part, text)
         if not text:
             return []
         return [ThinkingChunk(text) if part.get("thought") else TextChunk(text)]
 
-    def _called(self, call: Mapping[str, Any]) -> list[ModelDelta]:
+    def _add(self, part: Mapping[str, Any], text: str = "") -> None:
+        self._parts.append(part)
+        self._texts.append([text])
+
+    def _called(self, part: Mapping[str, Any]) -> list[ModelDelta]:
+        call, newest, number = part["functionCall"], self._newest, self._calls
+        if newest is not None:
+            if not newest.goes_on_in(call):
+                self._broken(f"a call of {text_at(call, 'name')!r} begins while another one is not whole")
+            newest.take(part)
+            return [] if newest.is_open else self._ended()
+        if call.get("willContinue") is True:
+            self._newest, self._call_at = NewestCall(part), len(self._parts)
+            self._add(part)
+            return [ToolCallStarted(number, text_at(call, "name"))]
+        part = joined_call(part)
+        self._add(part)
+        return [ToolCallStarted(number, text_at(call, "name")), *self._told_arguments(part["functionCall"])]
+
+    def _ended(self) -> list[ModelDelta]:
+        """Put the call that came in pieces in its place, and return what is told of it."""
+        assert self._newest is not None  # noqa: S101 - asked for only then
+        assert self._call_at is not None  # noqa: S101
+        self._parts[self._call_at] = whole = self._newest.whole()
+        self._newest = self._call_at = None
+        return self._told_arguments(whole["functionCall"])
+
+    def _told_arguments(self, call: Mapping[str, Any]) -> list[ModelDelta]:
         number = self._calls
         self._calls += 1
         arguments = compact({} if call.get("args") is None else call["args"])
-        return [
-            ToolCallStarted(number, text_at(call, "name")),
-            ToolCallChunk(number, arguments),
-            ToolCallEnded(number),
-        ]
+        return [ToolCallChunk(number, arguments), ToolCallEnded(number)]
 
     def finish(self, tail: bytes, *, clean: bool = True) -> ModelReply:
         """
@@ -343,6 +399,8 @@ class GoogleAccumulator(Accumulator):
         if not self.ended:
             self._truncated("its finishReason is missing")
         self.done = True
+        if self._newest is not None:
+            self._ended()
         data = dict(self._data)
         if self._candidate:
             parts = [

@@ -196,7 +196,9 @@ def _assistant_part(part: AssistantPart, flags: Flags, ids: Mapping[str, str]) -
             own = is_own(data, flags.provider, flags.model)
             return {"text": part.text, "thought": True, **_signed(data, flags)} if own else None
         case ToolCallPart():
-            call: Json = {"name": _name(part.tool_name), "args": arguments_of(part)}
+            own = is_own(part.provider_data, flags.provider, flags.model)
+            newer = part.provider_data.get("in_call", {}) if own and part.provider_data else {}
+            call: Json = {**newer, "name": _name(part.tool_name), "args": arguments_of(part)}
             if part.tool_call_id in ids:
                 call["id"] = ids[part.tool_call_id]
             return {"functionCall": call, **_signed(part.provider_data, flags)}

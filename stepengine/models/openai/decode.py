@@ -27,7 +27,17 @@ from stepengine.models._deferring import SEARCH, loaded_by
 from stepengine.models._failures import Call, body_failure, protocol_failure, unanswerable
 from stepengine.models._json import call_part, index_at, object_at, objects_at, read_json, text_at
 from stepengine.models._reading import Accumulator
-from stepengine.models._reply import kept_of, listed, made_part, reply_of, seen, shown_text, usage_in_totals, word_at
+from stepengine.models._reply import (
+    billed,
+    kept_of,
+    listed,
+    made_part,
+    reply_of,
+    seen,
+    shown_text,
+    usage_in_totals,
+    word_at,
+)
 
 __all__ = ("ResponsesAccumulator", "decode", "usage_of")
 
@@ -45,6 +55,7 @@ INCOMPLETE = {
 }
 KEPT = ("service_tier", "status", "incomplete_details", "conversation", "previous_response_id", "moderation")
 FOR_THE_CLIENT = frozenset({"computer_call", "custom_tool_call", "local_shell_call", "mcp_approval_request"})
+X_SEARCH = ("xai", "custom_tool_call")
 FOR_THE_CLIENT_OR_SERVER = frozenset({"apply_patch_call", "shell_call"})
 """Those that the provider's own containers answer in the same reply, if they run there."""
 
@@ -86,7 +97,7 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
     if data.get("output") is None:
         raise protocol_failure(call, "it holds no output", usage)
     items = objects_at(data, "output")
-    if waiting := _waiting(items):
+    if waiting := _waiting(items, call.provider):
         raise unanswerable(call, waiting, usage)
     mark: Json = {"provider": call.provider, "model": model}
     content = tuple([part for item in items for part in _parts(item, mark)])
@@ -101,6 +112,7 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
         answered=text_at(data, "model"),
         request_id=request_id,
         kept={"id": data.get("id"), "usage": data.get("usage"), **kept_of(data, *KEPT), **_likely(items)},
+        cost=billed(data.get("usage")),
     )
 
 
@@ -110,13 +122,17 @@ def _likely(items: list[Mapping[str, Any]]) -> Json:
     return {"logprobs": found} if found else {}
 
 
-def _waiting(items: list[Mapping[str, Any]]) -> list[str]:
-    """Return the kinds of those items that wait for an answer of the client other than a function's result."""
+def _waiting(items: list[Mapping[str, Any]], provider: str) -> list[str]:
+    """
+    Return the kinds of those items that wait for an answer of the client other than a function's result.
+
+    xAI tells of its own search of X as of a custom call, and takes no custom tools of a client.
+    """
     answered = {item.get("call_id") for item in items if text_at(item, "type").endswith("_output")}
     return [
         item["type"]
         for item in items
-        if item["type"] in FOR_THE_CLIENT
+        if (item["type"] in FOR_THE_CLIENT and (provider, item["type"]) != X_SEARCH)
         or (item["type"] in FOR_THE_CLIENT_OR_SERVER and item.get("call_id") not in answered)
         or (item["type"] == "tool_search_call" and item.get("execution") == "client")
         or (item["type"] == "function_call" and item.get("async"))

@@ -16,7 +16,17 @@ from stepengine.data.json import compact
 from stepengine.data.models import ModelDelta, ToolCallChunk, ToolCallEnded, ToolCallStarted
 from stepengine.models._json import object_at, read_json, text_at, utf8
 
-__all__ = ("CallPieces",)
+__all__ = ("FUNCTION_MEMBERS", "MEMBERS", "CallPieces", "legacy_call")
+
+MEMBERS = frozenset({"id", "type", "index", "function"})
+FUNCTION_MEMBERS = frozenset({"name", "arguments"})
+"""What of a call is read; anything else in it is kept as it came."""
+
+
+def legacy_call(message: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the ``function_call`` of *message*, the form before ``tool_calls``; ``None`` for none, or one that says nothing."""
+    call = message.get("function_call")
+    return call if isinstance(call, Mapping) and (call.get("name") or call.get("arguments")) else None
 
 
 @attrs.define
@@ -28,6 +38,8 @@ class _Slot:
     name: str = ""
     pieces: list[str] = attrs.field(factory=list)
     announced: bool = False
+    more: dict[str, Any] = attrs.field(factory=dict)
+    more_of_function: dict[str, Any] = attrs.field(factory=dict)
 
     @property
     def arguments(self) -> str:
@@ -72,6 +84,9 @@ class CallPieces:
             name, arguments = text_at(function, "name"), function.get("arguments")
             text = arguments if isinstance(arguments, str) else "" if arguments is None else compact(arguments)
             slot = self._slot(entry.get("index"), call_id, name, text, first=position == 0)
+            slot.more.update({key: value for key, value in entry.items() if key not in MEMBERS and value is not None})
+            newer = {key: value for key, value in function.items() if key not in FUNCTION_MEMBERS and value is not None}
+            slot.more_of_function.update(newer)
             deltas += _grow(slot, call_id, name, text)
         return deltas
 
@@ -87,7 +102,14 @@ class CallPieces:
 
     def joined(self) -> list[dict[str, Any]]:
         """Return the calls as the server would have sent them in one piece."""
-        return [{"id": slot.id, "function": {"name": slot.name, "arguments": slot.arguments}} for slot in self._slots]
+        return [
+            {
+                **slot.more,
+                "id": slot.id,
+                "function": {**slot.more_of_function, "name": slot.name, "arguments": slot.arguments},
+            }
+            for slot in self._slots
+        ]
 
     def _slot(self, index: Any, call_id: str, name: str, text: str, *, first: bool) -> _Slot:
         found = self._found(index, call_id)

@@ -26,12 +26,12 @@ from stepengine.data.messages import (
 )
 from stepengine.data.models import ModelDelta, ModelReply, StopReason, TextChunk, ThinkingChunk
 from stepengine.data.usage import Usage
-from stepengine.models._failures import Call, body_failure, given_up, protocol_failure
+from stepengine.models._failures import Call, body_failure, given_up, protocol_failure, unanswerable
 from stepengine.models._json import call_part, list_at, object_at, objects_at, read_json, text_at
 from stepengine.models._reading import Accumulator
-from stepengine.models._reply import UNKNOWN, kept_of, made_part, reply_of, seen, usage_in_totals, word_at
+from stepengine.models._reply import UNKNOWN, billed, kept_of, made_part, reply_of, seen, usage_in_totals, word_at
 from stepengine.models._wire import base64_of
-from stepengine.models.openai_chat.calls import CallPieces
+from stepengine.models.openai_chat.calls import FUNCTION_MEMBERS, MEMBERS, CallPieces, legacy_call
 
 __all__ = ("ChatAccumulator", "decode", "usage_of")
 
@@ -64,7 +64,8 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
     Return the reply in the completion object *data*.
 
     Raises:
-        ModelError: when there is no choice, when the choice holds an error, or when the server gave up on it.
+        ModelError: when there is no choice, when the choice holds an error, when the server gave up on it, and for a call of a
+            custom tool, which only settings of the author's own can have offered.
     """
     choices = objects_at(data, "choices")
     if not choices:
@@ -73,9 +74,11 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
     if choice.get("error"):
         raise body_failure({"error": choice["error"]}, None, {}, call)
     message = object_at(choice, "message")
+    usage = _raw_usage(data)
+    if any(_is_custom(entry) for entry in objects_at(message, "tool_calls")):
+        raise unanswerable(call, ["custom"], usage_of(usage))
     content = tuple(_parts(message, call.provider, model))
     raw = text_at(choice, "finish_reason") or None
-    usage = _raw_usage(data)
     if raw in GAVE_UP:
         raise given_up(call, f"it ended with {raw!r}", usage_of(usage))
     return reply_of(
@@ -95,7 +98,9 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
 def _cost(usage: Mapping[str, Any]) -> Decimal | None:
     """Return what the gateway says a reply cost; with a key of the user's own his provider asks for the rest (PV81)."""
     paid = _dollars(usage.get("cost"))
-    if paid is None or usage.get("is_byok") is not True:
+    if paid is None:
+        return billed(usage)
+    if usage.get("is_byok") is not True:
         return paid
     beside = usage.get("cost_details")
     upstream = _dollars(beside.get("upstream_inference_cost")) if isinstance(beside, Mapping) else None
@@ -139,11 +144,23 @@ def _parts(message: Mapping[str, Any], provider: str, model: str) -> list[Assist
     parts += _made(message, mark)
     if refusal := text_at(message, "refusal"):
         parts.append(RefusalPart(refusal))
-    for call in objects_at(message, "tool_calls"):
-        function = object_at(call, "function")
-        given = {"id": call["id"]} if text_at(call, "id") else {}
-        parts.append(call_part(text_at(function, "name"), function.get("arguments"), {**mark, **given}))
-    return parts
+    calls = objects_at(message, "tool_calls")
+    parts += [_call(call, object_at(call, "function"), mark) for call in calls]
+    legacy = None if calls else legacy_call(message)
+    return parts if legacy is None else [*parts, _call({}, legacy, {**mark, "legacy": True})]
+
+
+def _is_custom(entry: Mapping[str, Any]) -> bool:
+    return entry.get("type") == "custom" or isinstance(entry.get("custom"), Mapping)
+
+
+def _call(entry: Mapping[str, Any], function: Mapping[str, Any], mark: Json) -> AssistantPart:
+    """Return a call with its id and what else it holds, such as the signature of Gemini's thoughts behind Google's endpoint."""
+    newer = {name: value for name, value in entry.items() if name not in MEMBERS and value is not None}
+    inside = {name: value for name, value in function.items() if name not in FUNCTION_MEMBERS and value is not None}
+    found = {"id": text_at(entry, "id"), "more": newer, "more_of_function": inside}
+    data = {**mark, **{name: value for name, value in found.items() if value}}
+    return call_part(text_at(function, "name"), function.get("arguments"), data)
 
 
 def _made(message: Mapping[str, Any], mark: Json) -> list[AssistantPart]:
@@ -224,6 +241,7 @@ class ChatAccumulator(Accumulator):
         self._calls = CallPieces()
         self._audio: Json = {}
         self._sound: list[str] = []
+        self._legacy = False
         self._finished = False
         self._chosen = False
 
@@ -293,7 +311,17 @@ class ChatAccumulator(Accumulator):
             if pieces := list_at(delta, name):
                 self._lists.setdefault(name, []).extend(pieces)
         deltas += self._heard(object_at(delta, "audio"))
-        return deltas + self._calls.take(objects_at(delta, "tool_calls"))
+        return deltas + self._calls.take(self._called(delta))
+
+    def _called(self, delta: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """Return the pieces of calls; one of the form before ``tool_calls`` only where there are none of these, which repeat it."""
+        calls, legacy = objects_at(delta, "tool_calls"), legacy_call(delta)
+        if calls and self._legacy:
+            self._broken("tool_calls behind a function_call")
+        if legacy is None or calls or (not self._legacy and self._calls.joined()):
+            return calls
+        self._legacy = True
+        return [{"index": 0, "function": legacy}]
 
     def _heard(self, audio: Mapping[str, Any]) -> list[ModelDelta]:
         """Take a piece of sound, each of which is base64 for itself, and of its words."""
@@ -346,7 +374,8 @@ class ChatAccumulator(Accumulator):
             }
         if "reasoning_details" in message:
             message["reasoning_details"] = _merged(message["reasoning_details"])
-        message["tool_calls"] = self._calls.joined()
+        calls = self._calls.joined()
+        message.update({"function_call": calls[0]["function"]} if self._legacy else {"tool_calls": calls})
         choice = {**self._choice, "message": message}
         if self._likely:
             choice["logprobs"] = {**object_at(choice, "logprobs"), **self._likely}
@@ -390,9 +419,10 @@ def _merged(details: list[Json]) -> list[Json]:
     for detail in details:
         last = items[-1] if items else {}
         texts = {name: detail[name] for name in TEXTS if isinstance(detail.get(name), str)}
-        is_other = any(last.get(name) != detail.get(name) for name in ("type", "index"))
-        # A signature ends an item; several may have one index.
-        if not items or not texts or is_other or (last.get("signature") and any(texts.values())):
+        # A signature ends an item; several may have one index, and the last piece may be a signature alone.
+        is_end = bool(detail.get("signature")) and not any(map(detail.get, (*TEXTS, "data")))
+        goes_on = bool(items) and _is_of(last, detail, is_end=is_end) and (bool(texts) or is_end)
+        if not goes_on or (last.get("signature") and (is_end or any(texts.values()))):
             items.append(dict(detail))
             grown.append({name: [text] for name, text in texts.items()})
             continue
@@ -405,3 +435,10 @@ def _merged(details: list[Json]) -> list[Json]:
         {**item, **{name: "".join(texts) for name, texts in pieces.items()}}
         for item, pieces in zip(items, grown, strict=True)
     ]
+
+
+def _is_of(item: Json, piece: Json, *, is_end: bool) -> bool:
+    """Return whether *piece* is of the *item* before it; one that ends it need not repeat its number."""
+    if item.get("type") != piece.get("type"):
+        return False
+    return item.get("index") == piece.get("index") or (is_end and piece.get("index") is None)

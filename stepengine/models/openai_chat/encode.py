@@ -93,9 +93,11 @@ class Turn(BaseTurn):
 
     Attributes:
         plain: Whether the body of a user message is one text and not the parts of a list.
+        legacy: The encoded name of the one call of a message that goes back in the form before ``tool_calls``, as it came.
     """
 
     plain: bool = True
+    legacy: bytes = b""
 
 
 # --- joining --------------------------------------------------------------------------------------------------------
@@ -123,6 +125,7 @@ class _Joiner:
         self._out = [self._system(system_prompt)] if system_prompt else []
         self._user: list[Turn] = []
         self._ids: Mapping[str, bytes] = {}
+        self._legacy = b""
         self._role = ""
 
     def add(self, turn: Turn) -> None:
@@ -131,12 +134,12 @@ class _Joiner:
                 self._user.append(turn)
             return
         if turn.role == "tool":
-            self._out.append(b'{"role":"tool","tool_call_id":' + self._ids[turn.call_id] + turn.body)
+            self._out.append(self._answer(turn.call_id) + turn.body)
             self._role = "tool"
             if turn.after:
                 self._user.append(Turn("user", turn.after, plain=False))
             return
-        self._ids = turn.ids
+        self._ids, self._legacy = turn.ids, turn.legacy
         if turn.body:
             self._flush()
             if self._role == "assistant":
@@ -146,6 +149,12 @@ class _Joiner:
             self._role = "assistant"
         if turn.after:
             self._user.append(Turn("user", turn.after, plain=False))
+
+    def _answer(self, call_id: str) -> bytes:
+        """Return how the answer of a call begins."""
+        if self._legacy:
+            return b'{"role":"function","name":' + self._legacy
+        return b'{"role":"tool","tool_call_id":' + self._ids[call_id]
 
     def _system(self, text: str) -> bytes:
         if not self._mark:
@@ -226,9 +235,10 @@ def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> Turn: 
         body["refusal"] = refusal
     for part in message.content:
         body.update(_thinking(part, flags))
-    calls = [_call(part, ids) for part in message.tool_calls]
+    calls = [_call(part, ids, flags) for part in message.tool_calls]
+    legacy = len(calls) == 1 and _is_legacy(message.tool_calls[0], flags)
     if calls:
-        body["tool_calls"] = calls
+        body.update({"function_call": calls[0]["function"]} if legacy else {"tool_calls": calls})
         if flags.preset.text_with_calls and body["content"] is None:
             body["content"] = ""
     elif body["content"] is None and len(body) > 2 and "refusal" not in body:  # noqa: PLR2004 - role and content
@@ -241,7 +251,13 @@ def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> Turn: 
     after = joined([{"type": "text", "text": MADE}, *[_media(part, flags) for part in made]]) if made else b""
     if body["content"] is None and len(body) == 2:  # noqa: PLR2004 - role and content: there is nothing to send
         return Turn("assistant", b"", after=after)
-    return Turn("assistant", encoded(body), ids={ours: encoded(theirs) for ours, theirs in ids.items()}, after=after)
+    return Turn(
+        "assistant",
+        encoded(body),
+        ids={ours: encoded(theirs) for ours, theirs in ids.items()},
+        after=after,
+        legacy=encoded(calls[0]["function"]["name"]) if legacy else b"",
+    )
 
 
 def _nine(call_id: str) -> str:
@@ -317,9 +333,17 @@ def _thinking(part: AssistantPart, flags: Flags) -> Json:
     return members
 
 
-def _call(part: ToolCallPart, ids: Mapping[str, str]) -> Json:
-    function = {"name": safe_name(part.tool_name), "arguments": utf8(compact(arguments_of(part))).decode()}
-    return {"id": ids[part.tool_call_id], "type": "function", "function": function}
+def _call(part: ToolCallPart, ids: Mapping[str, str], flags: Flags) -> Json:
+    data = part.provider_data
+    own = data if is_own(data, flags.preset.name, flags.model) else {}
+    name, arguments = safe_name(part.tool_name), utf8(compact(arguments_of(part))).decode()
+    function = {**own.get("more_of_function", {}), "name": name, "arguments": arguments}
+    return {**own.get("more", {}), "id": ids[part.tool_call_id], "type": "function", "function": function}
+
+
+def _is_legacy(part: ToolCallPart, flags: Flags) -> bool:
+    data = part.provider_data
+    return is_own(data, flags.preset.name) and data.get("legacy") is True
 
 
 def _result(message: ToolMessage, flags: Flags) -> Turn:

@@ -1,0 +1,166 @@
+"""
+Function calls whose arguments Gemini streams in pieces, each by the path of what it is a piece of. Pure: no I/O.
+
+``streamFunctionCallArguments`` asks for them: a call begins with its name, goes on in parts without one, and is whole with
+the part that no longer says ``willContinue``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import attrs
+
+from stepengine.models._json import object_at, objects_at, read_json, text_at, utf8
+
+__all__ = ("IN_PIECES", "NewestCall", "joined_call")
+
+IN_PIECES = frozenset({"partialArgs", "willContinue"})
+"""What a call holds only where its arguments are streamed."""
+
+SEGMENT = re.compile(r"\.([^.\[\]]+)|\[([0-9]{1,9})\]|\['((?:[^'\\]|\\.)*)'\]|\[(\"(?:[^\"\\]|\\.)*\")\]", re.ASCII)
+MAX_DEPTH = 100
+SAYS_NOTHING = frozenset({"jsonPath", "willContinue"})
+VALUES = ("stringValue", "numberValue", "boolValue")
+
+Json = dict[str, Any]
+Key: TypeAlias = str | int
+
+
+class NewestCall:
+    """
+    The call that is being received: parts of the reply become one.
+
+    Args:
+        part: The part that it begins with.
+
+    Attributes:
+        is_open: Whether more of it is to come.
+    """
+
+    def __init__(self, part: Mapping[str, Any]) -> None:
+        self.is_open = True
+        self._part: Json = {}
+        self._call: Json = {}
+        self._root: Json = {}
+        self.take(part)
+
+    def goes_on_in(self, call: Mapping[str, Any]) -> bool:
+        """Return whether *call* is more of this one: it has no name and id of its own, or the same."""
+        return all(text_at(call, name) in {"", text_at(self._call, name)} for name in ("name", "id"))
+
+    def take(self, part: Mapping[str, Any]) -> None:
+        """
+        Add what *part* says.
+
+        Raises:
+            ValueError: for a piece that is of nothing, or of a kind that is newer than this package.
+        """
+        call = object_at(part, "functionCall")
+        self._part.update({name: value for name, value in part.items() if value is not None})
+        rest = {name: value for name, value in call.items() if name not in IN_PIECES and name != "args"}
+        self._call.update({name: value for name, value in rest.items() if value is not None})
+        self._root.update(object_at(call, "args"))
+        for piece in objects_at(call, "partialArgs"):
+            if (value := _value_in(piece)) is not NOTHING:
+                _put(self._root, _keys_of(text_at(piece, "jsonPath")), value)
+        self.is_open = call.get("willContinue") is True
+
+    def whole(self) -> Json:
+        """Return the part as the API would have sent it in one piece; a call that is still open says so."""
+        more = {"willContinue": True} if self.is_open else {}
+        return {**self._part, "functionCall": {**self._call, "args": _plain(self._root), **more}}
+
+
+def joined_call(part: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return *part*, which holds a call, with its arguments in one piece."""
+    return NewestCall(part).whole() if object_at(part, "functionCall").get("partialArgs") else part
+
+
+@attrs.define
+class _Text:
+    """A text of which more may come."""
+
+    pieces: list[str]
+
+
+class _Nothing:
+    """What a piece is that only says that a text has ended."""
+
+
+NOTHING = _Nothing()
+
+
+def _value_in(piece: Mapping[str, Any]) -> Any:
+    for name in VALUES:
+        value = piece.get(name)
+        if value is not None:
+            return _Text([text_at(piece, name)]) if name == "stringValue" else value
+    if "nullValue" in piece:
+        return None
+    unknown = sorted(piece.keys() - SAYS_NOTHING - set(VALUES))
+    if unknown:
+        msg = f"a piece of arguments holds {unknown[0]!r}, which is unknown here"
+        raise ValueError(msg)
+    return NOTHING
+
+
+def _keys_of(path: str) -> list[Key]:
+    """Return the keys of a path such as ``$.foo.bar[0]['a b']`` (RFC 9535)."""
+    keys: list[Key] = []
+    at = 1
+    while path.startswith("$") and at < len(path) and len(keys) < MAX_DEPTH:
+        found = SEGMENT.match(path, at)
+        if found is None:
+            break
+        name, index, single, double = found.groups()
+        if single is not None:
+            double = '"' + single.replace("\\'", "'").replace('"', '\\"') + '"'
+        keys.append(int(index) if index else read_json(utf8(double)) if double is not None else name)
+        at = found.end()
+    if not keys or at < len(path):
+        msg = f"a piece of arguments has the path {path[:MAX_DEPTH]!r}, which leads nowhere"
+        raise ValueError(msg)
+    return keys
+
+
+def _put(root: Json, keys: list[Key], value: Any) -> None:
+    """Set the value that *keys* lead to; a text is added to the one that is there."""
+    here: Any = root
+    for key, below in pairwise(keys):
+        inside = _at(here, key)
+        here = _set(here, key, [] if type(below) is int else {}) if inside is NOTHING else inside
+    before = _at(here, keys[-1])
+    if type(before) is _Text and type(value) is _Text:
+        before.pieces += value.pieces
+    else:
+        _set(here, keys[-1], value)
+
+
+def _at(container: Any, key: Key) -> Any:
+    """Return what stands at *key*, ``NOTHING`` where something can be put; raises ``ValueError`` where nothing can."""
+    if type(container) is dict and type(key) is str:
+        return container.get(key, NOTHING)
+    if type(container) is list and type(key) is int and key <= len(container):
+        return container[key] if key < len(container) else NOTHING
+    msg = f"a piece of arguments is to stand at {key!r}, where nothing can"
+    raise ValueError(msg)
+
+
+def _set(container: Any, key: Key, value: Any) -> Any:
+    if type(container) is list and key == len(container):
+        container.append(value)
+    else:
+        container[key] = value
+    return value
+
+
+def _plain(value: Any) -> Any:
+    if type(value) is dict:
+        return {name: _plain(held) for name, held in value.items()}
+    if type(value) is list:
+        return [_plain(held) for held in value]
+    return "".join(value.pieces) if type(value) is _Text else value

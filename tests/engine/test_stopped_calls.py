@@ -1,0 +1,278 @@
+"""Model calls that are stopped before their reply is whole: what was used until then counts, as a lower bound."""
+
+from __future__ import annotations
+
+import asyncio
+from decimal import Decimal
+from typing import Any
+
+import httpx2
+import pytest
+
+from stepengine import (
+    STEP,
+    AgentCall,
+    AgentDefinition,
+    Engine,
+    Limits,
+    Parallel,
+    Perform,
+    RetryPolicy,
+    RunStatus,
+    Usage,
+)
+from stepengine.data.models import ModelReply, ReplyDone, TextChunk, ThinkingChunk, ToolCallChunk, ToolCallStarted
+from stepengine.errors import ModelError
+from stepengine.journal import FileJournal
+from stepengine.journal.show import spending_of
+from stepengine.models import Models, Provider
+from tests.faults.scripts import WIRES
+
+PIECES = (ThinkingChunk("t" * 40), TextChunk("x" * 200), ToolCallStarted(0, "look"), ToolCallChunk(0, "y" * 40))
+STREAMED = Usage(0, 60, 0, 0, 10, 1, at_least=True)
+SAID = ModelReply("Hi.", usage=Usage(100, 5))
+DOLLAR = Decimal("0.01")
+
+
+def priced(model: str, usage: Usage, at: Any) -> Decimal:
+    return DOLLAR * usage.total_tokens
+
+
+class Half(Provider):
+    """Streams pieces and waits for ever, as often as *halves* says; then it gives a whole reply."""
+
+    name = "test"
+
+    def __init__(self, halves: int = 1, pieces: tuple[Any, ...] = PIECES) -> None:
+        self.halves, self.pieces = halves, pieces
+        self.waits = asyncio.Event()
+
+    async def complete(self, request):
+        return SAID
+
+    async def stream(self, request):
+        self.halves -= 1
+        if self.halves >= 0:
+            for piece in self.pieces:
+                yield piece
+            self.waits.set()
+            await asyncio.Event().wait()
+        yield ReplyDone(SAID)
+
+
+def agent(**more: Any) -> AgentDefinition:
+    return AgentDefinition("asker", model="test/m", **more)
+
+
+def built(model: Provider, *agents: AgentDefinition, **options: Any) -> Engine:
+    return Engine(agents, models={"test": model}, pricing=priced, observers=[lambda event: None], **options)
+
+
+async def interrupted(engine: Engine, model: Half, definition: AgentDefinition, **options: Any):
+    handle = engine.start(definition, "go", **options)
+    await model.waits.wait()
+    handle.interrupt()
+    return await handle.result()
+
+
+@pytest.mark.spec("requirements:D15", "requirements:N6", "reliability:MP19")
+async def test_what_was_streamed_until_a_run_is_interrupted_counts_as_a_lower_bound():
+    """It used to be a run without a model call, for nothing."""
+    model = Half()
+    async with built(model) as engine:
+        result = await interrupted(engine, model, agent())
+
+    assert (RunStatus.CANCELLED, STREAMED, 70 * DOLLAR) == (result.status, result.usage, result.cost)
+    assert {"test/m": STREAMED} == dict(result.usage_by_model)
+    assert {"test/m": 70 * DOLLAR} == dict(result.cost_by_model)
+
+
+async def test_a_cancelled_task_and_a_time_that_is_over_count_alike():
+    told = []
+    model = Half()
+    async with Engine(models={"test": model}, pricing=priced, observers=[told.append]) as engine:
+        task = asyncio.create_task(engine.run(agent(), "go"))
+        await model.waits.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert (STREAMED, 70 * DOLLAR) == (told[-1].result.usage, told[-1].result.cost)
+
+    async with built(Half()) as engine:
+        result = await engine.run(agent(limits=Limits(max_seconds=0.05)), "go")
+    assert (RunStatus.FAILED, STREAMED) == (result.status, result.usage)
+
+
+async def test_nothing_is_made_up_where_nothing_came():
+    model = Half(pieces=())
+    async with built(model) as engine:
+        result = await interrupted(engine, model, agent())
+
+    assert (Usage(), 0) == (result.usage, result.cost)
+
+
+@pytest.mark.spec("requirements:D15", "reliability:I4")
+@pytest.mark.parametrize("watched", [True, False])
+async def test_what_failed_attempts_had_used_counts_when_the_wait_for_the_next_one_is_interrupted(watched):
+    class Failing(Half):
+        async def complete(self, request):
+            self.waits.set()
+            raise ModelError("later", retryable=True, retry_after=50, usage=Usage(7, 3))
+
+        async def stream(self, request):
+            await self.complete(request)
+            yield
+
+    model = Failing()
+    seen = {"observers": [lambda event: None]} if watched else {}
+    async with Engine(models={"test": model}, pricing=priced, retry=RetryPolicy(), **seen) as engine:
+        handle = engine.start(agent(), "go")
+        await model.waits.wait()
+        await asyncio.sleep(0)
+        handle.interrupt()
+        result = await handle.result()
+
+    assert Usage(7, 3, requests=1, at_least=True) == result.usage
+    assert 10 * DOLLAR == result.cost
+
+
+@pytest.mark.spec("requirements:D15")
+async def test_what_a_child_had_used_counts_for_its_parent():
+    def handle(ctx):
+        yield STEP
+        yield AgentCall("asker", "go")
+
+    model = Half()
+    parent = AgentDefinition("parent", model="whole/m", handle_steps=handle, spawnable_agents=["asker"])
+
+    class Whole(Half):
+        name = "whole"
+
+        async def stream(self, request):
+            yield ReplyDone(SAID)
+
+    models = Models({"test": model, "whole": Whole()})
+    async with Engine([agent(), parent], models=models, pricing=priced, observers=[lambda event: None]) as engine:
+        result = await interrupted(engine, model, parent)
+
+    assert {"parent": Usage(100, 5, requests=1), "asker": STREAMED} == dict(result.usage_by_agent)
+    assert (105 + 70) * DOLLAR == result.cost
+
+
+@pytest.mark.spec("requirements:D15")
+async def test_a_reply_that_came_when_the_time_was_over_is_paid_for():
+    class Late(Half):
+        async def stream(self, request):
+            loop = asyncio.get_running_loop()
+            until = loop.time() + 0.06
+            while loop.time() < until:
+                pass
+            yield ReplyDone(SAID)
+
+    async with built(Late()) as engine:
+        result = await engine.run(agent(limits=Limits(max_seconds=0.05)), "go")
+
+    assert (RunStatus.FAILED, Usage(100, 5, requests=1)) == (result.status, result.usage)
+    assert 105 * DOLLAR == result.cost
+
+
+# --- journals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("reliability:MP30", "requirements:D15", "replay:D1")
+async def test_what_a_stopped_call_had_used_is_repeated_by_a_replay_and_counts_when_the_run_goes_on(tmp_path):
+    path, model = tmp_path / "run.jsonl", Half(halves=2)
+    async with built(model, agent()) as engine:
+        first = await interrupted(engine, model, agent(), journal=FileJournal(path))
+        again = await engine.replay(path)
+        shown = spending_of(FileJournal(path).history())
+
+        assert (first.usage, first.cost) == (again.usage, again.cost)
+        assert (70, True, first.cost) == (shown.usage.total_tokens, shown.usage.at_least, shown.cost)
+        assert path.read_bytes() == again.journal.content()
+
+        model.waits.clear()
+        task = asyncio.create_task(engine.resume(path))
+        await model.waits.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        twice = await engine.replay(path)
+        done = await engine.resume(path)
+        repeated = await engine.replay(path)
+
+    assert (140, True) == (twice.usage.total_tokens, twice.usage.at_least)
+    assert (RunStatus.COMPLETED, "Hi.") == (done.status, done.text)
+    assert Usage(100, 125, 0, 0, 20, 1, at_least=True) == done.usage
+    assert (140 + 105) * DOLLAR == done.cost
+    assert (done.usage, done.cost) == (repeated.usage, repeated.cost)
+
+
+@pytest.mark.spec("requirements:D15", "reliability:SP05")
+async def test_a_child_that_is_given_up_with_its_group_counts_live_and_on_replay_alike(tmp_path):
+    model = Half()
+
+    async def breaks():
+        await model.waits.wait()
+        raise ValueError("broken")
+
+    def fail(ctx):
+        yield from Perform(breaks)
+
+    def handle(ctx):
+        ended = yield Parallel([AgentCall("asker", "go"), AgentCall("breaker", "go")], fail_fast=True)
+        return [child.status.value for child in ended.value]
+
+    parent = AgentDefinition("parent", handle_steps=handle, spawnable_agents=["asker", "breaker"])
+    breaker, path = AgentDefinition("breaker", handle_steps=fail), tmp_path / "run.jsonl"
+    async with built(model, agent(), breaker, parent) as engine:
+        result = await engine.run("parent", "go", journal=FileJournal(path))
+        again = await engine.replay(path)
+
+    assert ["cancelled", "failed"] == list(result.output)
+    assert (STREAMED, 70 * DOLLAR) == (result.usage, result.cost) == (again.usage, again.cost)
+    assert path.read_bytes() == again.journal.content()
+
+
+# --- the wires --------------------------------------------------------------------------------------------------------
+
+
+class Hanging(httpx2.AsyncByteStream):
+    """The first events of a stream, and then nothing any more."""
+
+    def __init__(self, events: list[bytes]) -> None:
+        self._events = events
+        self.waits = asyncio.Event()
+
+    async def __aiter__(self):
+        for event in self._events:
+            yield event
+        self.waits.set()
+        await asyncio.Event().wait()
+
+
+@pytest.mark.spec("requirements:D15", "requirements:G20")
+@pytest.mark.parametrize("wire", WIRES, ids=str)
+async def test_what_a_provider_had_told_of_its_usage_counts_when_it_is_stopped(wire):
+    events = wire.stream("x" * 400, [("add", '{"a": 2, "b": 3}')], "tool_use")
+    end = next(index for index, event in enumerate(events) if wire.marker in event)
+    body = Hanging(events[:end])
+    answer = httpx2.Response(200, stream=body, headers={"content-type": "text/event-stream"})
+    provider = wire.make(transport=httpx2.MockTransport(lambda _: answer))
+    prefix, _, name = wire.model.partition("/")
+    async with Engine(models={prefix: provider}, pricing=priced, observers=[lambda event: None]) as engine:
+        handle = engine.start(AgentDefinition("asker", model=f"{prefix}/{name}"), "go")
+        await body.waits.wait()
+        handle.interrupt()
+        result = await handle.result()
+    await provider.close()
+
+    assert (RunStatus.CANCELLED, True, 1) == (result.status, result.usage.at_least, result.usage.requests)
+    assert result.usage.output_tokens >= 100
+    assert DOLLAR * result.usage.total_tokens == result.cost
+    if str(wire) == "anthropic":
+        assert (25, 5, 2) == (
+            result.usage.input_tokens,
+            result.usage.cache_read_tokens,
+            result.usage.cache_write_tokens,
+        )
