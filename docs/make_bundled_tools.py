@@ -154,8 +154,9 @@ def section(one: Told) -> Iterator[str]:
 def beside() -> Iterator[str]:
     """Give the rows of the table of keys here and at codebuff."""
     for one in told():
-        for form in one.forms:
-            yield from [f"| `{one.name}` | {line}" for line in pairs(form)]
+        for number, form in enumerate(one.forms):
+            name = f"`{one.name}` in the background" if number else f"`{one.name}`"
+            yield from [f"| {name} | {line}" for line in pairs(form)]
 
 
 def pairs(form: Form, above: str = "") -> Iterator[str]:

@@ -202,7 +202,7 @@ class _Typed(Protocol):
         """
         Run a program to its end.
 
-        Errors: the command needs a shell and none is allowed; the program is not there; it was stopped after `timeout_seconds`, or because it printed more than 64 MiB: then the error's `result.data` holds what it had printed. An `exit_code` other than 0 is no error.
+        Errors: the command needs a shell and none is allowed; the program is not there; it was stopped after `timeout_seconds`, or because it printed more than 64 MiB: then `error.result` holds what it had printed. An `exit_code` other than 0 is no error.
         Limits: `timeout_seconds` is at most 600; 50,000 characters of each stream are kept. With `process_type="BACKGROUND"` it gives a `StartedJob`, by `ToolCall("run_terminal_command", {...})`.
         """
 
