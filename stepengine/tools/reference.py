@@ -179,7 +179,8 @@ def _example(spec: ToolSpec) -> JsonDict:
     """Return the first input that the text of a tool shows to models and that is not empty, if there is one."""
     if spec.name in EXAMPLES:
         return freeze_object(EXAMPLES[spec.name])
-    behind, found = spec.description.partition("Examples:")[2], {}
+    behind = spec.description.partition("Examples:")[2]
+    found: dict[str, Any] = {}
     while not found and behind.lstrip(" \nor").startswith("{"):
         behind = behind.lstrip(" \nor")
         found, end = json.JSONDecoder().raw_decode(behind)

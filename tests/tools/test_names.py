@@ -15,9 +15,24 @@ import pytest
 from pydantic import TypeAdapter
 from typing_extensions import is_typeddict
 
-from stepengine import AgentDefinition, Answer, Engine, StepContext, Steps, ToolCall, ToolResult, call, tool
+from stepengine import (
+    STEP,
+    AgentDefinition,
+    Answer,
+    Engine,
+    Parallel,
+    StepContext,
+    Steps,
+    StepWith,
+    ToolCall,
+    ToolResult,
+    call,
+    tool,
+)
 from stepengine.errors import DataError, ToolError
-from stepengine.testing import run_with
+from stepengine.journal import MemoryJournal
+from stepengine.permissions import Policy, Rule
+from stepengine.testing import ScriptedModel, run_with, tool_call
 from stepengine.tools import (
     Fetched,
     FileChangeHook,
@@ -329,6 +344,26 @@ def test_a_name_is_a_name_like_any_other() -> None:
     assert str is type(ToolCall(read_files, {"paths": ["a"]}).tool)
     assert AgentDefinition("a", tools=["read_files"]) == AgentDefinition("a", tools=[read_files])
     assert "read_files" == pickle.loads(pickle.dumps(read_files))
+
+
+def test_a_run_is_recorded_byte_for_byte_as_with_names_that_are_texts(root: Path) -> None:
+    def recorded(name: str) -> bytes:
+        def handle_steps(ctx: StepContext) -> Steps[str]:
+            yield StepWith(tools=[name], tool_choice=name)
+            yield from Parallel(ToolCall(name, {"paths": ["src/b.py"]}), ToolCall(name, {"paths": ["old.txt"]}))
+            return (yield STEP).text
+
+        agent = AgentDefinition("reader", model="test/model", tools=[name, "glob"], handle_steps=handle_steps)
+        model = ScriptedModel([tool_call(name, {"paths": ["src/a.py"]}), "Done."])
+        journal = MemoryJournal(stable=True)
+        policy = Policy([Rule.allow_tool(name)], "dont_ask")
+        with Engine([agent], tools=file_tools(root), models=model, permissions=policy) as engine:
+            result = engine.run_sync("reader", "Go", journal=journal)
+            assert engine.replay_sync(journal) == result
+        assert [False] * 3 == [log.result.is_error for log in result.tool_calls]
+        return journal.content()
+
+    assert recorded("read_files") == recorded(read_files)
 
 
 @pytest.mark.parametrize(
