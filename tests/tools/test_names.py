@@ -357,7 +357,9 @@ def test_a_run_is_recorded_byte_for_byte_as_with_names_that_are_texts(root: Path
         model = ScriptedModel([tool_call(name, {"paths": ["src/a.py"]}), "Done."])
         journal = MemoryJournal(stable=True)
         policy = Policy([Rule.allow_tool(name)], "dont_ask")
-        with Engine([agent], tools=file_tools(root), models=model, permissions=policy) as engine:
+        with Engine(
+            [agent], tools=[*file_tools(root), *search_tools(root)], models=model, permissions=policy
+        ) as engine:
             result = engine.run_sync("reader", "Go", journal=journal)
             assert engine.replay_sync(journal) == result
         assert [False] * 3 == [log.result.is_error for log in result.tool_calls]
