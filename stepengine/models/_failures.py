@@ -458,7 +458,9 @@ def _status_of(words: list[str]) -> int | None:
 def _message(problem: _Problem, status: int | None, call: Call) -> str:
     words = ", ".join(sorted(problem.words - {str(status)}))
     head = f"{call.provider} answered {status if status is not None else 'an error'}{f' ({words})' if words else ''}"
-    is_lost = status is not None and (status == NOT_FOUND or HTTP_REDIRECT <= status < HTTP_CLIENT_ERROR)
+    # A model that there is not is told of with a word; where no word is, there may be no such API at all.
+    is_redirect = status is not None and HTTP_REDIRECT <= status < HTTP_CLIENT_ERROR
+    is_lost = is_redirect or (status == NOT_FOUND and not words)
     text = f"{head} for {call.asked if is_lost else repr(call.model)}: {problem.text}"
     if status in {401, 403}:
         return f"{text} {call.credentials.origin}"

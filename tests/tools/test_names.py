@@ -154,7 +154,7 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("run_terminal_command", {"command": ["true"]}),
     ("run_terminal_command", {"command": "echo bad >&2; kill -9 $$"}),
     ("run_terminal_command", {"command": ["sleep", "9"], "timeout_seconds": 0.05}),
-    ("run_terminal_command", {"command": "echo ready; echo bad >&2; exec sleep 60", "process_type": "BACKGROUND"}),
+    ("run_terminal_command", {"command": "echo bad >&2; echo ready; exec sleep 60", "process_type": "BACKGROUND"}),
     ("check_job", {"wait_for": "ready", "timeout_seconds": 30}),
     ("kill_job", {"signal": "SIGKILL"}),
     ("check_job", {}),
