@@ -21,6 +21,9 @@ from typing import Any
 
 from sphinx.pycode import ModuleAnalyzer
 
+from stepengine.data.names import ToolName
+from stepengine.tools.names import BUNDLED
+
 HERE = Path(__file__).parent
 PROJECT = tomllib.loads((HERE.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 NAMES = re.compile(r"^```\{names\} ([\w.]+)\n```$", re.MULTILINE)
@@ -52,7 +55,9 @@ nitpick_ignore_regex = [(r"py:.*", r"(?!stepengine\b).*"), (r"py:.*", r"stepengi
 
 
 def explained(name: str, value: Any) -> list[str]:
-    """Return what stands below an assignment to *name*, in the module of ours that makes *value*."""
+    """Return what stands below an assignment to *name*, in the module of ours that makes *value*; what a tool is for."""
+    if isinstance(value, ToolName):
+        return [f"The name of the tool, typed. {BUNDLED[value].says('')}"]
     ours = [module for key, module in sorted(sys.modules.items()) if key.startswith("stepengine.")]
     for module in ours:
         if vars(module).get(name) is value:

@@ -12,8 +12,8 @@ The errors of stepengine, filed by whose fault they are: exception classes and n
     TranscriptError      unpaired or misplaced messages
     DataError            a value that is not JSON, or a stored form that cannot be read
     SessionError         SessionConflict, AnswerRejected
-    JournalError         JournalCorrupt, JournalLocked, JournalVersion, JournalWriteFailed, ReplayDivergence, UndoRefused,
-                         UnknownOutcome
+    JournalError         JournalCorrupt, JournalLocked, JournalMissing, JournalVersion, JournalWriteFailed,
+                         ReplayDivergence, UndoRefused, UnknownOutcome
 
 Beside the tree stands LimitReached, the signal by which a spent limit arrives at a handler's own ``yield``. It is no
 ``Exception``, so that ``except Exception`` does not swallow it; callers see the ``LimitExceeded`` that it carries.
@@ -30,8 +30,8 @@ from typing import Any, ClassVar
 __all__ = (
     "AgentError", "AnswerRejected", "BadYield", "BlockedAddress", "ChildError", "ContextOverflow", "DataError",
     "DefinitionError", "HandlerError", "InputError", "JournalCorrupt", "JournalError", "JournalLocked",
-    "JournalVersion", "JournalWriteFailed", "LimitExceeded", "LimitReached", "MissingKey", "ModelError",
-    "OutputMissing", "PathOutsideRoot", "PerformError", "PermissionDenied", "ReplayDivergence", "SessionConflict",
+    "JournalMissing", "JournalVersion", "JournalWriteFailed", "LimitExceeded", "LimitReached", "MissingKey",
+    "ModelError", "OutputMissing", "PathOutsideRoot", "PerformError", "PermissionDenied", "ReplayDivergence", "SessionConflict",
     "SessionError", "StepEngineError", "ToolError", "ToolInputError", "ToolNotAvailable", "TranscriptError",
     "TruncatedReply", "UndoRefused", "UnknownModel", "UnknownOutcome",
 )  # fmt: skip
@@ -372,6 +372,22 @@ class JournalLocked(JournalError):
         super().__init__(message)
         self.pid = pid
         self.host = host
+
+
+class JournalMissing(JournalError):
+    """
+    There is no journal where one was looked for, or nothing was recorded in it.
+
+    Attributes:
+        path: Where was looked; ``""`` for a journal in memory.
+        beside: What lies there instead: journals of the same folder, or runs of the same file, the likeliest first.
+    """
+
+    fields = ("path", "beside")
+
+    def __init__(self, message: str = "", *, path: str = "", beside: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.path, self.beside = path, tuple(beside)
 
 
 class JournalVersion(JournalError):

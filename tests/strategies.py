@@ -369,6 +369,7 @@ ERROR_FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "usage": st.none() | usages,
     "limit": st.none() | floats | counts,
     "path": text,
+    "beside": tuples(text),
     "pid": st.none() | counts,
     "host": text,
     "address": names,

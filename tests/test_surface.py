@@ -89,6 +89,7 @@ MODULES = {
     "stepengine.cli": ["ColorScheme", "ConsoleLogger", "ConsoleRenderer", "TerminalInteractor"],
     "stepengine.journal": ["MemoryJournal", "FileJournal", "SqliteJournal", "diff"],
     "stepengine.tools": ["file_tools", "search_tools", "shell_tools", "control_tools", "spawn_tools", "ask_user_tool"],
+    "stepengine.tools.shapes": ["FileEntry", "SearchResult", "CommandResult", "ChildEntry"],
     "stepengine.context": [
         "truncate",
         "summarize",

@@ -50,6 +50,7 @@ from stepengine.cli.scrub import scrub
 from stepengine.cli.seal import seal
 from stepengine.cli.show import show
 from stepengine.cli.test import suite
+from stepengine.cli.tools import tools
 from stepengine.cli.undo import undo
 from stepengine.cli.view import view
 from stepengine.cli.worker import worker
@@ -96,7 +97,7 @@ def version() -> Exit:
 GROUPS: dict[str, dict[str, Callable[..., Exit]]] = {
     "Run": {"init": init, "run": run, "chat": chat, "ask": ask, "acp": acp, "demo": demo},
     "Look": {
-        "agents": agents, "models": models, "runs": runs, "show": show, "view": view, "debug": debug, "diff": diff, "config": config,
+        "agents": agents, "tools": tools, "models": models, "runs": runs, "show": show, "view": view, "debug": debug, "diff": diff, "config": config,
         "doctor": doctor, "version": version,
     },
     "Journals": {

@@ -179,7 +179,9 @@ def journal_at(text: str) -> Journal:
     database = database_of(text)
     name, run = database or (text, "")
     if not Path(name).is_file():
-        msg = f"there is no journal {text!r}; `stepengine runs --all` lists the recorded runs"
+        near = FileJournal(name).missing().beside
+        beside = f"; beside it: {', '.join(map(repr, near))}" if near else ""
+        msg = f"there is no journal {text!r}{beside}; `stepengine runs --all` lists the recorded runs"
         raise UsageProblem(msg)
     if database is None:
         return FileJournal(name)

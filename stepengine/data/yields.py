@@ -96,7 +96,7 @@ def tool_name_of(tool: str | ToolLike) -> str:
     if not isinstance(name, str) or not name:
         msg = f"a tool is given as a Tool or by its name, not as {tool!r}"
         raise BadYield(msg)
-    return name
+    return str(name)
 
 
 def _input(value: Mapping[str, Any]) -> JsonDict:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from functools import cached_property
 from typing import Any
 
@@ -21,12 +22,14 @@ from stepengine.data.messages import ToolCallPart, system_reminder
 from stepengine.data.questions import Decision
 from stepengine.data.sources import ToolSource
 from stepengine.data.tools import ToolBinding, ToolLike, ToolSpec
+from stepengine.engine.loading import bundled_agent, bundled_agents
 from stepengine.engine.schemas import Compiled, compiled
 from stepengine.errors import AgentError, DefinitionError
 from stepengine.machine.finding import with_finder
 from stepengine.machine.spawning import matching_id
 from stepengine.permissions import Policy, PolicyFile
 from stepengine.tools.control import set_output_binding
+from stepengine.tools.names import BUNDLED, line_for
 from stepengine.tools.spawning import BUILT_IN, carried_by, direct_tool, params_schema
 
 __all__ = ("Agent", "Catalog", "check_hooks", "instructions_note")
@@ -122,9 +125,11 @@ class Catalog:
         """Every definition that the engine was given, and those that they may spawn."""
         return tuple([agent.definition for agent in self._agents.values()])
 
-    def find(self, agent: str | AgentDefinition[Any]) -> Agent:
+    def find(self, agent: str | AgentDefinition[Any], *, for_models: bool = False) -> Agent:
         """
         Return an agent by id or definition; a definition need not be among the engine's.
+
+        Models are told what is known, and not where more is to be had: what they are told stands in recorded requests.
 
         Raises:
             AgentError: when no agent has that id.
@@ -139,7 +144,8 @@ class Catalog:
         known = self._agents.get(normalised_id(agent))
         if known is None:
             ids = ", ".join([repr(d.id) for d in self.definitions])
-            msg = f"no agent has the id {agent!r}; known are: {ids or 'none'}"
+            hint = "" if for_models else _no_agent(agent, self._agents)
+            msg = f"no agent has the id {agent!r}; known are: {ids or 'none'}{hint}"
             raise AgentError(msg)
         return known
 
@@ -160,7 +166,7 @@ class Catalog:
         Raises:
             AgentError: when no agent has that id.
         """
-        agent = self.find(matching_id(agent_id, self._agents) or agent_id)
+        agent = self.find(matching_id(agent_id, self._agents) or agent_id, for_models=True)
         definition = agent.definition
         prompt = definition.input_schema.prompt if definition.input_schema is not None else None
         told = {
@@ -200,9 +206,8 @@ class Catalog:
         sources = self._sources_of(definition)
         tools: dict[str, ToolBinding] = {**self._bound, **{n: t.binding() for n, t in own.items()}}
         listed = [name for name in definition.tool_names if name not in sources]
-        for name in listed:
-            if name not in tools:
-                raise _no_tool(definition, name, [*tools, *self._sources])
+        if missing := [name for name in listed if name not in tools]:
+            raise _no_tools(definition, missing, [*tools, *self._sources])
         check_hooks(f"agent {definition.id!r}", definition.hooks)
         spawnable = tuple([_spawnable(definition, wanted, ids) for wanted in definition.spawnable_ids])
         direct = _direct(definition, [ids[key] for key in spawnable], tools)
@@ -302,7 +307,8 @@ def _judging(policy: Policy, specs: Mapping[str, ToolSpec]) -> Callable[[HookCon
 def _spawnable(definition: AgentDefinition[Any], wanted: str, ids: Mapping[str, Any]) -> str:
     key = matching_id(wanted, ids)
     if key is None:
-        msg = f"agent {definition.id!r} may spawn {wanted!r}, which no agent is called; known are: {', '.join(ids)}"
+        known = f"known are: {', '.join(ids)}{_no_agent(wanted, ids)}"
+        msg = f"agent {definition.id!r} may spawn {wanted!r}, which no agent is called; {known}"
         raise DefinitionError(msg)
     return key
 
@@ -385,6 +391,9 @@ def _by_name(owner: str, tools: Iterable[Any]) -> dict[str, ToolLike]:
     for tool in tools:
         if isinstance(tool, str) or not isinstance(tool, ToolLike):
             hint = "; decorate the function with @tool" if inspect.isroutine(tool) else ""
+            if isinstance(tool, str):
+                line = line_for([tool])
+                hint = f"; give it {line}" if line else "; a name stands in the tools of an agent"
             msg = f"{owner}: tools holds Tool objects, not {tool!r}{hint}"
             raise DefinitionError(msg)
         name = tool.spec.name
@@ -400,10 +409,30 @@ def _twice(agent_id: str) -> DefinitionError:
     return DefinitionError(msg)
 
 
-def _no_tool(definition: AgentDefinition[Any], name: str, known: Iterable[str]) -> DefinitionError:
-    available = ", ".join(sorted(known))
-    msg = f"agent {definition.id!r} lists the tool {name!r}, which does not exist; available are: {available}"
+def _no_tools(definition: AgentDefinition[Any], names: Sequence[str], known: Iterable[str]) -> DefinitionError:
+    """Return the error for tools that an agent lists and nobody gave; of those of the package it says what gives them."""
+    bundled, strange = [n for n in names if n in BUNDLED], [n for n in names if n not in BUNDLED]
+    parts = [f"which the engine was not given; available are: {', '.join(sorted(known))}"]
+    if bundled:
+        parts.append(f"{_all_of(bundled)} with stepengine: give the engine {line_for(bundled)}")
+    for name in strange:
+        near = get_close_matches(name, [*known, *BUNDLED], 1)
+        parts.append(f"{name!r} does not exist{f'; did you mean {near[0]!r}?' if near else ''}")
+    msg = f"agent {definition.id!r} lists the tool{'s' * (len(names) > 1)} {', '.join(map(repr, names))}, {'. '.join(parts)}"
     return DefinitionError(msg)
+
+
+def _all_of(names: Sequence[str]) -> str:
+    return f"{', '.join(map(repr, names))} come{'s' * (len(names) == 1)}"
+
+
+def _no_agent(agent_id: str, known: Iterable[str]) -> str:
+    """Return what is known of an agent that an engine does not have: that it comes with the package, or a likelier id."""
+    found = bundled_agent(agent_id)
+    if found is not None:
+        return f"; it comes with stepengine: give it as load_agent({found!r})"
+    near = get_close_matches(normalised_id(agent_id), [*known, *bundled_agents()], 1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 # --- what an agent is told of the others: which it may run, and which tools are its own (L18, L19) -------------------

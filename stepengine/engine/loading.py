@@ -20,7 +20,7 @@ from stepengine.data.definition import AgentDefinition, normalised_id
 from stepengine.errors import DefinitionError
 from stepengine.machine.author import noted, raised_at
 
-__all__ = ("agent_file", "agent_folders", "load_agent", "load_agents")
+__all__ = ("agent_file", "agent_folders", "bundled_agent", "bundled_agents", "load_agent", "load_agents")
 
 NEAR = 0.75
 EXPECTED = "`agent = AgentDefinition(...)` at module level"
@@ -88,12 +88,26 @@ def load_agents(folder: str | Path) -> tuple[AgentDefinition[Any], ...]:
 
 def agent_folders(more: Iterable[Path] = ()) -> tuple[Path, ...]:
     """Return the folders in which an id is looked for, in order, *more* of them after ``./agents``; only those that exist."""
+    return tuple([f for f in (Path("agents"), *more, *_own_folders()) if f.is_dir()])
+
+
+def bundled_agents() -> list[str]:
+    """Return the ids of the agents that come with stepengine, by the names of their files; none is loaded."""
+    return [file.stem.replace("_", "-") for folder in _own_folders() for file in _files(folder)]
+
+
+def bundled_agent(agent_id: str) -> str | None:
+    """Return the id of an agent that comes with stepengine, as ``load_agent`` takes it; ``None`` for any other."""
+    wanted = normalised_id(agent_id)
+    return wanted if wanted in bundled_agents() else None
+
+
+def _own_folders() -> list[Path]:
+    """Return where the agents of the package are: in a wheel inside of it, in a checkout beside it."""
     package = Path(__file__).resolve().parent.parent
-    folders = [Path("agents"), *more, package / "_agents"]
     checkout = package.parent
-    if (checkout / "pyproject.toml").is_file():
-        folders.append(checkout / "agents")
-    return tuple([f for f in folders if f.is_dir()])
+    beside = [checkout / "agents"] if (checkout / "pyproject.toml").is_file() else []
+    return [package / "_agents", *beside]
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
+from stepengine.data.names import ToolName
 from stepengine.data.tools import ToolLike
 from stepengine.data.yields import StepResult, ToolCall, Yieldable
 from stepengine.errors import ChildError, ModelError, PerformError, StepEngineError, ToolError
@@ -21,6 +22,8 @@ WORTH_ANOTHER_TRY: tuple[type[StepEngineError], ...] = (ToolError, PerformError,
 @overload
 def call(tool: ToolLike[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Generator[Yieldable, StepResult, R]: ...
 @overload
+def call(tool: ToolName[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Generator[Yieldable, StepResult, R]: ...
+@overload
 def call(tool: str, as_: type[R], /, **kwargs: Any) -> Generator[Yieldable, StepResult, R]: ...
 def call(tool: Any, /, *args: Any, **kwargs: Any) -> Generator[Yieldable, StepResult, Any]:
     """
@@ -29,15 +32,16 @@ def call(tool: Any, /, *args: Any, **kwargs: Any) -> Generator[Yieldable, StepRe
     ``todos = yield from call(find_todos, "src")`` gives what ``find_todos`` is annotated to return.
 
     ``call(tool, *args, **kwargs)`` takes a decorated tool and the arguments of its function; the result has the type of
-    the function's return annotation, read back from JSON, live and on replay alike. ``call("name", type, **input)`` takes
-    any tool by name and checks that the result is of *type*.
+    the function's return annotation, read back from JSON, live and on replay alike. ``call(read_files, ["a.py"])`` does the
+    same with the names of bundled tools, which ``stepengine.tools`` has; the agent's tool of that name is run.
+    ``call("name", type, **input)`` takes any tool by name and checks that the result is of *type*.
 
     Raises:
         ToolError: when the tool failed, or its result is of another type.
         ToolNotAvailable: when the agent has no such tool.
         ToolInputError: when the input does not fit.
     """
-    if isinstance(tool, str):
+    if isinstance(tool, str) and not isinstance(tool, ToolName):
         return (yield from _by_name(tool, args[0] if args else object, kwargs))
     result = yield from ToolCall(tool, tool.arguments(*args, **kwargs))
     return tool.decode(result)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from stepengine.errors import JournalError
+from stepengine.errors import JournalError, JournalMissing
 from stepengine.journal.history import History
 from stepengine.journal.places import (
     OWNER_ONLY,
@@ -24,6 +24,7 @@ from stepengine.journal.places import (
     lock_file,
     made_folder,
     make_private,
+    missing_file,
     opened,
     opened_for_writing,
     opened_new,
@@ -90,6 +91,14 @@ class FileJournal(Journal):
             return read_file(descriptor, self.path, self.name).records
         finally:
             os.close(descriptor)
+
+    def is_there(self) -> bool:
+        """Return whether the file exists."""
+        return self.path.exists()
+
+    def missing(self) -> JournalMissing:
+        """Return the error for a file that is not there or empty; it names journals beside it."""
+        return missing_file(self.path)
 
     def writer(self) -> Writer:
         """Take the file over for writing; it is created when there is none."""

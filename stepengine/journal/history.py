@@ -7,7 +7,7 @@ The opening is what the run was started with: the head, and the Spawn of the roo
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any, NamedTuple, cast
@@ -25,7 +25,7 @@ from stepengine.data.state import AgentState, ChildResult, RunInfo, RunStatus
 from stepengine.data.tools import Control, ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import add_cost
-from stepengine.errors import DataError, JournalCorrupt, JournalError, StepEngineError
+from stepengine.errors import DataError, JournalCorrupt, JournalError, JournalMissing, StepEngineError
 from stepengine.journal.encoding import (
     bare,
     name_of,
@@ -97,6 +97,7 @@ class History:
     Args:
         records: All of them, in order.
         name: The journal's name, for errors.
+        missing: Makes the error for a journal without a run.
 
     Attributes:
         head: The head; ``None`` for an empty journal.
@@ -115,8 +116,14 @@ class History:
         JournalCorrupt: when the records cannot have been written one after the other by one run.
     """
 
-    def __init__(self, records: Iterable[Record], name: str = "the journal") -> None:
+    def __init__(
+        self,
+        records: Iterable[Record],
+        name: str = "the journal",
+        missing: Callable[[], JournalMissing] = lambda: JournalMissing("the journal holds no run"),
+    ) -> None:
         self.name = name
+        self._missing = missing
         self.head: Head | None = None
         self.records: list[Record] = list(records)
         self.intents: dict[Address, Intent] = {}
@@ -157,8 +164,7 @@ class History:
         """What the root run was started with: the effect of its intent."""
         intent = self.intents.get(ROOT)
         if intent is None:
-            msg = f"{self.name} does not exist or holds no run; record one with engine.run(..., journal=...)"
-            raise JournalCorrupt(msg)
+            raise self._missing()
         return self.form(intent)
 
     def _take(self, record: Record) -> str:

@@ -233,11 +233,14 @@ class JournaledRun:
         *answers*, those given *ahead* need not fit an open question: they may be asked for later.
 
         Raises:
+            JournalMissing: when there is none; nothing is made.
             JournalError: when the journal cannot be used; see ``Journal.writer``.
             AnswerRejected: when an answer fits no open question; nothing is changed.
         """
         run = cls(Mode.RESUME, journal, answers)
         run.in_doubt = in_doubt
+        if not journal.is_there():
+            raise journal.missing()
         writer = run._take(journal.writer())
         try:
             run._remember(writer.history, Leeway(keeps=keep))

@@ -146,8 +146,7 @@ def scrub(journal: JournalLike) -> MemoryJournal:
     source = as_journal(journal)
     history = source.history()
     if history.head is None:
-        msg = f"{source.name} holds no run, so there is nothing to copy"
-        raise JournalError(msg)
+        raise source.missing()
     copy = MemoryJournal(redact="all", link=history.head.link)
     copy.replace(history.anew(copy.redactor))
     return MemoryJournal(copy.lines(), redact="all", link=copy.link)

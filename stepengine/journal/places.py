@@ -15,20 +15,26 @@ import re
 import socket
 import stat
 import threading
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import ClassVar
 
-from stepengine.errors import JournalError, JournalLocked, JournalWriteFailed
+from stepengine.errors import JournalError, JournalLocked, JournalMissing, JournalWriteFailed
 from stepengine.tools.files.atomic import make_folder
 
 __all__ = (
     "OWNER_ONLY",
+    "TO_RECORD",
     "Reserve",
     "check_place",
     "close_locked",
+    "likely",
+    "listed",
     "lock_file",
     "made_folder",
     "make_private",
+    "missing_file",
     "opened",
     "opened_for_writing",
     "opened_new",
@@ -37,6 +43,8 @@ __all__ = (
 )
 
 OWNER_ONLY = 0o600
+SHOWN_NAMES = 5
+TO_RECORD = "record one with engine.run(..., journal=...)"
 FOLDER = 0o700
 OTHERS = 0o077
 # A pipe without another end must not be waited for, and a terminal must not become the process's own.
@@ -146,6 +154,36 @@ def made_folder(folder: Path) -> None:
 def said(error: OSError) -> str:
     """Return what the system says of an error."""
     return error.strerror or str(error)
+
+
+def missing_file(path: Path) -> JournalMissing:
+    """Return the error for a file that is not there, or holds nothing; it names what lies beside it."""
+    if path.exists():
+        msg = f"{path} holds no run; {TO_RECORD}"
+        return JournalMissing(msg, path=str(path))
+    if not path.parent.is_dir():
+        msg = f"there is no journal {str(path)!r}: the folder {str(path.parent)!r} does not exist"
+        return JournalMissing(msg, path=str(path))
+    alike: list[str] = []
+    with contextlib.suppress(OSError):
+        alike = [one.name for one in path.parent.iterdir() if one.suffix == path.suffix and one.is_file()]
+    near = likely(path.name, alike)
+    beside = f"beside it {listed(near, len(alike))}" if near else f"no file *{path.suffix} is beside it; {TO_RECORD}"
+    msg = f"there is no journal {str(path)!r}; {beside}"
+    return JournalMissing(msg, path=str(path), beside=near)
+
+
+def likely(wanted: str, names: Iterable[str]) -> tuple[str, ...]:
+    """Return up to five names, those that look like the wanted one first."""
+    known = sorted(names)
+    near = get_close_matches(wanted, known, SHOWN_NAMES)
+    return tuple([*near, *[name for name in known if name not in near]][:SHOWN_NAMES])
+
+
+def listed(names: Sequence[str], count: int) -> str:
+    """Return that there are these names, of so many, as a message says it."""
+    more = f" and {count - len(names):,} more" if count > len(names) else ""
+    return f"{'is' if count == 1 else 'are'} {', '.join(map(repr, names))}{more}"
 
 
 def unusable(path: Path, error: OSError) -> JournalError:

@@ -15,14 +15,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepengine.errors import JournalError, JournalWriteFailed
+from stepengine.errors import JournalError, JournalMissing, JournalWriteFailed
 from stepengine.journal.history import History
 from stepengine.journal.places import (
     check_place,
     close_locked,
+    likely,
+    listed,
     lock_file,
     made_folder,
     make_private,
+    missing_file,
     opened_for_writing,
     opened_new,
 )
@@ -87,6 +90,19 @@ class SqliteJournal(Journal):
             )
             return [row[0] for row in found]
 
+    def is_there(self) -> bool:
+        """Return whether the file exists and holds the run."""
+        return self.path.exists() and (self.run is None or self.run in self.runs(self.run))
+
+    def missing(self) -> JournalMissing:
+        """Return the error for a run that the file does not hold; it names those that it holds, or files beside it."""
+        known = self.runs() if self.path.exists() else []
+        if not known:
+            return missing_file(self.path)
+        near = likely(self.run or "", known)
+        msg = f"there is no run {self.run!r} in {self.path}; in it {listed(near, len(known))}"
+        return JournalMissing(msg, path=str(self.path), beside=near)
+
     def bound(self, run: str) -> Journal:
         """Return the journal of one run; the store's own journal when it is one already."""
         return self if self.run is not None else SqliteJournal(self.path, run, **self._options)
@@ -132,6 +148,8 @@ class SqliteJournal(Journal):
         if self.run is not None:
             return self.run
         known = self.runs()
+        if not known:
+            raise self.missing()
         if len(known) != 1:
             listed = ", ".join(known[:10]) or "none"
             msg = (

@@ -21,9 +21,17 @@ from typing import Any, ClassVar, Self, TypeVar
 import attrs
 
 from stepengine.data.transcript import Transcript
-from stepengine.errors import DataError, JournalError, JournalLocked, JournalWriteFailed, StepEngineError
+from stepengine.errors import (
+    DataError,
+    JournalError,
+    JournalLocked,
+    JournalMissing,
+    JournalWriteFailed,
+    StepEngineError,
+)
 from stepengine.journal.encoding import MAX_INLINE, Encoder
 from stepengine.journal.history import History
+from stepengine.journal.places import TO_RECORD
 from stepengine.journal.reading import Reading, read_lines
 from stepengine.journal.records import Head, Record, to_text
 from stepengine.redaction import Redact, Redactor, RedactRule, redactor_for
@@ -199,7 +207,15 @@ class Journal(abc.ABC):
 
     def history(self) -> History:
         """Return what the journal says; errors as for ``records``."""
-        return History(self.records(), self.name)
+        return History(self.records(), self.name, self.missing)
+
+    def is_there(self) -> bool:
+        """Return whether there is anything to take over; a journal in memory always is."""
+        return True
+
+    def missing(self) -> JournalMissing:
+        """Return the error for a run that was looked for and is not there; it says what is."""
+        return JournalMissing(f"{self.name} holds no run; {TO_RECORD}")
 
     def lines(self) -> list[bytes]:
         """Return the journal as lines, each with its newline."""
@@ -291,7 +307,7 @@ class _MemoryWriter(Writer):
     def __init__(self, journal: MemoryJournal) -> None:
         self._journal = journal
         self._records = journal._records  # noqa: SLF001 - one of its two halves
-        self.history = History(self._records, journal.name)
+        self.history = History(self._records, journal.name, journal.missing)
 
     def append(self, record: Record) -> None:
         """Add a record."""
@@ -336,7 +352,7 @@ class LineWriter(Writer):
 
     def __init__(self, journal: Journal, reading: Reading) -> None:
         self._journal = journal
-        self.history = History(reading.records, journal.name)
+        self.history = History(reading.records, journal.name, journal.missing)
         head = self.history.head
         self._encoder = Encoder(
             journal.redactor,

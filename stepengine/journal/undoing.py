@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 import attrs
 
 from stepengine.data.outcomes import Failure
-from stepengine.errors import DefinitionError, JournalError, ToolError, UndoRefused, UnknownOutcome
+from stepengine.errors import DefinitionError, ToolError, UndoRefused, UnknownOutcome
 from stepengine.journal.divergence import verb
 from stepengine.journal.encoding import touched_world
 from stepengine.journal.finding import JournalLike, as_journal
@@ -133,8 +133,7 @@ def undo(
     options = Undoing(partial=partial, dry_run=dry_run, moved=moved, policy=policy)
     history = source.history()
     if history.head is None:
-        msg = f"{source.name} does not exist or holds no run, so there is nothing to undo"
-        raise JournalError(msg)
+        raise source.missing()
     with ExitStack() as held:
         if not dry_run:
             # Nobody writes the journal meanwhile, so the run does not go on.

@@ -36,6 +36,7 @@ __all__ = (
     "SMALL_LIMIT",
     "SOURCES",
     "Call",
+    "address_of",
     "body_failure",
     "given_up",
     "malformed_call",
@@ -195,6 +196,8 @@ QUOTED = 200
 MAX_MESSAGE = 2_000
 MAX_WORD = 100
 MAX_ID = 200
+MAX_ADDRESS = 300
+LOOPBACK = ("localhost", "127.", "[::1]")
 BAD_REQUEST, NOT_KNOWN, NO_MONEY, FORBIDDEN, NOT_FOUND, TOO_LARGE = 400, 401, 402, 403, 404, 413
 UNKNOWN_MODEL = "unknown_model"
 AUTH = "auth"
@@ -218,6 +221,7 @@ class Call:
         credentials: Where the key came from; the key itself only to take it out of messages.
         size: Bytes of the request body.
         request: What was asked, for messages that name its largest parts.
+        address: Where the provider was asked; ``""`` where nobody was.
     """
 
     provider: str
@@ -225,6 +229,19 @@ class Call:
     credentials: Credentials
     size: int = 0
     request: ModelRequest | None = attrs.field(default=None, repr=False)
+    address: str = ""
+
+    @property
+    def asked(self) -> str:
+        """The model, and where it was asked for, as messages say it."""
+        return f"{self.model!r} at {self.address}" if self.address else repr(self.model)
+
+
+def address_of(base_url: str) -> str:
+    """Return an address as messages show it: without a user's name, password and query, which may be secrets."""
+    scheme, _, rest = base_url.partition("://")
+    place, slash, path = rest.partition("?")[0].partition("#")[0].partition("/")
+    return printable(f"{scheme}://{place.rpartition('@')[2]}{slash}{path}", MAX_ADDRESS)
 
 
 def sdk_failure(error: Exception, sdk: Any, call: Call) -> BaseException:
@@ -263,7 +280,10 @@ def transport_failure(error: BaseException, call: Call) -> BaseException:
         return _failed(
             call, "request", False, "the request could not be sent: look at base_url and the key's characters"
         )
-    return _failed(call, "connection", True, printable(f"{type(error).__name__}: {error}", MAX_MESSAGE))
+    detail = printable(f"{type(error).__name__}: {error}", MAX_MESSAGE)
+    is_here = call.address.partition("://")[2].startswith(LOOPBACK)
+    refused = is_here and isinstance(error, httpx2.ConnectError)
+    return _failed(call, "connection", True, f"{detail}; is a server running there?" if refused else detail)
 
 
 def _chain(error: BaseException) -> list[BaseException]:
@@ -276,7 +296,7 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 def _failed(call: Call, kind: str, retryable: bool, detail: str) -> ModelError:  # noqa: FBT001 - private, named at the call
-    msg = f"{call.provider} could not be asked for {call.model!r}: {detail or 'the connection failed'}"
+    msg = f"{call.provider} could not be asked for {call.asked}: {detail or 'the connection failed'}"
     return ModelError(msg, retryable=retryable, kind=kind)
 
 
@@ -458,7 +478,10 @@ def _status_of(words: list[str]) -> int | None:
 def _message(problem: _Problem, status: int | None, call: Call) -> str:
     words = ", ".join(sorted(problem.words - {str(status)}))
     head = f"{call.provider} answered {status if status is not None else 'an error'}{f' ({words})' if words else ''}"
-    text = f"{head} for {call.model!r}: {problem.text}"
+    # A model that there is not is told of with a word; where no word is, there may be no such API at all.
+    is_redirect = status is not None and HTTP_REDIRECT <= status < HTTP_CLIENT_ERROR
+    is_lost = is_redirect or (status == NOT_FOUND and not words)
+    text = f"{head} for {call.asked if is_lost else repr(call.model)}: {problem.text}"
     if status == FORBIDDEN or _is_wrong_key(problem, status):
         return f"{text} {call.credentials.origin}"
     if status == NOT_FOUND or _is_unknown_model(problem, status):

@@ -27,7 +27,7 @@ from stepengine.errors import ModelError
 from stepengine.models._answers import ANSWER, AnswerChunks, answer_of, as_text, asked_by_tool, is_by_tool
 from stepengine.models._deferring import arranged
 from stepengine.models._discretion import discreet
-from stepengine.models._failures import GRAMMAR, NO_SEARCH, ONCE, Call, body_failure, sdk_failure
+from stepengine.models._failures import GRAMMAR, NO_SEARCH, ONCE, Call, address_of, body_failure, sdk_failure
 from stepengine.models._json import count_of
 from stepengine.models._reading import (
     Accumulator,
@@ -344,7 +344,7 @@ class HttpProvider(Provider):
             )
             GIVEN.learn(os.environ)
             client = self._client(credentials, base_url, http_client)
-            ready = self._clients[loop] = _Ready(client, credentials, http_client)
+            ready = self._clients[loop] = _Ready(client, credentials, http_client, address_of(base_url))
             if self._transport is None:
                 self._unclosed.add(repr(self))
         discreet()
@@ -493,7 +493,9 @@ class HttpProvider(Provider):
     async def _on_files(self, ask: Callable[[Any], Awaitable[Any]]) -> Any:
         """Return what *ask* gets from the file client of the SDK's client, its failures as those of a model call."""
         ready = self._ready()
-        call = Call(provider=self.name, model=f"{self.name}/files", credentials=ready.credentials)
+        call = Call(
+            provider=self.name, model=f"{self.name}/files", credentials=ready.credentials, address=ready.address
+        )
         failure: BaseException
         try:
             async with asyncio.timeout(self._timeouts.total):
@@ -528,6 +530,7 @@ class HttpProvider(Provider):
             credentials=ready.credentials,
             size=len(body.content),
             request=request,
+            address=ready.address,
         )
         body = attrs.evolve(body, headers=all_headers(self._headers, body.headers, extra_headers(request.settings)))
         timeouts, started = self._timeouts, asyncio.get_running_loop().time()
@@ -618,3 +621,4 @@ class _Ready:
     client: Any
     credentials: Credentials
     http_client: Any
+    address: str

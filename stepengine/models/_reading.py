@@ -320,7 +320,7 @@ class Exchange:
             return data
         begin = printable(content[: 2 * BEGIN].decode("utf-8", "replace"), BEGIN)
         what = printable(kind, BEGIN) or "something"
-        msg = f"{self.call.provider} answered {what} that is no reply of {self.call.model!r}: {begin!r}"
+        msg = f"{self.call.provider} answered {what} that is no reply of {self.call.asked}: {begin!r}"
         raise ModelError(msg, retryable=kind != "text/html", kind="protocol", request_id=self.request_id)
 
 
@@ -332,7 +332,7 @@ def late(call: Call, limit: str, timeouts: Timeouts, usage: Usage | None = None)
         "silence": "sent nothing but keep-alives",
         "total": "did not finish its reply",
     }[limit]
-    msg = f"{call.provider} {what} for {getattr(timeouts, limit):g} s when asked for {call.model!r} (Timeouts.{limit})"
+    msg = f"{call.provider} {what} for {getattr(timeouts, limit):g} s when asked for {call.asked} (Timeouts.{limit})"
     return ModelError(msg, retryable=True, kind="timeout", usage=usage)
 
 

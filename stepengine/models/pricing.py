@@ -23,7 +23,7 @@ from stepengine.models._limits import completed
 from stepengine.models.base import ModelInfo
 from stepengine.models.routing import route_of
 
-__all__ = ("ListPrices", "cost_of", "info_of", "nearest_names")
+__all__ = ("ListPrices", "cost_of", "family_and_name", "info_of", "nearest_names")
 
 PRICE_LISTS = {
     "azure_responses": "azure",
@@ -135,6 +135,24 @@ def nearest_names(model: str) -> tuple[str, ...]:
     listed = PRICE_LISTS.get(provider, provider)
     known = [m.id for p in get_snapshot().providers if p.id == listed for m in p.models]
     return tuple([n for n in get_close_matches(name, known, n=4) if n != name][:3])
+
+
+def family_and_name(provider: str, model: str) -> tuple[str, str] | None:
+    """
+    Return under which family, and how, a provider that serves models of many lists *model*; ``None`` when it does not.
+
+    Args:
+        provider: How ``genai_prices`` calls the provider.
+        model: ``family/name``, of which only the family has to be known, or the beginning of a name without its family.
+    """
+    from genai_prices.data_snapshot import get_snapshot
+
+    listed = [m.id for p in get_snapshot().providers if p.id == provider for m in p.models]
+    known = [(family, name) for family, slash, name in (each.partition("/") for each in listed) if slash]
+    family, slash, name = model.partition("/")
+    if slash:
+        return (family, name) if any(family == one for one, _ in known) else None
+    return min((each for each in known if each[1].startswith(model)), key=lambda each: len(each[1]), default=None)
 
 
 class _Rates(NamedTuple):

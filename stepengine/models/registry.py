@@ -20,6 +20,10 @@ __all__ = ("ENTRY_POINTS", "Models", "ProviderSource")
 ENTRY_POINTS = "stepengine.models"
 """The entry-point group: the name of an entry is a prefix, what it loads makes a provider."""
 
+OPENROUTER = "openrouter"
+ALIKE = 0.75
+"""How near a provider's name has to be to be meant, where OpenRouter is named beside it."""
+
 ProviderSource: TypeAlias = Provider | Callable[[], Provider]
 """A provider, or a function without arguments that makes one when it is first needed."""
 
@@ -323,17 +327,28 @@ class Models:
             choices = ", ".join([repr(f"{prefix}/{model}") for prefix in found])
             msg = f"the model {model!r} fits several providers; write one of {choices}"
             raise UnknownModel(msg, kind="unknown_model")
-        near = self._nearest(model)
+        near = self._at_openrouter(model) or self._nearest(model)
         msg = f"no provider is known for the model {model!r}; write 'provider/model' with one of the providers {self._names()}{near}"
         raise UnknownModel(msg, kind="unknown_model")
 
     def _unknown_provider(self, model: str, prefix: str) -> UnknownModel:
-        msg = f"the model {model!r} names the provider {prefix!r}, but registered are {self._names()}{self._nearest(prefix)}"
+        elsewhere = self._at_openrouter(model)
+        near = self._nearest(prefix, ALIKE) if elsewhere else self._nearest(prefix)
+        msg = f"the model {model!r} names the provider {prefix!r}, but registered are {self._names()}{elsewhere}{near}"
         return UnknownModel(msg, kind="unknown_model")
 
-    def _nearest(self, word: str) -> str:
-        near = get_close_matches(word, [*self.providers, *self.aliases], n=1)
+    def _nearest(self, word: str, cutoff: float = 0.6) -> str:
+        near = get_close_matches(word, [*self.providers, *self.aliases], n=1, cutoff=cutoff)
         return f"; did you mean {near[0]!r}?" if near else ""
+
+    def _at_openrouter(self, model: str) -> str:
+        """Return a clause that says how a model is written that lives at OpenRouter; ``""`` for one that does not."""
+        if OPENROUTER not in self.providers:
+            return ""
+        from stepengine.models.pricing import family_and_name
+
+        found = family_and_name(OPENROUTER, model)
+        return f"; models of {found[0]!r} are at OpenRouter: write '{OPENROUTER}/{'/'.join(found)}'" if found else ""
 
 
 def _least(infos: list[ModelInfo]) -> ModelInfo:

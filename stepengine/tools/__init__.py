@@ -2,12 +2,13 @@
 Tools: what agents can do. Nothing is registered by default; whoever builds an agent or engine passes tools to it.
 
 ``@tool`` makes a tool of a typed function. The bundled sets are built with a root folder and hold the posture that the
-documentation describes.
+documentation describes. A name such as ``read_files`` makes no tool: it is that of a bundled tool, with its types.
 """
 
 from __future__ import annotations
 
 from stepengine.data.messages import ToolReferencePart, ToolResult
+from stepengine.data.names import ToolName
 from stepengine.tools.bundled import (
     change_hook_tools,
     file_tools,
@@ -26,6 +27,42 @@ from stepengine.tools.definition import Tool, ToolPreview, decode_result
 from stepengine.tools.depends import Depends
 from stepengine.tools.files.edits import unified_diff
 from stepengine.tools.memory import FileMemory, MemoryStore, Note
+from stepengine.tools.names import (
+    add_message,
+    ask_user,
+    check_job,
+    code_search,
+    delete_file,
+    end_turn,
+    find_files,
+    forget,
+    glob,
+    kill_job,
+    list_directory,
+    lookup_agent_info,
+    propose_str_replace,
+    propose_write_file,
+    read_docs,
+    read_files,
+    read_subtree,
+    read_url,
+    recall,
+    remember,
+    run_file_change_hooks,
+    run_terminal_command,
+    set_messages,
+    set_output,
+    skill,
+    spawn_agent_inline,
+    spawn_agents,
+    str_replace,
+    suggest_followups,
+    task_completed,
+    think_deeply,
+    web_search,
+    write_file,
+    write_todos,
+)
 from stepengine.tools.registry import ToolRegistry
 from stepengine.tools.spawning import agent_tool, spawn_tools, task_tool
 from stepengine.tools.threads import ThreadPool
@@ -60,25 +97,60 @@ __all__ = (
     "ThreadPool",
     "Tool",
     "ToolContext",
+    "ToolName",
     "ToolPreview",
     "ToolReferencePart",
     "ToolRegistry",
     "ToolResult",
     "Workspace",
+    "add_message",
     "agent_tool",
+    "ask_user",
     "ask_user_tool",
     "change_hook_tools",
+    "check_job",
+    "code_search",
     "control_tools",
     "decode_result",
+    "delete_file",
+    "end_turn",
     "file_tools",
+    "find_files",
     "followup_tools",
+    "forget",
+    "glob",
+    "kill_job",
+    "list_directory",
+    "lookup_agent_info",
     "memory_tools",
+    "propose_str_replace",
+    "propose_write_file",
+    "read_docs",
+    "read_files",
+    "read_subtree",
+    "read_url",
+    "recall",
+    "remember",
+    "run_file_change_hooks",
+    "run_terminal_command",
     "search_tools",
+    "set_messages",
+    "set_output",
     "shell_tools",
+    "skill",
     "skill_tools",
+    "spawn_agent_inline",
+    "spawn_agents",
     "spawn_tools",
+    "str_replace",
+    "suggest_followups",
+    "task_completed",
     "task_tool",
+    "think_deeply",
     "tool",
     "unified_diff",
+    "web_search",
     "web_tools",
+    "write_file",
+    "write_todos",
 )

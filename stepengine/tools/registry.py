@@ -12,6 +12,7 @@ from stepengine.errors import DataError, DefinitionError, ToolInputError, ToolNo
 from stepengine.tools.context import ToolContext
 from stepengine.tools.definition import NO_OVERRIDES, Tool
 from stepengine.tools.depends import Overrides
+from stepengine.tools.names import line_for
 
 if TYPE_CHECKING:
     from stepengine.data.definition import AgentDefinition
@@ -117,4 +118,6 @@ class ToolRegistry:
         return found
 
     def _unknown(self, name: str) -> str:
-        return f"Tool {name!r} is not available. Available tools: {', '.join(self._tools) or 'none'}"
+        line = line_for([name])
+        hint = f". It comes with stepengine: {line}" if line else ""
+        return f"Tool {name!r} is not available. Available tools: {', '.join(self._tools) or 'none'}{hint}"

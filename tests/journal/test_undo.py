@@ -364,7 +364,7 @@ def test_a_run_that_goes_on_is_not_undone_and_a_missing_one_leaves_no_file(root,
     finally:
         writer.close()
     assert ("a",) == undo(tmp_path / "run.jsonl", root).removed
-    with pytest.raises(JournalError, match="holds no run"):
+    with pytest.raises(JournalError, match="there is no journal"):
         undo(tmp_path / "none.jsonl", root)
     assert not (tmp_path / "none.jsonl").exists()
 

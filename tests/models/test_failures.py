@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 import traceback
+from contextlib import aclosing
 
 import httpx2
 import pytest
@@ -80,6 +81,38 @@ async def test_a_connection_that_fails_before_the_reply_is_told_by_its_cause(wir
     assert (type(caught.value), caught.value.kind, caught.value.retryable) == (ModelError, kind, retryable)
     assert (caught.value.__cause__, caught.value.__context__) == (None, None)
     assert "0123456789" not in caught.value.message
+
+
+ADDRESS = "http://user:sk-hidden@127.0.0.1:9/v7"
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "complete"])
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (httpx2.ConnectError("refused"), "refused; is a server running there?"),
+        (httpx2.ReadTimeout("slow"), "did not answer in time"),
+        (tls_error(), "certificate"),
+        (httpx2.Response(404, text="no such page"), "answered 404"),
+        (httpx2.Response(307, headers={"location": "http://elsewhere"}), "give the final address"),
+        (httpx2.Response(200, text="<html>", headers={"content-type": "text/html"}), "answered text/html"),
+    ],
+    ids=["refused", "slow", "tls", "missing", "moved", "a page"],
+)
+async def test_an_address_where_no_model_answers_is_named_without_its_secrets(wire, answer, words, stream):
+    def handler(_: httpx2.Request) -> httpx2.Response:
+        if isinstance(answer, Exception):
+            raise answer
+        return httpx2.Response(answer.status_code, headers=answer.headers, content=answer.content)
+
+    provider = wire.make(ADDRESS, transport=httpx2.MockTransport(handler))
+    with pytest.raises(ModelError) as caught:
+        async with aclosing(provider.stream(wire.request())) as deltas:
+            [delta async for delta in deltas] if stream else await provider.complete(wire.request())
+    await provider.close()
+    assert "at http://127.0.0.1:9/v7" in caught.value.message
+    assert words in caught.value.message
+    assert "hidden" not in str(caught.value)
 
 
 @pytest.mark.spec("ecosystem:EC62", "reliability:MP18", "reliability:MP19", "reliability:MP27")

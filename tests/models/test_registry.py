@@ -84,6 +84,28 @@ def test_an_unknown_model_is_named_beside_the_providers_and_the_nearest(model, w
         assert word in caught.value.message
 
 
+@pytest.mark.spec("requirements:G13")
+@pytest.mark.parametrize(
+    ("model", "written", "near"),
+    [
+        ("meta-llama/llama-3.3-70b-instruct", "openrouter/meta-llama/llama-3.3-70b-instruct", ""),
+        ("nvidia/one-that-is-new:free", "openrouter/nvidia/one-that-is-new:free", ""),
+        ("mistralai/mistral-large", "openrouter/mistralai/mistral-large", "did you mean 'mistral'?"),
+        ("llama-3.3-70b", "openrouter/meta-llama/llama-3.3-70b-instruct", ""),
+    ],
+)
+def test_a_model_of_a_family_that_lives_at_openrouter_is_told_how_it_is_written(model, written, near):
+    with pytest.raises(UnknownModel) as caught:
+        Models.standard().check(model)
+    assert f"write {written!r}" in caught.value.message
+    assert near in caught.value.message
+    assert "did you mean" not in caught.value.message.replace(near or "-", "")
+    assert str(Models.standard().parse(written)) == written
+    with pytest.raises(UnknownModel) as caught:
+        Models({"echo": Echo()}).check(model)
+    assert "openrouter" not in caught.value.message
+
+
 @pytest.mark.spec("requirements:G13", "providers:PV75")
 def test_a_tag_after_a_bare_name_is_the_spelling_of_ollama():
     models = Models.standard()

@@ -46,6 +46,8 @@ from stepengine import (
 from stepengine.errors import PerformError
 from stepengine.mcp import mcp_tools
 from stepengine.models import ModelReply
+from stepengine.tools import ask_user, code_search, read_files, recall, run_terminal_command, str_replace
+from stepengine.tools.shapes import Answers, CommandResult, EditedFile, FileEntry, SearchResult
 
 
 class Bugs(BaseModel):
@@ -195,6 +197,30 @@ def helpers(ctx: StepContext[Mapping[str, Any]]) -> Steps[Usage]:
     return Usage()
 
 
+def bundled_tools(ctx: StepContext) -> Steps[int]:
+    """
+    Names of bundled tools know what the tools take and give; elsewhere they are names.
+    """
+    entries = yield from call(read_files, ["a.py", {"path": "b.py", "offset": 10}], line_numbers=True)
+    assert_type(entries, list[FileEntry])
+    for entry in entries:
+        assert_type(entry["path"], str)
+        assert_type(entry.get("content", ""), str)
+    found = yield from call(code_search, "TODO", flags="-g *.py", max_results=5)
+    assert_type(found, SearchResult)
+    assert_type(found["matches"][0]["path"], str)
+    ran = yield from call(run_terminal_command, ["pytest", "-q"], timeout_seconds=60)
+    assert_type(ran, CommandResult)
+    assert_type(ran["exit_code"], int | None)
+    edit = yield from call(str_replace, "a.py", [{"old_string": "a", "new_string": "b"}])
+    assert_type(edit, EditedFile)
+    assert_type((yield from call(ask_user, [{"question": "Which?", "options": ["a", "b"]}])), Answers)
+    assert_type((yield from call(recall)), str)
+    assert_type((yield from ToolCall(read_files, {"paths": ["a.py"]})), ToolResult)
+    assert_type((yield from retry(lambda: call(code_search, "x"))), SearchResult)
+    return found["count"]
+
+
 def inner_steps(turns: int) -> Steps[int]:
     for _ in range(turns):
         yield STEP
@@ -211,7 +237,7 @@ def results(run: RunResult[Style], child: ChildResult[Bugs], untyped: RunResult)
 
 
 served = mcp_tools(["server"], name="server")
-buyer = AgentDefinition("buyer", tools=[served, count_lines, "ask_user"])
+buyer = AgentDefinition("buyer", tools=[served, count_lines, ask_user])
 engine = Engine([buyer], tools=[served])
 silent = AgentDefinition("silent", handle_steps=several_at_once)
 assert_type(silent, AgentDefinition[None])

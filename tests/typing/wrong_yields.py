@@ -26,6 +26,7 @@ from stepengine import (
     call,
     tool,
 )
+from stepengine.tools import code_search, read_files
 
 
 @tool
@@ -86,6 +87,15 @@ def taken_wrong(ctx: StepContext) -> Steps:
     child: ChildResult[str]
     (child,) = yield from Parallel(AgentCall(stylist))  # type: ignore[assignment]
     print(numbers, answer, output, one, two, child)
+
+
+def bundled_wrong(ctx: StepContext) -> Steps:
+    yield from call(read_files)  # type: ignore[call-overload]
+    yield from call(read_files, [1])  # type: ignore[call-overload]
+    yield from call(read_files, ["a"], deep=True)  # type: ignore[call-arg]
+    text: str = yield from call(code_search, "x")  # type: ignore[assignment]
+    found = yield from call(code_search, "x")
+    print(text, found["hits"])  # type: ignore[misc]
 
 
 def changed(ctx: StepContext) -> Steps:

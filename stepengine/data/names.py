@@ -1,0 +1,77 @@
+"""``ToolName``: the name of a tool that knows what the tool takes and gives."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, Generic, get_origin, get_type_hints
+
+from typing_extensions import ParamSpec, TypeVar
+
+from stepengine.data.json import JsonDict, freeze_object
+from stepengine.data.messages import ToolResult
+from stepengine.errors import ToolError
+
+__all__ = ("ToolName",)
+
+P = ParamSpec("P")
+R_co = TypeVar("R_co", covariant=True)
+
+KINDS: dict[Any, type] = {str: str, list: list}
+
+
+class ToolName(str, Generic[P, R_co]):  # noqa: SLOT000  (a name with a function beside it)
+    """
+    The name of a tool, typed: ``call`` knows what the tool takes and gives, and whoever else takes a name takes it as one.
+
+    Which tool carries the name is up to the engine, as with every name.
+
+    Args:
+        signature: A function that takes what the tool takes, and is annotated to return what it gives; never called.
+    """
+
+    signature: Callable[P, R_co]
+
+    def __new__(cls, signature: Callable[P, R_co]) -> ToolName[P, R_co]:
+        """Return the name of the tool that is called like the function."""
+        made = super().__new__(cls, signature.__name__)
+        made.signature = signature
+        made.__doc__ = signature.__doc__
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return str, (str(self),)
+
+    def arguments(self, *args: P.args, **kwargs: P.kwargs) -> JsonDict:
+        """
+        Return Python arguments as the tool's JSON input; what is not given is left to the tool.
+
+        Raises:
+            TypeError: when the tool takes other arguments.
+            DataError: when a value is not JSON.
+        """
+        return freeze_object(inspect.signature(self.signature).bind(*args, **kwargs).arguments)
+
+    @cached_property
+    def returns(self) -> Any:
+        """The type of what the tool gives."""
+        return get_type_hints(self.signature, include_extras=True)["return"]
+
+    def decode(self, result: ToolResult) -> R_co:
+        """
+        Return what the tool gave.
+
+        Raises:
+            ToolError: when the result is an error, or of another kind: another tool has the name, or it was too long and cut.
+        """
+        name, returns = str(self), get_origin(self.returns) or self.returns
+        if result.is_error:
+            msg = f"tool {name!r} failed: {result.text}"
+            raise ToolError(msg, tool_name=name, result=result)
+        wanted = KINDS.get(returns, dict)
+        given: Any = result.text if wanted is str or result.data is None else result.data
+        if isinstance(given, wanted):
+            return given  # type: ignore[return-value]  # the keys are the tool's promise
+        msg = f"tool {name!r} gave a {type(given).__name__}, not a {wanted.__name__}"
+        raise ToolError(msg, tool_name=name, result=result)

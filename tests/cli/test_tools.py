@@ -1,0 +1,66 @@
+"""
+`stepengine tools`: a line for every bundled tool, and what one takes and gives.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from stepengine.cli.app import app
+from stepengine.data.tools import ToolSpec
+from stepengine.tools.names import BUNDLED
+from stepengine.tools.reference import told
+from stepengine.tools.schemas import JsonSchema
+
+
+def typed(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["tools", *arguments])
+
+
+def test_every_bundled_tool_has_a_line_of_its_own() -> None:
+    shown = typed()
+
+    assert 0 == shown.exit_code
+    assert list(BUNDLED) == [line.split()[0] for line in shown.output.splitlines()]
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_a_tool_is_shown_with_parameters_keys_of_its_result_and_a_call(name: str) -> None:
+    (one,) = [each for each in told() if each.name == name]
+    shown = typed(name).output
+
+    said = [*[p.name for p in one.parameters], *[key.name for form in one.forms for key in form.keys]]
+    assert [] == [word for word in said if not re.search(rf"^ +{word}\b", shown, re.MULTILINE)]
+    assert f"yield from call({name}" in shown
+    assert all(part in shown for part in (one.text, one.errors, one.limits, one.maker))
+
+
+def test_programs_get_the_same_as_json() -> None:
+    (search,) = json.loads(typed("code_search", "--json").output)
+    (matches,) = [key for key in search["gives"][0]["keys"] if key["name"] == "matches"]
+
+    assert list(BUNDLED) == [one["name"] for one in json.loads(typed("--json").output)]
+    assert ["path", "line", "count"] == [key["name"] for key in matches["of"]["keys"]]
+    assert [True, False, False] == [key["always"] for key in matches["of"]["keys"]]
+
+
+@pytest.mark.parametrize(("name", "hint"), [("read-file", "did you mean 'read_files'?"), ("zzz", "`stepengine tools`")])
+def test_a_tool_that_there_is_not_is_told_with_the_nearest(name: str, hint: str) -> None:
+    shown = typed(name)
+
+    assert 2 == shown.exit_code
+    assert hint in shown.stderr
+
+
+@pytest.mark.parametrize("one", told(), ids=lambda one: one.name)
+def test_the_call_that_is_shown_is_one_that_the_tool_takes(one: Any) -> None:
+    spec: ToolSpec = one.spec
+
+    assert [] == JsonSchema(one.name, spec.input_schema).issues(one.example)
+    assert one.example == BUNDLED[one.name].name.arguments(**one.example)
+    assert one.example or not one.parameters or one.name == "end_turn"

@@ -1,0 +1,122 @@
+"""What an engine was not given and the package has: the error leads to the line that gives it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from stepengine import AgentDefinition, Engine, StepContext, Steps, ToolCall, load_agent
+from stepengine.errors import AgentError, DefinitionError, ToolNotAvailable
+from stepengine.testing import ScriptedModel, tool_call
+from stepengine.testing import text as said
+from stepengine.tools import ToolRegistry, read_files
+from stepengine.tools.names import BUNDLED, line_for
+
+GIVEN = re.compile(r"give the engine tools=(\[.*?\]), with `(from [^`]+)`")
+STAND_INS = "hooks = [FileChangeHook('types', ['true'], pattern='**')]\nbackend = SafeFetcher(allow='public')"
+BACKENDS = {
+    "search=...": "search=SearxngSearch('http://localhost')",
+    "docs=...": "docs=SearchedDocs(SearxngSearch('http://localhost'), backend)",
+    "fetch=...": "fetch=backend",
+}
+
+
+def refused(*tools: str) -> str:
+    with pytest.raises(DefinitionError) as caught:
+        Engine([AgentDefinition("fixer", model="test/model", tools=tools)])
+    return caught.value.message
+
+
+def given_by(message: str) -> list[object]:
+    """Return the tools that the line of a message makes, back ends put in where it leaves them open."""
+    found = GIVEN.search(message)
+    assert found is not None, message
+    line = found[1]
+    for left_open, backend in BACKENDS.items():
+        line = line.replace(left_open, backend)
+    names: dict[str, object] = {}
+    exec(f"from stepengine.tools import *\n{STAND_INS}\n{found[2]}\nmade = {line}", names)
+    made = names["made"]
+    assert isinstance(made, list)
+    return made
+
+
+def test_the_line_in_the_error_gives_every_bundled_tool_that_an_agent_lists(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    wanted = [name for name, known in BUNDLED.items() if known.maker is not None]
+    made = given_by(refused(*wanted))
+
+    assert set(wanted) <= {tool.spec.name for tool in made}
+    with Engine([AgentDefinition("fixer", model="test/model", tools=wanted)], tools=made) as engine:
+        assert "fixer" == engine.agent("fixer").id
+
+
+@pytest.mark.parametrize("name", [name for name, known in BUNDLED.items() if known.maker is not None])
+def test_the_line_for_one_tool_is_no_longer_than_it_has_to_be(name, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    message = refused(name)
+
+    assert name in {tool.spec.name for tool in given_by(message)}
+    assert f"'{name}' comes with stepengine" in message
+    assert ("write=True" in message) is (name in {"write_file", "str_replace", "delete_file"})
+
+
+def test_an_agent_that_lists_tools_by_name_runs_after_the_line_of_its_error_was_added(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shop.py").write_text("prices = {}\n")
+    agent = AgentDefinition("fixer", model="test/model", tools=["read_files", "code_search", "str_replace"])
+    with pytest.raises(DefinitionError) as caught:
+        Engine([agent])
+    model = ScriptedModel([tool_call("read_files", {"paths": ["shop.py"]}), said("Done.")])
+    with Engine([agent], models=model, tools=given_by(caught.value.message)) as engine:
+        result = engine.run_sync(agent.id, "Go")
+
+    assert result.unwrap()
+    assert ["prices = {}\n"] == [log.result.data[0]["content"] for log in result.tool_calls]
+
+
+def test_a_tool_of_nobody_is_told_with_the_nearest_name_beside_those_of_the_package():
+    message = refused("read_file", "str_replace")
+
+    assert "'read_file' does not exist; did you mean 'read_files'?" in message
+    assert "'str_replace' comes with stepengine" in message
+    assert "with stepengine" not in refused("frobnicate")
+
+
+def test_a_name_in_the_place_of_a_tool_is_told_what_makes_the_tool():
+    with pytest.raises(DefinitionError, match=re.escape('give it tools=[*file_tools(".")]')):
+        Engine(tools=[read_files])
+    with pytest.raises(DefinitionError, match="a name stands in the tools of an agent"):
+        Engine(tools=["order"])
+    with pytest.raises(ToolNotAvailable, match=re.escape('tools=[*file_tools(".")]')):
+        ToolRegistry().specs(["read_files"])
+    assert "" == line_for(["order", "set_output"])
+
+
+@pytest.mark.parametrize("given", ["file-lister", "file_lister"])
+def test_an_agent_of_the_package_is_told_as_the_call_that_loads_it(given):
+    loads = "load_agent('file-lister')"
+    boss = AgentDefinition("boss", model="test/model", tools=["spawn_agents"], spawnable_agents=[given])
+    with Engine([AgentDefinition("boss", model="test/model")]) as engine, pytest.raises(AgentError) as unknown:
+        engine.run_sync(given, "Go")
+    with pytest.raises(DefinitionError) as unspawnable:
+        Engine([boss])
+
+    assert loads in unknown.value.message
+    assert loads in unspawnable.value.message
+    assert "file-lister" == load_agent("file-lister").id
+
+
+def test_a_misspelt_agent_is_told_with_the_nearest_id_and_a_model_is_told_no_such_thing():
+    def handle_steps(ctx: StepContext) -> Steps[object]:
+        turn = yield ToolCall("lookup_agent_info", {"agent_id": "file-lister"}, include_tool_call=False)
+        return turn.tool_result.data
+
+    lister = AgentDefinition("lister", handle_steps=handle_steps)
+    with Engine([lister]) as engine:
+        with pytest.raises(AgentError, match="did you mean 'file-lister'"):
+            engine.run_sync("file-listr", "Go")
+        told = engine.run_sync("lister").output
+
+    assert {"found": False, "error": "no agent has the id 'file-lister'; known are: 'lister'"} == told

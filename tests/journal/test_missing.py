@@ -1,0 +1,81 @@
+"""What a journal that is not there answers: no damage, but a path and what lies beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stepengine import AgentDefinition, Engine
+from stepengine.errors import JournalCorrupt, JournalMissing
+from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, scrub, undo
+
+WAYS = {
+    "replay": lambda engine, journal: engine.replay_sync(journal),
+    "resume": lambda engine, journal: engine.resume_sync(journal),
+    "extend": lambda engine, journal: engine.extend_sync(journal),
+    "fork": lambda engine, journal: engine.fork_sync(journal, at="#1"),
+    "undo": lambda engine, journal: undo(journal, "."),
+    "scrub": lambda engine, journal: scrub(journal),
+}
+
+
+def handle_steps(ctx):
+    yield from ()
+    return "done"
+
+
+@pytest.fixture
+def engine():
+    with Engine([AgentDefinition("greeter", handle_steps=handle_steps)]) as made:
+        yield made
+
+
+def refused(way: str, engine: Engine, journal: object) -> JournalMissing:
+    with pytest.raises(JournalMissing) as caught:
+        WAYS[way](engine, journal)
+    assert not isinstance(caught.value, JournalCorrupt)
+    return caught.value
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_missing_file_is_no_damage_and_nothing_is_made_of_it(way: str, engine: Engine, tmp_path: Path) -> None:
+    for name in ("release.jsonl", "other.jsonl", "notes.txt"):
+        (tmp_path / name).write_text("")
+    error = refused(way, engine, tmp_path / "relase.jsonl")
+
+    assert (str(tmp_path / "relase.jsonl"), ("release.jsonl", "other.jsonl")) == (error.path, error.beside)
+    assert "'release.jsonl', 'other.jsonl'" in error.message
+    assert sorted(["release.jsonl", "other.jsonl", "notes.txt"]) == sorted(one.name for one in tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_missing_folder_is_named_and_not_made(way: str, engine: Engine, tmp_path: Path) -> None:
+    error = refused(way, engine, tmp_path / "runs" / "a.jsonl")
+
+    assert f"the folder {str(tmp_path / 'runs')!r} does not exist" in error.message
+    assert [] == list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_empty_journal_holds_no_run(way: str, engine: Engine, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("")
+
+    assert "a.jsonl holds no run" in refused(way, engine, FileJournal(tmp_path / "a.jsonl")).message
+    assert "holds no run" in refused(way, engine, MemoryJournal()).message
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_run_that_a_database_does_not_hold_is_told_beside_those_that_it_holds(
+    way: str, engine: Engine, tmp_path: Path
+) -> None:
+    path = tmp_path / "runs.db"
+    known = engine.run_sync("greeter", journal=path).journal
+    assert isinstance(known, SqliteJournal)
+    assert known.run is not None
+    error = refused(way, engine, f"{path}#nobody")
+
+    assert (str(path), (known.run,)) == (error.path, error.beside)
+    assert [known.run] == SqliteJournal(path).runs()
+    assert "no journal" in refused(way, engine, tmp_path / "gone.db").message
+    assert ["runs.db"] == [one.name for one in tmp_path.iterdir() if one.suffix == ".db"]
