@@ -132,7 +132,7 @@ def chat(
     Without a terminal nobody can be asked, so that nothing is changed:
       printf 'Which files are there?\n' | stepengine chat
     """
-    from stepengine.engine import load_agent
+    from stepengine.engine.loading import AgentPlace, load_agent
 
     chosen = named(agent) if resume else None
     before = chosen or (_last_chat(agent) if resume else None)
@@ -148,7 +148,7 @@ def chat(
     try:
         definition = load_agent(agent, folders=options.settings.agent_folders)
     except DefinitionError as error:
-        if prompt or Path(agent).suffix == ".py":
+        if prompt or AgentPlace.of_text(agent) is not None:
             raise
         msg = f"{error.message}. The agent stands before what is said to it: stepengine chat coder {shlex.quote(agent)}"
         raise UsageProblem(msg) from None

@@ -198,6 +198,7 @@ def _refuse_problems(evaluation: Evaluation, asked: Question) -> None:
 
 def _outcome(evaluation: Evaluation, options: Options, asked: Question) -> tuple[Path, Outcome]:
     from stepengine.engine import load_agent
+    from stepengine.engine.loading import AgentPlace
     from stepengine.judging.evaluating import Mode, evaluate
     from stepengine.testing import ScriptedModel
 
@@ -206,8 +207,9 @@ def _outcome(evaluation: Evaluation, options: Options, asked: Question) -> tuple
     def load(agent: Any) -> AgentDefinition[Any]:
         if isinstance(agent, AgentDefinition):
             return agent
-        beside = root / str(agent)
-        return load_agent(beside if beside.is_file() else agent, folders=options.settings.agent_folders)
+        beside = AgentPlace.of_text(root / str(agent))
+        is_beside = beside is not None and beside.file.is_file()
+        return load_agent(str(beside) if is_beside else agent, folders=options.settings.agent_folders)
 
     agents = {name: load(agent) for name, agent in evaluation.agents.items()}
     scripted, purse = models_of_script(asked.script), purse_of(asked.budget)
@@ -341,8 +343,11 @@ def _tell(
 
 def _agent_of(scores: Scores, root: Path) -> Callable[[Sample], str]:
     """Return how a command on a sample's journal finds its agent: that of a file is named."""
+    from stepengine.engine.loading import AgentPlace
+
     files: dict[str, str] = {}
     for name, agent in scores.outcome.evaluation.agents.items():
         if not isinstance(agent, AgentDefinition):
-            files[name] = str(root / agent) if (root / agent).is_file() else str(agent)
+            place = AgentPlace.of_text(root / agent)
+            files[name] = str(place) if place is not None and place.file.is_file() else str(agent)
     return lambda sample: f" --agent {shlex.quote(files[sample.side])}" if sample.side in files else ""

@@ -121,11 +121,11 @@ def _place_of(agent_id: str, given: str, options: Options, file: Path) -> str:
     """Return how the test names an agent: its file as seen from the project's folder; one that comes along by its id."""
     from stepengine.engine import loading
 
-    place = loading.agent_file(given or agent_id, folders=options.settings.agent_folders)
+    place = loading.agent_place(given or agent_id, folders=options.settings.agent_folders)
     package = Path(loading.__file__).resolve().parents[1]
-    if place.resolve().parent in (package / "_agents", package.parent / "agents"):
+    if place.file.resolve().parent in (package / "_agents", package.parent / "agents"):
         return agent_id
-    return _from_root(place, file)
+    return str(loading.AgentPlace(Path(_from_root(place.file, file)), place.id))
 
 
 def _named(agents: Sequence[AgentDefinition[Any]]) -> list[str]:
