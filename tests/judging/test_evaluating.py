@@ -123,7 +123,10 @@ def test_the_p_value_beside_a_difference_is_that_of_its_interval_and_of_its_gate
     """
     checks = 'agents={"old": greeter("Greet people.")'
     text = greeting.path.joinpath("greeting.py").read_text(encoding="utf-8")
-    greeting.write("greeting.py", text.replace(checks, f"checks=[max_steps(2)],\n    {checks}").replace("contains\n", "contains, max_steps\n"))
+    greeting.write(
+        "greeting.py",
+        text.replace(checks, f"checks=[max_steps(2)],\n    {checks}").replace("contains\n", "contains, max_steps\n"),
+    )
 
     said = greeting.type("eval", "greeting.py", "-q", "--out", "o", "--gate", "new.pass - old.pass > 0").stdout
 
