@@ -20,7 +20,7 @@ import typer
 
 from stepengine.cli.exits import Exit, complain, exit_code
 from stepengine.cli.options import Json
-from stepengine.cli.render import dumps, json_of, message_of, one_line, output_of, say, visible
+from stepengine.cli.render import dumps, json_of, message_of, one_line, print_output, say, visible
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.questions import Answer, AnswerLike
 from stepengine.data.state import RunInfo, RunResult
@@ -182,8 +182,8 @@ async def _waited(operator: Operator, run: str, *, as_json: bool) -> Exit:
         result: RunResult[Any] = await engine.result(run)
     if as_json:
         print(dumps({"run": run, **json_of(result)}))
-    elif result.output not in (None, ""):
-        print(output_of(result.output))
+    else:
+        print_output(result.output)
     for question in result.pending_questions:
         complain(f"{question.text} -> stepengine answer {run} {question.id} VALUE")
     if result.error is not None:
