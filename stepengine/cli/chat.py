@@ -120,7 +120,7 @@ def chat(
     a file is shown and asked about first (y, n REASON, a for always). What you type while it works is sent to it.
     Ctrl-C stops a turn, twice leaves; /help lists what else there is. Each turn is recorded as a run.
 
-    Several lines, a history and completion need the extra `chat`: pip install 'stepengine[chat]'.
+    Several lines, a history and completion need the extra `chat`; `stepengine doctor` tells how it is added.
 
     Examples:
       stepengine chat --model anthropic/claude-sonnet-4-5

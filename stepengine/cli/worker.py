@@ -87,7 +87,8 @@ def worker(
     as rate_limits, too; what is given here takes their place.
 
     SIGTERM and Ctrl-C stop it: no new run is taken, effects under way get --drain seconds, and what waits is gone on with
-    by the next worker under the same --executor, or by `stepengine takeover`. Needs: pip install 'stepengine[durable]'
+    by the next worker under the same --executor, or by `stepengine takeover`. Needs the extra `durable`;
+    `stepengine doctor` tells how it is added.
 
     Leaves with:
       0    it was told to stop
