@@ -5,6 +5,7 @@ How stepengine is installed again: never by a bare name where it is not there ye
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -93,14 +94,15 @@ def test_an_extra_is_added_to_what_is_installed_though_somebody_else_has_the_nam
         )
         wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         wheel.writestr(f"{info}/RECORD", "")
-    pip = [sys.executable, "-m", "pip", "install", "--dry-run", "--no-index", "--find-links", str(tmp_path)]
+    pip = [sys.executable, "-m", "pip", "install", "--dry-run"]
+    places = {**os.environ, "PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}
 
-    done = subprocess.run(
-        [*pip, "stepengine[test]"], check=True, cwd=tmp_path, capture_output=True, text=True, timeout=300
-    )
-    strange = subprocess.run(
-        [*pip, "--upgrade", "stepengine[test]"], check=True, cwd=tmp_path, capture_output=True, text=True, timeout=300
-    )
+    def said(*words: str) -> str:
+        done = subprocess.run(
+            [*pip, *words, "stepengine[test]"],
+            check=True, cwd=tmp_path, env=places, capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+        return done.stdout
 
-    assert "99.0" not in done.stdout
-    assert "Would install stepengine-99.0" in strange.stdout
+    assert "99.0" not in said()
+    assert "Would install stepengine-99.0" in said("--upgrade")

@@ -248,10 +248,10 @@ async def test_a_worker_without_runs_is_shown_while_it_lives(db: str) -> None:
 
 @pytest.mark.deep
 async def test_a_database_of_an_older_version_has_no_list_of_workers_and_works(db: str) -> None:
-    async with await Operator.connect(db) as operator:
-        async with worker_of([AgentDefinition("told", handle_steps=told)], db, migrate=False) as worker:
-            assert () == (await Upkeep(operator).overview()).executors
-            assert {"left": 3} == (await worker.result(await worker.submit("told"))).unwrap()
+    agent = AgentDefinition("told", handle_steps=told)
+    async with await Operator.connect(db) as operator, worker_of([agent], db, migrate=False) as worker:
+        assert () == (await Upkeep(operator).overview()).executors
+        assert {"left": 3} == (await worker.result(await worker.submit("told"))).unwrap()
 
 
 @pytest.mark.deep
