@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """
-Walks the path of a newcomer: install, demo, a project, an agent of one's own, record, replay, break, debug, view.
+Walks the path of a newcomer: install, the first screen, demo, a project, an agent of one's own, record, replay, break, debug, view.
 
     .ci/newcomer.py WHEEL [constraints.txt]
 
@@ -121,13 +121,20 @@ def main(wheel: str, constraints: str | None = None) -> None:
         me = Newcomer(Path(name))
         me.types("an environment", f"{sys.executable} -m venv .venv", said="python3 -m venv .venv")
         me.types("install", f".venv/bin/pip install -q {Path(wheel).resolve()}{held}", said=".venv/bin/pip install")
+        me.types(
+            "the first screen", "stepengine", said="stepengine", shows=("stepengine demo", "stepengine init my-agent")
+        )
         me.types("the demo", "stepengine demo", shows=("def handle_steps(", "What changed"))
         me.types("a project", "stepengine init my-agent", shows=("agents/todos.py",))
         me.folder /= "my-agent"
         me.types(
+            "its wheel", f"python -m pip wheel --no-deps -w vendor {Path(wheel).resolve()}",
+            shows=(f"vendor/{Path(wheel).name}",),
+        )  # fmt: skip
+        me.types(
             "the test kit",
-            f"python -m pip install -q 'stepengine[test]'{held}",
-            said="python -m pip install 'stepengine[test]'",
+            f'python -m pip install -q "$(ls vendor/stepengine-*.whl)[test]"{held}',
+            said='python -m pip install "$(ls vendor/stepengine-*.whl)[test]"',
         )
         me.types("its tests", "python -m pytest", shows=("4 passed",))
         me.types(
@@ -135,6 +142,12 @@ def main(wheel: str, constraints: str | None = None) -> None:
         )
         me.types("what is missing", "stepengine doctor", shows=("nothing is wrong",))
         me.types("its README", "cat README.md")
+        me.changes("agents/todos.py", "Put the TODO", "Sort the TODO")
+        me.types(
+            "what a change does", "stepengine impact tests/journals/test_todos --script tests/replies.json",
+            shows=("asked again from step 1",),
+        )  # fmt: skip
+        me.changes("agents/todos.py", "Sort the TODO", "Put the TODO")
 
         me.saves("agents/longest.py")
         me.saves("tests/test_longest.py")

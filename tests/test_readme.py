@@ -4,11 +4,12 @@ What README and the pages next to it say is so: their Python runs, the commands 
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from typer.testing import CliRunner
@@ -19,6 +20,7 @@ from stepengine.cli import ask, run
 from stepengine.cli.app import app
 from stepengine.cli.exits import Exit
 from stepengine.data.yields import YIELDABLES
+from tests.servers import Quiet, served
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -52,34 +54,98 @@ RULES = re.findall(r"^```toml\n.*?^```$", GUIDE, re.DOTALL | re.MULTILINE)
 )
 def test_every_python_block_runs(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """
-    Each in an empty folder, without network and keys, and on its own.
+    Each without network and keys, and on its own, in a folder that holds what a reader has saved and no more.
     """
     monkeypatch.chdir(tmp_path)
+    if "todo_fixer.py" in code:
+        (tmp_path / "todo_fixer.py").write_text(PYTHON[0], encoding="utf-8")
 
     exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
 
 
-def test_the_handler_of_the_first_screen_does_what_its_comments_say(tmp_path: Path) -> None:
-    from stepengine import Engine
-    from stepengine.testing import ScriptedModel, text, tool_call
-    from stepengine.tools import file_tools, search_tools
+class Chat(Quiet):
+    """
+    A server that says what the test has written down, one reply a request.
+    """
 
-    names: dict[str, Any] = {"__name__": "readme"}
-    exec(compile(PYTHON[0], "README.md", "exec"), names)
-    (searched_for,) = re.findall(r'"pattern": "(\w+)"', PYTHON[0])
-    note = f"{searched_for}: two"
-    (tmp_path / "shop.py").write_text(f"x = 1  # {note}\n")
-    edit = {"path": "shop.py", "replacements": [{"old_string": f"1  # {note}", "new_string": "2"}]}
-    model = ScriptedModel([text("It looks fine."), tool_call("str_replace", edit), text("Now it is two.")])
-    tools = [*file_tools(tmp_path, write=True), *search_tools(tmp_path)]
+    replies: ClassVar[list[dict[str, Any]]] = []
+    asked: ClassVar[list[Any]] = []
 
-    with Engine([names["agent"]], tools, model) as engine:
-        result = engine.run_sync("todo-fixer", "Do what the TODOs say.")
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.asked.append(body)
+        said = self.replies[min(len(self.asked), len(self.replies)) - 1]
+        usage = {"prompt_tokens": 10, "completion_tokens": 1, "total_tokens": 11}
+        reason = "tool_calls" if "tool_calls" in said else "stop"
+        chunk = {
+            "id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "usage": usage,
+            "choices": [{"index": 0, "delta": {"role": "assistant", **said}, "finish_reason": reason}],
+        }  # fmt: skip
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.end_headers()
+        self.wfile.write(f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n".encode())
 
-    assert "Now it is two." == result.unwrap()
-    assert "x = 2\n" == (tmp_path / "shop.py").read_text()
-    assert note in model.calls[0].messages[-1].text
-    assert "There are TODOs left." == model.calls[1].messages[-1].text
+
+def says(text: str, **call: Any) -> dict[str, Any]:
+    """
+    A reply, with a call of `str_replace` where one is given.
+    """
+    function = {"name": "str_replace", "arguments": json.dumps(call)}
+    made = [{"index": 0, "id": "call_1", "type": "function", "function": function}]
+    return {"content": text, **({"tool_calls": made} if call else {})}
+
+
+TODO = "# TODO: two"
+REPAIR = says("", path="shop.py", replacements=[{"old_string": f"1  {TODO}", "new_string": "2"}])
+
+
+@pytest.mark.parametrize(
+    ("replies", "asked", "line"),
+    [
+        ([says("It looks fine."), REPAIR, says("Now it is two.")], 3, "x = 2\n"),
+        ([REPAIR, says("Now it is two.")], 2, "x = 2\n"),
+        ([says("It looks fine.")], 3, f"x = 1  {TODO}\n"),
+    ],
+    ids=["sent back", "done at once", "never does it"],
+)
+def test_the_agent_of_the_first_screen_runs_as_its_reader_types_it(
+    replies: list[dict[str, Any]], asked: int, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Saved under the name that stands there, beside another file with the same mark, by the command that stands there; it ends by
+    itself, far below the ceiling of steps.
+    """
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Chat, "replies", replies)
+    monkeypatch.setattr(Chat, "asked", [])
+    (file, command) = re.search(r"Saved as `(\w+\.py)` [^`]*`shop\.py`[^`]*`(stepengine run [^`]+)`", README).groups()  # type: ignore[union-attr]
+    Path(file).write_text(PYTHON[0], encoding="utf-8")
+    Path("other.py").write_text(f"y = 1  {TODO}\n", encoding="utf-8")
+    Path("shop.py").write_text(f"x = 1  {TODO}\n", encoding="utf-8")
+
+    with served(Chat) as url:
+        typed = [
+            *shlex.split(command)[1:],
+            "--model",
+            "played",
+            "--base-url",
+            f"{url}/v1",
+            "--max-steps",
+            "8",
+            "--json",
+        ]
+        result = CliRunner().invoke(app, typed)
+
+    assert 0 == result.exit_code, result.output
+    told = json.loads(result.stdout)
+    assert "completed" == told["status"]
+    assert replies[-1]["content"] == told["output"]
+    assert asked == len(Chat.asked) == told["steps"]
+    assert line == Path("shop.py").read_text(encoding="utf-8")
+    assert TODO in json.dumps(Chat.asked[0]["messages"])  # the file was read before any model was asked
+    sent_back = [m for m in Chat.asked[-1]["messages"] if "There are TODOs left." in str(m["content"])]
+    assert len(sent_back) == (2 if asked == 3 and len(replies) == 1 else len(replies) - 2)
 
 
 def test_the_first_two_shell_blocks_are_the_two_commands() -> None:

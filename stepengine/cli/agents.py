@@ -56,11 +56,11 @@ def agents(
 @attrs.frozen
 class Listed:
     """
-    An agent file.
+    An agent of a file.
 
     Attributes:
         source: The file.
-        agent: What it defines; ``None`` when it cannot be loaded.
+        agent: The agent; ``None`` when the file cannot be loaded.
         problem: Why it cannot be loaded.
         hidden_by: The file that is taken instead when the agent is named by its id.
     """
@@ -72,19 +72,20 @@ class Listed:
 
 
 def listed(folders: Iterable[Path] = ()) -> Iterator[Listed]:
-    """Give every agent file in the folders in which ids are looked for; each file once."""
-    from stepengine.engine.loading import agent_folders, load_agent
+    """Give the agents of every file in the folders in which ids are looked for, and each file that cannot be loaded."""
+    from stepengine.engine.loading import agent_folders, agents_in
 
     seen: dict[str, Path] = {}
     for folder in dict.fromkeys([f.resolve() for f in agent_folders(folders)]):
         for file in sorted(folder.glob("[!_]*.py")):
             try:
-                agent = load_agent(file)
+                found = agents_in(file)
             except DefinitionError as error:
                 yield Listed(file, None, message_of(error))
                 continue
-            first = seen.setdefault(normalised_id(agent.id), file)
-            yield Listed(file, agent, hidden_by=None if first == file else first)
+            for agent in found:
+                first = seen.setdefault(normalised_id(agent.id), file)
+                yield Listed(file, agent, hidden_by=None if first == file else first)
 
 
 def _json_of(entry: Listed) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -78,6 +78,19 @@ Every run is recorded. Look at it, go on with it, repeat it:
   stepengine replay --last
 """
 
+FIRST = """\
+Agents as Python generators: they decide, the engine performs.
+
+  stepengine demo                    watch one work; no key, no network
+  stepengine init my-agent           a project: agent, tests, a recorded run
+  stepengine doctor                  which models and tools work here
+  stepengine run AGENT "Do this"     run one; `stepengine agents` lists them
+  stepengine chat                    talk with one; it asks before it acts
+  stepengine show --last             every run is recorded: look at it,
+  stepengine resume --last           go on with it, or `replay` it for nothing
+  stepengine --help                  all commands; COMMAND --help for one"""
+"""What is shown to somebody who types no command: how a day begins."""
+
 MARKUP = re.compile(r"\[(?=[a-z#/@])")
 """Where rich would take text for a style."""
 
@@ -95,25 +108,29 @@ def version() -> Exit:
 
 
 GROUPS: dict[str, dict[str, Callable[..., Exit]]] = {
-    "Run": {"init": init, "run": run, "chat": chat, "ask": ask, "acp": acp, "demo": demo},
-    "Look": {
-        "agents": agents, "tools": tools, "models": models, "runs": runs, "show": show, "view": view, "debug": debug, "diff": diff, "config": config,
-        "doctor": doctor, "version": version,
+    "Begin": {"demo": demo, "init": init, "agents": agents, "tools": tools, "models": models, "doctor": doctor},
+    "Every day": {
+        "run": run, "chat": chat, "runs": runs, "show": show, "view": view, "resume": resume, "replay": replay, "debug": debug,
+        "undo": undo,
     },
-    "Journals": {
-        "resume": resume, "replay": replay, "fork": fork, "extend": extend, "undo": undo, "test": suite, "ready": ready,
+    "Test and compare": {
+        "test": suite, "ready": ready, "diff": diff, "extend": extend, "fork": fork, "eval": evaluate, "impact": impact, "blame": blame,
+        "pin": pin, "price": price,
     },
-    "Judge": {"eval": evaluate, "impact": impact, "blame": blame, "pin": pin, "price": price},
+    "Models, editors and other programs": {"ask": ask, "acp": acp},
+    "Journals, keys and settings": {
+        "check": check, "seal": seal, "repair": repair, "scan": scan, "scrub": scrub, "policy": policy, "config": config,
+        "version": version,
+    },
     "Deploy": {
         "worker": worker, "submit": submit, "status": status, "answer": answer, "say": say_to, "cancel": cancel, "retry": retry,
         "takeover": takeover, "export": export, "import": import_, "gc": collect, "migrate": migrate,
     },
-    "Keep safe": {"check": check, "seal": seal, "repair": repair, "scan": scan, "scrub": scrub, "policy": policy},
 }  # fmt: skip
-"""Every command, by its group and its name."""
+"""Every command, by its group and its name; those that are needed first and most stand first."""
 UNDER: dict[str, tuple[str, str, dict[str, Callable[..., Exit]]]] = {
     "mcp": (
-        "Run",
+        "Models, editors and other programs",
         "Agents as tools for MCP clients, and a look at MCP servers.",
         {"serve": serve, "inspect": inspect_server},
     ),
@@ -151,12 +168,30 @@ def _leaving(command: Callable[..., Exit]) -> Callable[..., None]:
     return ended
 
 
+def _versioned(is_asked: bool) -> None:
+    if is_asked:
+        version()
+        raise typer.Exit
+
+
+def _first(
+    context: typer.Context,
+    *,
+    _: Annotated[
+        bool, typer.Option("--version", callback=_versioned, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        print(FIRST)
+
+
 def _made() -> typer.Typer:
     made = typer.Typer(
         name="stepengine",
         help=_shown(OVERVIEW.strip()),
         epilog=_shown(EXIT_CODES),
-        no_args_is_help=True,
+        callback=_first,
+        invoke_without_command=True,
         add_completion=False,
         rich_markup_mode="rich",
         pretty_exceptions_enable=False,

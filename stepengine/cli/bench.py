@@ -399,16 +399,22 @@ def family(agent: AgentDefinition[Any], file: str = "", folders: Iterable[Path] 
 
     Args:
         agent: The agent.
-        file: The file that it was loaded from; agents beside it are found by the names of their files.
+        file: The file that it was loaded from; the other agents in it, and those beside it by the names of their files, are
+            found there.
         folders: More folders in which ids are looked for.
 
     Raises:
         DefinitionError: when an id names no agent.
     """
-    from stepengine.engine import load_agent
+    from stepengine.engine.loading import AgentPlace, agents_in, load_agent
+
+    place = AgentPlace.of_text(file) if file else None
+    same = {} if place is None else {normalised_id(one.id): one for one in agents_in(place.file)}
 
     def by_id(agent_id: str) -> AgentDefinition[Any]:
-        beside = Path(file).with_name(f"{agent_id.replace('-', '_')}.py") if file.endswith(".py") else None
+        if (one := same.get(normalised_id(agent_id))) is not None:
+            return one
+        beside = None if place is None else place.file.with_name(f"{agent_id.replace('-', '_')}.py")
         return load_agent(beside if beside is not None and beside.is_file() else agent_id, folders=folders)
 
     found: dict[str, AgentDefinition[Any]] = {}

@@ -120,7 +120,7 @@ def chat(
     a file is shown and asked about first (y, n REASON, a for always). What you type while it works is sent to it.
     Ctrl-C stops a turn, twice leaves; /help lists what else there is. Each turn is recorded as a run.
 
-    Several lines, a history and completion need the extra `chat`: pip install 'stepengine[chat]'.
+    Several lines, a history and completion need the extra `chat`; `stepengine doctor` tells how it is added.
 
     Examples:
       stepengine chat --model anthropic/claude-sonnet-4-5
@@ -132,7 +132,7 @@ def chat(
     Without a terminal nobody can be asked, so that nothing is changed:
       printf 'Which files are there?\n' | stepengine chat
     """
-    from stepengine.engine import load_agent
+    from stepengine.engine.loading import AgentPlace, load_agent
 
     chosen = named(agent) if resume else None
     before = chosen or (_last_chat(agent) if resume else None)
@@ -148,7 +148,7 @@ def chat(
     try:
         definition = load_agent(agent, folders=options.settings.agent_folders)
     except DefinitionError as error:
-        if prompt or Path(agent).suffix == ".py":
+        if prompt or AgentPlace.of_text(agent) is not None:
             raise
         msg = f"{error.message}. The agent stands before what is said to it: stepengine chat coder {shlex.quote(agent)}"
         raise UsageProblem(msg) from None

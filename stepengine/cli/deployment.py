@@ -20,7 +20,7 @@ import typer
 
 from stepengine.cli.exits import Exit, complain, exit_code
 from stepengine.cli.options import Json
-from stepengine.cli.render import dumps, json_of, message_of, one_line, output_of, say, visible
+from stepengine.cli.render import dumps, json_of, message_of, one_line, print_output, say, visible
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.questions import Answer, AnswerLike
 from stepengine.data.state import RunInfo, RunResult
@@ -182,8 +182,8 @@ async def _waited(operator: Operator, run: str, *, as_json: bool) -> Exit:
         result: RunResult[Any] = await engine.result(run)
     if as_json:
         print(dumps({"run": run, **json_of(result)}))
-    elif result.output not in (None, ""):
-        print(output_of(result.output))
+    else:
+        print_output(result.output)
     for question in result.pending_questions:
         complain(f"{question.text} -> stepengine answer {run} {question.id} VALUE")
     if result.error is not None:
@@ -195,7 +195,9 @@ def status(
     run: Annotated[str, typer.Argument(metavar="RUN", help="One run, with those below it.")] = "",
     *,
     db: Db = "",
-    executors: Annotated[bool, typer.Option("--executors", help="Only who has runs, and whether they live.")] = False,
+    executors: Annotated[
+        bool, typer.Option("--executors", help="Only the workers: who lives, and who has runs.")
+    ] = False,
     queues: Annotated[bool, typer.Option("--queues", help="Only the queues, as the database has them.")] = False,
     rates: Annotated[
         bool, typer.Option("--rates", help="Only what providers are asked, where workers limit that.")
@@ -209,9 +211,9 @@ def status(
     """
     Show a deployment: runs, workers alive and dead, releases.
 
-    Without RUN: how many runs are in which state and how old the oldest is; who has runs, and whether a process holds
-    that worker's lock; releases of which no worker lives, whose runs wait for ever; runs that kill their workers.
-    With RUN: that run, what is below it, and its open questions.
+    Without RUN: how many runs are in which state and how old the oldest is; the workers, those without runs too, and
+    whether a process holds their lock; releases of which no worker lives, whose runs wait for ever; runs that kill
+    their workers. With RUN: that run, what is below it, and its open questions.
 
     Leaves with 1 when something needs a hand: a dead worker has runs, a release has no worker, a run is poison, a row
     cannot be read.

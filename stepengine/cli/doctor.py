@@ -18,6 +18,7 @@ import typer
 from stepengine.cli.agents import listed as agent_files
 from stepengine.cli.bench import registry_of
 from stepengine.cli.exits import Exit
+from stepengine.cli.installing import own_source
 from stepengine.cli.models import Listed
 from stepengine.cli.models import listed as providers_of
 from stepengine.cli.options import Config
@@ -156,7 +157,7 @@ def _versions() -> Iterator[Finding]:
     try:
         own = metadata.distribution("stepengine")
     except metadata.PackageNotFoundError:
-        yield Finding(area, "wrong", "stepengine is not installed here", "python -m pip install stepengine")
+        yield Finding(area, "wrong", "stepengine is not installed here", own_source().install_line())
         return
     yield Finding(area, "ok", f"stepengine {own.version}, {Path(__file__).parents[1]}")
     for name in ("anthropic", "openai", "google-genai"):
@@ -174,16 +175,16 @@ def _parts(requirements: Iterable[str]) -> Iterator[Finding]:
         if named is not None and named[0] != "stepengine":
             needed.setdefault(extra[1] if extra else "", []).append(named[0])
     for name in [name for name in needed.pop("") if _version_of(name) is None]:
-        repair = "python -m pip install --force-reinstall stepengine"
+        repair = own_source().install_line()
         yield Finding(area, "wrong", f"{name} is not installed, and stepengine needs it", repair)
     for name in DEVELOPMENT:
         needed.pop(name, None)
     here = [extra for extra, names in needed.items() if all(map(_version_of, names))]
     other = [extra for extra in needed if extra not in here]
     text = f"extras installed: {', '.join(here) or 'none'}; not installed: {', '.join(other) or 'none'}"
-    yield Finding(area, "ok", text, "python -m pip install 'stepengine[NAME]' adds one" if other else "")
+    yield Finding(area, "ok", text, f"{own_source().install_line('NAME')} adds one" if other else "")
     if "test" in other:
-        yield Finding(area, "note", "the test kit lacks what it needs", "python -m pip install 'stepengine[test]'")
+        yield Finding(area, "note", "the test kit lacks what it needs", own_source().install_line("test"))
 
 
 def _version_of(name: str) -> str | None:

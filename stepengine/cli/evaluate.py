@@ -41,7 +41,6 @@ from stepengine.errors import DataError
 if TYPE_CHECKING:
     from stepengine.engine import Engine
     from stepengine.judging.criteria import Case
-    from stepengine.judging.evaluating import Bench as MakeEngine
     from stepengine.judging.evaluating import Evaluation, Outcome, Sample
     from stepengine.judging.scoring import GateOfScores, Scores
 
@@ -197,19 +196,12 @@ def _refuse_problems(evaluation: Evaluation, asked: Question) -> None:
 
 
 def _outcome(evaluation: Evaluation, options: Options, asked: Question) -> tuple[Path, Outcome]:
-    from stepengine.engine import load_agent
     from stepengine.judging.evaluating import Mode, evaluate
     from stepengine.testing import ScriptedModel
 
     root = Path(asked.file).resolve().parent
-
-    def load(agent: Any) -> AgentDefinition[Any]:
-        if isinstance(agent, AgentDefinition):
-            return agent
-        beside = root / str(agent)
-        return load_agent(beside if beside.is_file() else agent, folders=options.settings.agent_folders)
-
-    agents = {name: load(agent) for name, agent in evaluation.agents.items()}
+    agents_of = _Agents(options, root)
+    agents = {name: agents_of.load(agent) for name, agent in evaluation.agents.items()}
     scripted, purse = models_of_script(asked.script), purse_of(asked.budget)
     same = _told_before(asked.recheck or asked.goes_on)
     n = asked.n or same.get("n", evaluation.n)
@@ -221,7 +213,7 @@ def _outcome(evaluation: Evaluation, options: Options, asked: Question) -> tuple
 
     is_live = scripted is None and any(case.replies is None for case in evaluation.cases)
     if not asked.recheck:
-        _check_tools(agents, options)
+        _check_tools(agents, agents_of)
         _agreed(len(evaluation.cases) * len(agents) * n, asked, is_live=is_live)
     earlier = asked.against or asked.recheck or asked.goes_on
     if earlier and not Path(earlier).is_dir():
@@ -231,7 +223,7 @@ def _outcome(evaluation: Evaluation, options: Options, asked: Question) -> tuple
     seed = same.get("seed", secrets.randbelow(MAX_SEED)) if asked.seed is None else asked.seed
     mode = Mode(Path(earlier) if earlier else None, recheck=bool(asked.recheck), keep=asked.keep)
     made = partial(
-        evaluate, evaluation, folder, _bench(options), agents=agents, root=root, load=load, models=models, n=n, seed=seed,
+        evaluate, evaluation, folder, agents_of.bench, agents=agents, root=root, load=agents_of.load, models=models, n=n, seed=seed,
         concurrency=asked.concurrency, budget=purse.dollars, mode=mode, done=_progress(options),
     )  # fmt: skip
     return folder, to_the_end(made, [])
@@ -249,21 +241,38 @@ def _told_before(folder: str) -> dict[str, int]:
         return {}
 
 
-def _bench(options: Options) -> MakeEngine:
-    """Return what makes engines: tools may write in a working copy, and run programs there where ``--shell`` was typed."""
+class _Agents:
+    """The agents of an evaluation, as they are named beside its file, and engines for them."""
 
-    def made(agent: AgentDefinition[Any], root: Path, *, performs: bool) -> Engine:
-        own = attrs.evolve(options, cwd=root, write=True, quiet=True)
+    def __init__(self, options: Options, root: Path) -> None:
+        self._options = options
+        self._root = root
+        self._files: list[tuple[AgentDefinition[Any], str]] = []
+
+    def load(self, agent: Any) -> AgentDefinition[Any]:
+        """Return the agent that an evaluation names, and remember its file: those that it may spawn are found there."""
+        from stepengine.engine.loading import AgentPlace, load_agent
+
+        if isinstance(agent, AgentDefinition):
+            return agent
+        beside = AgentPlace.of_text(self._root / str(agent))
+        named = str(beside) if beside is not None and beside.file.is_file() else str(agent)
+        made = load_agent(named, folders=self._options.settings.agent_folders)
+        self._files.append((made, named))
+        return made
+
+    def bench(self, agent: AgentDefinition[Any], root: Path, *, performs: bool) -> Engine:
+        """Return an engine: tools may write in a working copy, and run programs there where ``--shell`` was typed."""
+        file = next((file for known, file in self._files if known is agent), "")
+        own = attrs.evolve(self._options, agent=file, cwd=root, write=True, quiet=True)
         return bench_for(own, agent, performs=performs, is_new=True, asks_nobody=True, headless=False).engine
 
-    return made
 
-
-def _check_tools(agents: dict[str, AgentDefinition[Any]], options: Options) -> None:
+def _check_tools(agents: dict[str, AgentDefinition[Any]], of: _Agents) -> None:
     """Refuse before anything is spent what an agent names and the options do not allow."""
     with tempfile.TemporaryDirectory(prefix="stepengine-eval-") as folder:
         for agent in agents.values():
-            with _bench(options)(agent, Path(folder).resolve(), performs=True):
+            with of.bench(agent, Path(folder).resolve(), performs=True):
                 pass
 
 
@@ -341,8 +350,11 @@ def _tell(
 
 def _agent_of(scores: Scores, root: Path) -> Callable[[Sample], str]:
     """Return how a command on a sample's journal finds its agent: that of a file is named."""
+    from stepengine.engine.loading import AgentPlace
+
     files: dict[str, str] = {}
     for name, agent in scores.outcome.evaluation.agents.items():
         if not isinstance(agent, AgentDefinition):
-            files[name] = str(root / agent) if (root / agent).is_file() else str(agent)
+            place = AgentPlace.of_text(root / agent)
+            files[name] = str(place) if place is not None and place.file.is_file() else str(agent)
     return lambda sample: f" --agent {shlex.quote(files[sample.side])}" if sample.side in files else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from enum import IntEnum
 from pathlib import Path
@@ -109,6 +110,7 @@ def finished(app: Callable[[], Any]) -> None:
     """
     _stand_in_for_closed_streams()
     sys.stderr = _Stderr(sys.stderr)
+    warnings.showwarning = _Warned(warnings.showwarning)
     code: Any = Exit.COMPLETED
     try:
         app()
@@ -166,6 +168,23 @@ class _Stderr:
         """Flush, if that can be."""
         with contextlib.suppress(OSError):
             self._stream.flush()
+
+
+class _Warned:
+    """Shows warnings: what a person at a terminal can do something about as one line, once, without where it was raised."""
+
+    def __init__(self, before: Callable[..., None]) -> None:
+        self._before = before
+        self._told: set[str] = set()
+
+    def __call__(self, message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+        from stepengine.engine.loading import BrokenFile
+
+        if not issubclass(category, BrokenFile):
+            self._before(message, category, *where, **more)
+        elif str(message) not in self._told:
+            self._told.add(str(message))
+            complain(str(message))
 
 
 def explained(command: Callable[[], Exit]) -> Exit:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from stepengine.cli.exits import Exit
+from stepengine.cli.installing import own_source
 from stepengine.cli.render import say, visible
 from stepengine.cli.settings import UsageProblem
 
@@ -19,6 +20,8 @@ TEMPLATE = Path(__file__).parent / "_init"
 SAMPLE = ".sample"
 """The suffix that keeps linters, type checkers and test collectors away from the files of a project that is not one yet."""
 NAME = "{name}"
+INSTALL = 'python -m pip install "$(ls vendor/stepengine-*.whl)[test]"'
+"""Of a project: from the wheel that it keeps, so that nobody else's package of the name is taken."""
 ODD = re.compile(r"[^a-z0-9]+")
 LISTED = 5
 
@@ -42,8 +45,12 @@ def init(
     say("\nWhat to type next:")
     if folder.resolve() != Path.cwd():
         say(f"  cd {visible(str(folder), strict=True)}")
+    say(
+        f"  {visible(own_source().wheel_line('vendor'), strict=True)}\n"
+        "      keeps stepengine's wheel with the project: it is on no package index, and CI needs it too"
+    )
     if find_spec("pytest") is None or find_spec("syrupy") is None:
-        say("  python -m pip install 'stepengine[test]'")
+        say(f"  {INSTALL}")
     say(
         "  python -m pytest\n"
         "      its tests; no key, no network\n"

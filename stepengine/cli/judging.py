@@ -110,7 +110,7 @@ def case_of(file: str, options: Options, *, performs: bool, beside: Iterable[Cas
         StepEngineError: when the journal cannot be read, or its agent is not found.
         UsageProblem: when there is no such journal, or a tool needs an option that was not given.
     """
-    from stepengine.engine.loading import agent_file
+    from stepengine.engine.loading import agent_place
 
     journal = journal_at(file)
     history = journal.history()
@@ -119,7 +119,7 @@ def case_of(file: str, options: Options, *, performs: bool, beside: Iterable[Cas
     if same is not None:
         return Case(file, journal, same.agent, hooks, same.bench)
     if not options.quiet:
-        place = agent_file(options.agent or agent.id, folders=options.settings.agent_folders)
+        place = agent_place(options.agent or agent.id, folders=options.settings.agent_folders)
         complain(f"agent {agent.id} of {place}")
     bench = bench_for(attrs.evolve(options, quiet=True), agent, performs=performs, hooks=hooks)
     return Case(file, journal, agent, hooks, bench)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import shlex
 import signal
-import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -18,7 +17,7 @@ import attrs
 from stepengine.cli.bench import Bench
 from stepengine.cli.exits import Exit, complain, exit_code
 from stepengine.cli.options import Options
-from stepengine.cli.render import as_text, dumps, is_terminal, json_of, message_of, output_of, say
+from stepengine.cli.render import dumps, json_of, message_of, print_output
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.state import RunResult, RunStatus
 from stepengine.errors import (
@@ -123,8 +122,8 @@ def told(run: Run, options: Options, bench: Bench) -> Exit:
         bench.progress.finish(result)
     if options.as_json:
         print(dumps(json_of(result)))
-    elif result.output not in (None, ""):
-        _print(output_of(result.output))
+    else:
+        print_output(result.output)
     if run.code is not Exit.USAGE:
         tell_more(result, options)
     if run.code is not Exit.COMPLETED:
@@ -187,16 +186,6 @@ def ending_of(run: Run) -> str:
         return f"{signal.Signals(run.signal).name}: the run was cancelled"
     error = run.result.error
     return message_of(error) if error is not None else f"the run ended as {run.result.status.value}"
-
-
-def _print(output: Any) -> None:
-    """Print an output: for a person as text, for a pipe as JSON, texts as they are."""
-    if isinstance(output, str):
-        say(output)
-    elif is_terminal(sys.stdout):
-        say(as_text(output), hang=2)
-    else:
-        print(dumps(output))
 
 
 @contextmanager

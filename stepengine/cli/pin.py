@@ -14,7 +14,7 @@ import typer
 from stepengine.cli.bench import family
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.journals import found
-from stepengine.cli.judging import case_of, cleaned, interrupted_or
+from stepengine.cli.judging import CheckText, case_of, cleaned, interrupted_or
 from stepengine.cli.options import File, Last, Options, with_options
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.definition import AgentDefinition, normalised_id
@@ -28,9 +28,7 @@ def pin(
     file: File = "",
     *,
     last: Last = False,
-    fails: Annotated[
-        str, typer.Option("--fails", help="What the run has to do and does not.", metavar="EXPR|MODULE:FN")
-    ],
+    check: CheckText,
     name: Annotated[str, typer.Option(help="Name of the test; default: that of the journal.", metavar="NAME")] = "",
     folder: Annotated[
         Path, typer.Option("--dir", help="Folder of kept journals, below the one of the tests.", metavar="DIR")
@@ -40,7 +38,7 @@ def pin(
     Turn a run that failed into a test that fails until repaired.
 
     The journal is cleaned of what looks like a secret and copied to --dir; beside that folder tests/test_pin_NAME.py is
-    written and run once: the pin is made when it fails for the reason that --fails gives. What is private in a journal,
+    written and run once: the pin is made when it fails for the reason that --check gives. What is private in a journal,
     but no key, is still there.
 
     The test runs the recorded run again with the code of its day. Where the repair changes what a model is asked, the
@@ -54,14 +52,14 @@ def pin(
       5    what is recorded does not fit the present code
 
     Examples:
-      stepengine pin run.jsonl --fails "'refund' not in tools"
-      stepengine pin --last --fails checks:is_polite --name polite
+      stepengine pin run.jsonl --check "'refund' not in tools"
+      stepengine pin --last --check checks:is_polite --name polite
     """
     options = attrs.evolve(options, journal=file, last=last)
-    return interrupted_or(lambda: _pin(found(options).in_force(), fails, name, folder))
+    return interrupted_or(lambda: _pin(found(options).in_force(), check, name, folder))
 
 
-def _pin(options: Options, fails: str, name: str, folder: Path) -> Exit:
+def _pin(options: Options, wanted: str, name: str, folder: Path) -> Exit:
     from stepengine.journal import FileJournal
     from stepengine.judging.checks import Check
     from stepengine.judging.pinning import (
@@ -73,12 +71,12 @@ def _pin(options: Options, fails: str, name: str, folder: Path) -> Exit:
         written_test,
     )
 
-    check = Check.of_text(fails)
+    check = Check.of_text(wanted)
     case = case_of(options.journal, options, performs=False)
     with case.bench.engine as engine:
         reason = why_it_fails(engine, case.journal, check, case.agent)
         if not reason:
-            return complain("this run does what --fails asks for, so there is nothing to pin", Exit.FAILED)
+            return complain("this run does what --check asks for, so there is nothing to pin", Exit.FAILED)
         called = pin_name(name or options.stem or Path(options.journal.partition("#")[0]).stem)
         kept, file = folder / f"{called}.jsonl", folder.parent / f"test_pin_{called}.py"
         if file.exists():
@@ -89,7 +87,7 @@ def _pin(options: Options, fails: str, name: str, folder: Path) -> Exit:
         try:
             if not why_it_fails(engine, FileJournal(kept), check, case.agent):
                 return complain(
-                    "without its secrets the run does what --fails asks for; nothing was written", Exit.FAILED
+                    "without its secrets the run does what --check asks for; nothing was written", Exit.FAILED
                 )
             agents = family(case.agent, options.agent, options.settings.agent_folders)
             text = written_test(
@@ -97,7 +95,7 @@ def _pin(options: Options, fails: str, name: str, folder: Path) -> Exit:
                     called, [
                         _place_of(case.agent.id, options.agent, options, file),
                         *[_place_of(named, "", options, file) for named in _named(agents)],
-                    ], fails,
+                    ], wanted,
                     str(cleaned(reason)), names_bundled_tools(agents), _from_root(kept, file),
                 )
             )  # fmt: skip
@@ -123,11 +121,11 @@ def _place_of(agent_id: str, given: str, options: Options, file: Path) -> str:
     """Return how the test names an agent: its file as seen from the project's folder; one that comes along by its id."""
     from stepengine.engine import loading
 
-    place = loading.agent_file(given or agent_id, folders=options.settings.agent_folders)
+    place = loading.agent_place(given or agent_id, folders=options.settings.agent_folders)
     package = Path(loading.__file__).resolve().parents[1]
-    if place.resolve().parent in (package / "_agents", package.parent / "agents"):
+    if place.file.resolve().parent in (package / "_agents", package.parent / "agents"):
         return agent_id
-    return _from_root(place, file)
+    return str(loading.AgentPlace(Path(_from_root(place.file, file)), place.id))
 
 
 def _named(agents: Sequence[AgentDefinition[Any]]) -> list[str]:

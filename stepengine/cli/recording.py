@@ -32,6 +32,7 @@ from stepengine.redaction import ANY
 
 if TYPE_CHECKING:
     from stepengine.data.state import RunResult
+    from stepengine.engine.loading import AgentPlace
     from stepengine.journal import Journal
 
 __all__ = (
@@ -302,19 +303,22 @@ def recorded_as(journal: str) -> Entry | None:
 
 def with_record(options: Options, entry: Entry) -> Options:
     """Return *options* with what was not typed as it was when the run was recorded."""
+    from stepengine.engine.loading import AgentPlace
+
     recorded = entry.info.get("options")
     recorded = recorded if isinstance(recorded, Mapping) else {}
     file = entry.text("agent", "file")
-    if file and not options.agent:
+    place = AgentPlace.of_text(file) if file else None
+    if place is not None and not options.agent:
         known = entry.text("agent", "sha256")
-        if known and Path(file).is_file() and known != _hash(Path(file)):
-            _complain(f"warning: {file} has changed since this run was recorded")
+        if known and place.file.is_file() and known != _hash(place.file):
+            _complain(f"warning: {place.file} has changed since this run was recorded")
     config = entry.text("options", "config")
     return attrs.evolve(
         options,
         journal=entry.journal,
         stem=entry.stem,
-        agent=options.agent or (file if file and Path(file).is_file() else ""),
+        agent=options.agent or (file if place is not None and place.file.is_file() else ""),
         cwd=options.cwd if options.cwd != Path() else Path(entry.text("options", "cwd") or entry.text("cwd")),
         base_url=options.base_url or entry.text("options", "base_url"),
         api_key_env=options.api_key_env or entry.text("options", "api_key_env"),
@@ -428,12 +432,17 @@ def _companion(
         installed = version("stepengine")
     except PackageNotFoundError:
         installed = ""
-    file, now = _file_of(options.agent or agent_id, options), _now()
+    place, now = _place_of(options.agent or agent_id, options), _now()
+    file = None if place is None else place.file
     return {
         "version": 1,
         "run_id": None,
         "command": command,
-        "agent": {"id": agent_id, "file": str(file) if file else None, "sha256": _hash(file) if file else None},
+        "agent": {
+            "id": agent_id,
+            "file": None if place is None else str(place),
+            "sha256": _hash(file) if file else None,
+        },
         "cwd": str(Path.cwd()),
         "journal": _absolute(journal),
         "created": now,
@@ -465,11 +474,12 @@ def _companion(
     }
 
 
-def _file_of(agent: str, options: Options) -> Path | None:
-    from stepengine.engine.loading import agent_file
+def _place_of(agent: str, options: Options) -> AgentPlace | None:
+    from stepengine.engine.loading import agent_place
 
     try:
-        return agent_file(agent, folders=options.settings.agent_folders).resolve()
+        place = agent_place(agent, folders=options.settings.agent_folders)
+        return attrs.evolve(place, file=place.file.resolve())
     except DefinitionError:
         return None
 

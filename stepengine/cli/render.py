@@ -36,6 +36,7 @@ __all__ = (
     "money",
     "one_line",
     "output_of",
+    "print_output",
     "say",
     "tokens",
     "visible",
@@ -215,6 +216,19 @@ def output_of(output: Any) -> Any:
     """Return an output as JSON; a pydantic model by its own JSON form."""
     dump = getattr(output, "model_dump", None)
     return plain(output if dump is None else dump(mode="json"))
+
+
+def print_output(output: Any) -> None:
+    """Print an output, if there is one: for a person as text, for a pipe as JSON, texts as they are."""
+    told = output_of(output)
+    if told in (None, ""):
+        return
+    if isinstance(told, str):
+        say(told)
+    elif is_terminal(sys.stdout):
+        say(as_text(told), hang=2)
+    else:
+        print(dumps(told))
 
 
 def error_of(error: BaseException | None) -> dict[str, Any] | None:

@@ -192,7 +192,7 @@ def _steppers(
     from stepengine.cli.bench import bench_for, family
     from stepengine.cli.toolset import uncalled_tools
     from stepengine.engine import Engine
-    from stepengine.engine.loading import agent_file
+    from stepengine.engine.loading import agent_place
 
     options = options.in_force()
     folders = options.settings.agent_folders
@@ -200,7 +200,7 @@ def _steppers(
     try:
         agent = recorded_agent(journal, options, history)
         with contextlib.suppress(DefinitionError):
-            complain(f"lines and variables come from {agent_file(options.agent or agent_id, folders=folders)}")
+            complain(f"lines and variables come from {agent_place(options.agent or agent_id, folders=folders)}")
         ours = bench_for(options, agent, performs=False).engine
         plain = Engine(family(agent, options.agent, folders), uncalled_tools(options.cwd.resolve()))
     except (StepEngineError, UsageProblem) as error:

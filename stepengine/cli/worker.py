@@ -15,7 +15,7 @@ import attrs
 import typer
 
 from stepengine.cli.deployment import App, Db, Pool, database_of, said
-from stepengine.cli.exits import Exit
+from stepengine.cli.exits import Exit, complain
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.definition import AgentDefinition
 
@@ -31,7 +31,7 @@ MOST_DIGITS = 12
 
 def worker(
     module: Annotated[
-        str, typer.Argument(metavar="MODULE", help="What it runs: a Python file, a folder of agent files, or a module.")
+        str, typer.Argument(metavar="MODULE", help="What it runs: an agent file, a folder of them, or a module.")
     ],
     *,
     db: Db = "",
@@ -80,13 +80,15 @@ def worker(
     Run durable runs from a database until told to stop.
 
     MODULE names the agents by `agents = [...]` or `agent = ...`, and beside them, where they are needed, `tools = [...]`,
-    `models = ...`, and `options = {...}` with further options of Engine. A folder is read as ./agents is.
+    `models = ...`, and `options = {...}` with further options of Engine; FILE#ID takes one of them. A folder is read as
+    ./agents is: a file of it that cannot be loaded is told, and costs its own agents only.
 
     Limits of a provider hold for all workers that use the same key; give them to each worker. They can stand in `options`
     as rate_limits, too; what is given here takes their place.
 
     SIGTERM and Ctrl-C stop it: no new run is taken, effects under way get --drain seconds, and what waits is gone on with
-    by the next worker under the same --executor, or by `stepengine takeover`. Needs: pip install 'stepengine[durable]'
+    by the next worker under the same --executor, or by `stepengine takeover`. Needs the extra `durable`;
+    `stepengine doctor` tells how it is added.
 
     Leaves with:
       0    it was told to stop
@@ -209,27 +211,25 @@ def offered_by(module: str) -> Offered:
     Return what a Python file, a folder of agent files, or a module that can be imported gives a worker.
 
     Raises:
-        UsageProblem: when it cannot be loaded or names no agent; it says what would have been fine.
-        DefinitionError: when a folder holds a file without an agent.
+        UsageProblem: when there is no such thing, or it cannot be imported; it says what would have been fine.
+        DefinitionError: when it cannot be loaded, or names no agent.
     """
-    path = Path(module)
-    if path.is_dir():
-        from stepengine.engine import load_agents
+    from stepengine.engine.loading import AgentPlace, agents_of, load_folder, module_of
 
-        found = load_agents(path)
-        if not found:
+    path, place = Path(module), AgentPlace.of_text(module)
+    if path.is_dir():
+        found = load_folder(path)
+        for problem in found.problems:
+            complain(f"{problem.message}; its agents are left out")
+        if not found.agents:
             msg = f"{module} holds no agent files"
             raise UsageProblem(msg)
-        return Offered(found)
-    if not path.exists() and (path.suffix == ".py" or "/" in module):
+        return Offered(found.agents)
+    if not (path if place is None else place.file).exists() and (place is not None or "/" in module):
         msg = f"there is no {module}; a Python file, a folder of agent files, or a module that can be imported would be fine"
         raise UsageProblem(msg)
-    loaded = _loaded(module, path)
-    one, several = getattr(loaded, "agent", None), getattr(loaded, "agents", None)
-    agents = tuple(several) if isinstance(several, list | tuple) else () if one is None else (one,)
-    if not agents or not all(isinstance(agent, AgentDefinition) for agent in agents):
-        msg = f"{module} names no agents; agents = [AgentDefinition(...), ...] or agent = AgentDefinition(...) would be fine"
-        raise UsageProblem(msg)
+    loaded = _imported(module) if place is None else module_of(place.file)
+    agents = (place.load(),) if place is not None and place.id else agents_of(loaded, module)
     options = getattr(loaded, "options", {})
     if not isinstance(options, dict):
         msg = f"options in {module} is no dict of options of Engine, such as {{'limits': Limits(max_steps=20)}}"
@@ -237,17 +237,8 @@ def offered_by(module: str) -> Offered:
     return Offered(agents, tuple(getattr(loaded, "tools", ())), getattr(loaded, "models", None), dict(options))
 
 
-def _loaded(module: str, path: Path) -> ModuleType:
+def _imported(module: str) -> ModuleType:
     try:
-        if path.suffix == ".py":
-            from importlib.util import module_from_spec, spec_from_file_location
-
-            spec = spec_from_file_location(path.stem, path)
-            assert spec is not None and spec.loader is not None  # noqa: S101, PT018 - the suffix says that it is Python
-            loaded = module_from_spec(spec)
-            sys.modules[path.stem] = loaded
-            spec.loader.exec_module(loaded)
-            return loaded
         return importlib.import_module(module)
     except Exception as error:
         msg = f"{module} cannot be loaded: {type(error).__name__}: {error}"

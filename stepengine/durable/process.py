@@ -35,6 +35,7 @@ from stepengine.durable.rates import SharedRates
 from stepengine.durable.sessions import Sessions
 from stepengine.durable.steps import DurableRun
 from stepengine.durable.wire import SCHEMA, Order, Seed
+from stepengine.durable.workers import enlist, made_list, strike_off
 from stepengine.engine.launching import Launcher
 from stepengine.errors import DefinitionError, StepEngineError
 from stepengine.journal.fingerprints import definition_fingerprint
@@ -201,6 +202,11 @@ class Process:
             if self.setting.migrate:
                 with away(self.setting.url):
                     await made_indexes(self._lock)
+                    await made_list(self._lock)
+            with away(self.setting.url):
+                await enlist(
+                    self._lock, self.setting.app, self.setting.executor, self.setting.pool, self.setting.release
+                )
         except BaseException:
             await self.close(drain=0)
             raise
@@ -339,6 +345,9 @@ class Process:
                 await asyncio.wait((self._keeper,))
             if self._lock is not None:
                 lock, self._lock = self._lock, None
+                with contextlib.suppress(DatabaseAway, TimeoutError), away(self.setting.url):
+                    async with asyncio.timeout(PATIENCE_SECONDS):
+                        await strike_off(lock, self.setting.app, self.setting.executor)
                 await unlocked(lock)
 
     async def _leave_runs(self, drain: float) -> None:

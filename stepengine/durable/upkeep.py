@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import attrs
@@ -23,6 +23,7 @@ from stepengine.durable.operate import OVER, Operator
 from stepengine.durable.process import LOCK, ExecutorBusy, lock_name, release_lock
 from stepengine.durable.rates import made_tables
 from stepengine.durable.steps import ASK, CHILD, SPAWN, kind_of
+from stepengine.durable.workers import listed, made_list
 from stepengine.errors import DefinitionError
 from stepengine.runtime.logs import LOGGER
 
@@ -109,13 +110,13 @@ order by workflow_uuid limit %s
 @attrs.frozen
 class ExecutorView:
     """
-    A worker that has runs.
+    A worker: one that lives, or one that died and has runs.
 
     Attributes:
         id: Its executor id.
         is_alive: Whether a process holds its lock.
         pending: How many runs it has.
-        releases: The releases that they belong to.
+        releases: The releases that they belong to; of one without runs its own.
     """
 
     id: str
@@ -190,7 +191,7 @@ class Overview:
     Attributes:
         states: State to the number of runs, children included.
         oldest: State to the age of its oldest run, in seconds.
-        executors: Who has runs.
+        executors: Who lives, with or without runs, and who died and has some.
         releases: Releases with runs that have not ended.
         poison: How many runs were cancelled because they killed their workers.
         unreadable: Rows that are not portable JSON, by table; ``None`` when nobody asked.
@@ -270,8 +271,9 @@ class Upkeep:
                 if state not in OVER:
                     unfinished[release] = unfinished.get(release, 0) + count
             executors = [
-                ExecutorView(name, await _is_held(own, lock_name(name)), sum(found.values()), tuple(sorted(found)))
-                for name, found in sorted(having.items())
+                ExecutorView(name, is_alive, sum(found.values()), tuple(sorted(found)))
+                for name, found in sorted((await self._idle(own, having) | having).items())
+                if (is_alive := await _is_held(own, lock_name(name))) or name in having
             ]
             releases = [
                 ReleaseView(name, await _is_held(own, release_lock(self._operator.app, name)), count)
@@ -280,6 +282,14 @@ class Upkeep:
             unreadable = {t: n for t in CODED if (n := await _unreadable(own, t))} if check else None
         poison = sum([row[5] for row in rows])
         return Overview(states, oldest, tuple(executors), tuple(releases), poison, unreadable)
+
+    async def _idle(self, own: Any, having: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+        """Return the workers on the list that have no runs, each with its release; whether they live is another matter."""
+        return {
+            name: {release: 0}
+            for name, release in (await listed(own, self._operator.app)).items()
+            if name not in having
+        }
 
     async def queues(self) -> list[QueueView]:
         """Return the queues as the database has them, whatever a worker was started with."""
@@ -485,3 +495,4 @@ async def migrate(url: str, *, role: str | None = None) -> None:
             )
             await made_indexes(own)
             await made_tables(own, role=role)
+            await made_list(own, role=role)

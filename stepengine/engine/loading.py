@@ -1,89 +1,193 @@
 """
-Loads agent files: a Python file that holds ``agent = AgentDefinition(...)`` at module level (requirements J18).
+Loads agent files: Python files that hold ``agent = AgentDefinition(...)`` or ``agents = [...]`` at module level (requirements J18, X74).
 
-A folder of agent files is no import package. Its files are loaded under a made-up package whose path is the folder, so
-that ``from .lib.prompts import X`` works between them and the name ``agents`` stays free for others.
+How their modules are named and what they import from beside them is told in ``beside``.
 """
 
 from __future__ import annotations
 
-import importlib
-import sys
+import warnings
 from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
-from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Self
+
+import attrs
 
 from stepengine.data.definition import AgentDefinition, normalised_id
+from stepengine.engine.beside import module_at
 from stepengine.errors import DefinitionError
 from stepengine.machine.author import noted, raised_at
 
-__all__ = ("agent_file", "agent_folders", "bundled_agent", "bundled_agents", "load_agent", "load_agents")
+__all__ = (
+    "AgentPlace",
+    "BrokenFile",
+    "Loaded",
+    "agent_folders",
+    "agent_place",
+    "agents_in",
+    "bundled_agent",
+    "bundled_agents",
+    "load_agent",
+    "load_agents",
+    "load_folder",
+    "module_of",
+)
 
 NEAR = 0.75
-EXPECTED = "`agent = AgentDefinition(...)` at module level"
+EXPECTED = "`agent = AgentDefinition(...)` or `agents = [AgentDefinition(...), ...]` at module level"
+
+
+class BrokenFile(UserWarning):
+    """A file of a folder cannot be loaded, so that its agents are missing; the others are there."""
+
+
+@attrs.frozen
+class AgentPlace:
+    """
+    Where an agent is.
+
+    Attributes:
+        file: Its file.
+        id: Which agent of the file; ``""`` for the only one.
+    """
+
+    file: Path
+    id: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}#{self.id}" if self.id else str(self.file)
+
+    @classmethod
+    def of_text(cls, text: str | Path) -> Self | None:
+        """Return the place that ``FILE`` or ``FILE#id`` names, whether there is such a file or not; ``None`` for an id."""
+        path = Path(text)
+        if path.is_file() or path.suffix == ".py":
+            return cls(path)
+        file, separator, agent_id = str(text).rpartition("#")
+        is_file = separator and (file.endswith(".py") or Path(file).is_file())
+        return cls(Path(file), normalised_id(agent_id)) if is_file else None
+
+    def load(self) -> AgentDefinition[Any]:
+        """
+        Return the agent.
+
+        Raises:
+            DefinitionError: when the file holds no such agent, or several and it is not said which.
+        """
+        found = agents_in(self.file)
+        chosen = [agent for agent in found if normalised_id(agent.id) == self.id] if self.id else found
+        if len(chosen) == 1:
+            return chosen[0]
+        held = ", ".join([repr(agent.id) for agent in found])
+        if self.id:
+            msg = f"{self.file} holds no agent {self.id!r}; it holds {held}"
+        else:
+            msg = f"{self.file} holds several agents: {held}; say which, such as '{self.file}#{found[0].id}'"
+        raise DefinitionError(msg)
 
 
 def load_agent(path_or_id: str | Path, *, folders: Iterable[Path] = ()) -> AgentDefinition[Any]:
     """
-    Return the agent of one file.
+    Return one agent.
 
     Args:
-        path_or_id: A path to a ``.py`` file, or an agent's id. An id is looked for in ``./agents``, then in *folders*, then
-            among the agents that come with stepengine; its file is called like the id, with ``_`` for ``-``, or holds an
-            agent of that id.
+        path_or_id: A path to a ``.py`` file, with ``#id`` where it holds several agents, or an agent's id. An id is looked for
+            in ``./agents``, then in *folders*, then among the agents that come with stepengine; its file is called like the
+            id, with ``_`` for ``-``, or holds an agent of that id.
         folders: More folders to look in.
 
     Raises:
         DefinitionError: naming the file and what it should hold, or where was searched.
     """
-    return _agent_of(agent_file(path_or_id, folders=folders))
+    return agent_place(path_or_id, folders=folders).load()
 
 
-def agent_file(path_or_id: str | Path, *, folders: Iterable[Path] = ()) -> Path:
+def agent_place(path_or_id: str | Path, *, folders: Iterable[Path] = ()) -> AgentPlace:
     """
-    Return the file of an agent, which is named as for ``load_agent``.
+    Return where an agent is, which is named as for ``load_agent``.
 
     Raises:
         DefinitionError: when there is none.
     """
-    path = Path(path_or_id)
-    if path.suffix == ".py" or path.is_file():
-        if not path.is_file():
-            msg = f"there is no agent file {str(path)!r}"
+    place = AgentPlace.of_text(path_or_id)
+    if place is not None:
+        if not place.file.is_file():
+            msg = f"there is no agent file {str(place.file)!r}"
             raise DefinitionError(msg)
-        return path
-    if path.is_dir():
-        msg = f"{str(path)!r} is a folder; load_agents(...) loads all agents of one"
+        return place
+    if Path(path_or_id).is_dir():
+        msg = f"{str(path_or_id)!r} is a folder; load_agents(...) loads all agents of one"
         raise DefinitionError(msg)
-    wanted = normalised_id(str(path_or_id))
-    places = agent_folders(folders)
+    return _place_of_id(str(path_or_id), agent_folders(folders))
+
+
+def _place_of_id(agent_id: str, places: tuple[Path, ...]) -> AgentPlace:
+    wanted = normalised_id(agent_id)
+    broken: list[DefinitionError] = []
     for folder in places:
-        found = _find(folder, wanted)
+        found = _find(folder, wanted, broken)
         if found is not None:
+            for error in broken:
+                _warn_of(error)
             return found
     names = [normalised_id(file.stem) for folder in places for file in _files(folder)]
     near = get_close_matches(wanted, names, 1, NEAR)
     searched = ", ".join([str(f) for f in places]) or "no folder: there is no ./agents"
-    msg = f"no agent has the id {str(path_or_id)!r}; searched: {searched}. Give a path such as './agents/reviewer.py', or an id"
+    msg = (
+        f"no agent has the id {agent_id!r}; searched: {searched}. Give a path such as './agents/reviewer.py', or an id"
+    )
     msg = f"{msg}; did you mean {near[0]!r}?" if near else msg
-    raise DefinitionError(msg)
+    raise DefinitionError("\n  not read: ".join([msg, *[error.message for error in broken]]))
 
 
-def load_agents(folder: str | Path) -> tuple[AgentDefinition[Any], ...]:
+@attrs.frozen
+class Loaded:
+    """The agents of a folder, and what is wrong with the files that hold none."""
+
+    agents: tuple[AgentDefinition[Any], ...]
+    problems: tuple[DefinitionError, ...]
+
+
+def load_agents(path: str | Path) -> tuple[AgentDefinition[Any], ...]:
     """
-    Return the agents of all files of a folder, in the order of their names; subfolders and ``_*.py`` are not read.
+    Return the agents of a file, or of all files of a folder, in the order of their names; subfolders and ``_*.py`` are not read.
+
+    A file of a folder that cannot be loaded costs its own agents only; a ``UserWarning`` names it.
 
     Raises:
-        DefinitionError: when there is no such folder, or a file holds no agent.
+        DefinitionError: when there is no such file or folder, or nothing of it can be loaded.
     """
-    path = Path(folder)
-    if not path.is_dir():
-        msg = f"there is no folder {str(path)!r} with agent files"
+    place = AgentPlace.of_text(path)
+    if place is not None:
+        return (place.load(),) if place.id else agents_in(agent_place(path).file)
+    loaded = load_folder(Path(path))
+    for error in loaded.problems:
+        _warn_of(error)
+    return loaded.agents
+
+
+def load_folder(folder: Path) -> Loaded:
+    """
+    Return the agents of all files of a folder, and why some are missing.
+
+    Raises:
+        DefinitionError: when there is no such folder, or it holds files and none of them can be loaded.
+    """
+    if not folder.is_dir():
+        msg = f"there is no folder {str(folder)!r} with agent files"
         raise DefinitionError(msg)
-    return tuple([_agent_of(file) for file in _files(path)])
+    agents: list[AgentDefinition[Any]] = []
+    problems: list[DefinitionError] = []
+    for file in _files(folder):
+        try:
+            agents += agents_in(file)
+        except DefinitionError as error:
+            problems.append(error)
+    if problems and not agents:
+        raise problems[0]
+    return Loaded(tuple(agents), tuple(problems))
 
 
 def agent_folders(more: Iterable[Path] = ()) -> tuple[Path, ...]:
@@ -110,43 +214,56 @@ def _own_folders() -> list[Path]:
     return [package / "_agents", *beside]
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    return (f for f in sorted(folder.glob("*.py")) if not f.name.startswith("_"))
+def agents_in(file: Path) -> tuple[AgentDefinition[Any], ...]:
+    """
+    Return the agents of one file; at least one.
+
+    Raises:
+        DefinitionError: naming the file and what it should hold.
+    """
+    return agents_of(module_of(file), str(file))
 
 
-def _find(folder: Path, wanted: str) -> Path | None:
-    named = folder / f"{wanted.replace('-', '_')}.py"
-    if named.is_file():
-        return named
-    for file in _files(folder):
-        agent = getattr(_module(file), "agent", None)
-        if isinstance(agent, AgentDefinition) and normalised_id(agent.id) == wanted:
-            return file
-    return None
+def agents_of(module: ModuleType, name: str) -> tuple[AgentDefinition[Any], ...]:
+    """
+    Return the agents of a module, which is called *name* in messages; at least one.
 
-
-def _agent_of(file: Path) -> AgentDefinition[Any]:
-    agent = getattr(_module(file), "agent", None)
-    if isinstance(agent, AgentDefinition):
-        return agent
-    what = "nothing called 'agent'" if agent is None else f"an 'agent' that is {agent!r}"
-    msg = f"{file}: expected {EXPECTED}, found {what}"
-    raise DefinitionError(msg)
-
-
-def _module(file: Path) -> ModuleType:
-    resolved = file.resolve()
-    if not resolved.stem.isidentifier():
-        msg = f"{file}: an agent file is called like a Python module, such as 'code_reviewer.py'"
+    Raises:
+        DefinitionError: when it holds none, or both ``agent`` and ``agents``, or two of one id.
+    """
+    one, several = getattr(module, "agent", None), getattr(module, "agents", None)
+    if one is not None and several is not None:
+        msg = f"{name}: holds both 'agent' and 'agents'; one of them would be fine: {EXPECTED}"
         raise DefinitionError(msg)
-    package = f"stepengine_agents_{sha256(str(resolved.parent).encode()).hexdigest()[:8]}"
-    if package not in sys.modules:
-        module = ModuleType(package)
-        module.__path__ = [str(resolved.parent)]
-        sys.modules[package] = module
-    importlib.invalidate_caches()
+    if isinstance(one, AgentDefinition):
+        return (one,)
+    if not isinstance(several, list | tuple) or not several:
+        found = "nothing called 'agent' or 'agents'"
+        found = found if one is None else f"an 'agent' that is {one!r}"
+        found = found if several is None else f"'agents' that are {several!r}"
+        msg = f"{name}: expected {EXPECTED}, found {found}"
+        raise DefinitionError(msg)
+    ids: set[str] = set()
+    for agent in several:
+        if not isinstance(agent, AgentDefinition):
+            msg = f"{name}: expected {EXPECTED}, found {agent!r} in 'agents'"
+            raise DefinitionError(msg)
+        if normalised_id(agent.id) in ids:
+            msg = f"{name}: 'agents' holds two agents of the id {agent.id!r}; each needs its own"
+            raise DefinitionError(msg)
+        ids.add(normalised_id(agent.id))
+    return tuple(several)
+
+
+def module_of(file: Path) -> ModuleType:
+    """
+    Return the module of an agent file, loaded once.
+
+    Raises:
+        DefinitionError: when loading it fails.
+    """
     try:
-        return importlib.import_module(f"{package}.{resolved.stem}")
+        return module_at(file)
     except DefinitionError as error:
         noted(error)
         raise
@@ -157,3 +274,27 @@ def _module(file: Path) -> ModuleType:
             f"expected {EXPECTED}"
         )
         raise DefinitionError(msg) from error
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (f for f in sorted(folder.glob("*.py")) if not f.name.startswith("_"))
+
+
+def _find(folder: Path, wanted: str, broken: list[DefinitionError]) -> AgentPlace | None:
+    """Return where a folder has an agent; other files of it that cannot be loaded are added to *broken*."""
+    named = folder / f"{wanted.replace('-', '_')}.py"
+    if named.is_file():
+        return AgentPlace(named, wanted if len(agents_in(named)) > 1 else "")
+    for file in _files(folder):
+        try:
+            found = agents_in(file)
+        except DefinitionError as error:
+            broken.append(error)
+            continue
+        if wanted in [normalised_id(agent.id) for agent in found]:
+            return AgentPlace(file, wanted if len(found) > 1 else "")
+    return None
+
+
+def _warn_of(error: DefinitionError) -> None:
+    warnings.warn(f"{error.message}; its agents are left out", BrokenFile, stacklevel=3)

@@ -20,6 +20,7 @@ from stepengine.data.definition import AgentDefinition
 from stepengine.data.state import RunResult
 from stepengine.data.visible import visible
 from stepengine.engine import Engine
+from stepengine.engine.loading import AgentPlace
 from stepengine.errors import DataError, ModelError
 from stepengine.journal import Called, FileJournal, Journal, JournalLike, MemoryJournal, Rerun, scan, scrub
 from stepengine.judging.checks import Check
@@ -129,7 +130,8 @@ def written_test(test: WrittenTest) -> str:
 
 
 def _agent(agent: str) -> str:
-    return f"load_agent(ROOT / {json.dumps(agent)})" if agent.endswith(".py") else f"load_agent({json.dumps(agent)})"
+    named = json.dumps(agent, ensure_ascii=False)
+    return f"load_agent({named})" if AgentPlace.of_text(agent) is None else f"load_agent(ROOT / {named})"
 
 
 TEMPLATE = '''\

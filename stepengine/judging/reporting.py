@@ -52,7 +52,7 @@ def summary_lines(scores: Scores) -> Iterator[str]:
             f"{row.mean.cases:5}  {row.samples:7}  {row.errors:8}"
         )
     for pair in scores.pairs:
-        yield f"{f'{pair.side} - {pair.base}':{width}}  {pair.check:{checks}}  {_told(pair)}"
+        yield f"{f'{pair.side} - {pair.base}':{width}}  {pair.check:{checks}}  {_told(pair, _asked(scores))}"
     for each in scores.ratios:
         if each.ratio.ratio is not None:
             ends = (
@@ -92,10 +92,16 @@ def failed_lines(scores: Scores, folder: Path, agent: Callable[[Sample], str] = 
         yield f"and {len(failed) - SHOWN} more"
 
 
-def _told(pair: Pair) -> str:
+def _asked(scores: Scores) -> int:
+    return sum(pair.difference.p is not None for pair in scores.pairs)
+
+
+def _told(pair: Pair, asked: int) -> str:
+    """Return a difference with its interval and the p value that belongs to it, then the one for *asked* looks at once."""
     made = pair.difference
     ends = "" if made.low is None or made.high is None else f" ({made.low:+.2f} to {made.high:+.2f})"
-    p = "" if pair.p_adjusted is None else f", p {pair.p_adjusted:.3f}"
+    p = "" if made.p is None else f", p {made.p:.3f}"
+    p += f", for {asked} comparisons at once {pair.p_adjusted:.3f}" if pair.p_adjusted is not None and asked > 1 else ""
     mean = "no case in common" if math.isnan(made.mean) else f"{made.mean:+.2f}"
     return f"{mean}{ends}{p}; {pair.better} better, {pair.worse} worse, {pair.equal} equal"
 
@@ -157,7 +163,7 @@ def _tables(scores: Scores) -> Iterator[Table]:
         [_cells(row) for row in scores.rows],
     )
     if scores.pairs:
-        rows = [(f"{p.side} - {p.base}", p.check, _told(p)) for p in scores.pairs]
+        rows = [(f"{p.side} - {p.base}", p.check, _told(p, _asked(scores))) for p in scores.pairs]
         yield "Differences, case by case", ("sides", "check", "difference"), rows
     ratios = [
         (f"{r.side} / {r.base}", r.of, f"{r.ratio.ratio:.2f}", _between(r.ratio.low, r.ratio.high), r.ratio.pairs)

@@ -57,7 +57,19 @@ class Row:
 
 @attrs.frozen
 class Pair:
-    """How far a side is above the base in a check, case by case; *p_adjusted* is Holm's, over all pairs shown."""
+    """
+    How far a side is above the base in a check, case by case.
+
+    Attributes:
+        base: The base.
+        side: The side.
+        check: The check.
+        difference: The difference with its interval, and the p value that belongs to it; gates use both.
+        better: Cases in which it is above the base.
+        worse: Cases in which it is below.
+        equal: The others.
+        p_adjusted: The p value for somebody who looks for anything that differs: Holm's, over all pairs shown.
+    """
 
     base: str
     side: str
@@ -137,7 +149,7 @@ class Scores:
             "pairs": [
                 {
                     "base": p.base, "side": p.side, "check": p.check, **_ends(p.difference, "difference"),
-                    "p_adjusted": p.p_adjusted, "better": p.better, "worse": p.worse, "equal": p.equal,
+                    "p": p.difference.p, "p_adjusted": p.p_adjusted, "better": p.better, "worse": p.worse, "equal": p.equal,
                 }
                 for p in self.pairs
             ],

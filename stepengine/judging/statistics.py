@@ -35,6 +35,10 @@ STOPPING_BOUNDS = (3.47, 2.45, 2.00)
 """O'Brien-Fleming: how many standard errors a difference must be away at a third, two thirds and the end of the cases."""
 DETECTABLE = 2.8
 """Standard errors of a difference that is found in four of five repetitions."""
+RULE_OF_THREE = 3.0
+"""What n equal values leave open is this through n: what happens more often would have shown in 95 of 100 such samples."""
+EVEN = 1e-12
+"""Differences of values from 0 to 1 that are no larger are those of floats."""
 MAX_TERMS = 300
 TINY = 1e-300
 
@@ -49,7 +53,8 @@ class Estimate:
         low: The lower end of its 95 % interval; ``None`` with too few cases.
         high: The upper end.
         cases: How many cases it is the mean of.
-        p: How likely a mean at least so far from 0 is when the true one is 0; ``None`` where that was not asked.
+        p: How likely a mean at least so far from 0 is when the true one is 0, by the method of the interval: it is below
+            0.05 where the interval leaves 0 out, and nowhere else. ``None`` where that was not asked, or there is no interval.
         error: The standard error; ``None`` with fewer than two cases.
         detectable: The smallest difference that as many cases would show; ``None`` where that was not asked.
     """
@@ -116,7 +121,7 @@ def rate(passed: Sequence[bool]) -> Estimate:
     if number < FEWEST_CASES:
         return Estimate(fmean(passed) if passed else math.nan, None, None, number)
     if successes in (0, number):
-        far = 3 / number
+        far = RULE_OF_THREE / number
         low, high = (0.0, far) if successes == 0 else (1 - far, 1.0)
     else:
         low, high = wilson(successes, number)
@@ -151,7 +156,7 @@ def paired(base: Mapping[str, float], side: Mapping[str, float], *, spread: floa
     made = _over(differences, spread=spread)
     if made.error is None:
         return made
-    p = _p_of(made.mean, made.error, made.cases)
+    p = None if made.low is None else _p_of(made.mean, made.error, made.cases, spread)
     return attrs.evolve(made, p=p, detectable=DETECTABLE * made.error)
 
 
@@ -183,17 +188,19 @@ def _over(values: Sequence[float], *, spread: float) -> Estimate:
     number = len(values)
     if number < 2:  # noqa: PLR2004 - one value has no spread
         return Estimate(values[0] if values else math.nan, None, None, number)
-    mean, error = fmean(values), stdev(values) / math.sqrt(number)
+    are_equal = max(values) - min(values) <= EVEN * max(1.0, *map(abs, values))
+    mean, error = fmean(values), 0.0 if are_equal else stdev(values) / math.sqrt(number)
     if number < FEWEST_CASES:
         return Estimate(mean, None, None, number, error=error)
-    half = t_quantile(0.5 + LEVEL / 2, number - 1) * error if error else 3 / number * spread
+    half = t_quantile(0.5 + LEVEL / 2, number - 1) * error if error else RULE_OF_THREE / number * spread
     return Estimate(mean, mean - half, mean + half, number, error=error)
 
 
-def _p_of(mean: float, error: float, number: int) -> float:
-    if error == 0:
-        return 1.0 if mean == 0 else 0.0
-    return 2 * (1 - _t_below(abs(mean / error), number - 1))
+def _p_of(mean: float, error: float, number: int, spread: float) -> float:
+    """Return the p value that belongs to the interval of ``_over``: 0.05 where an end of that is 0."""
+    if error:
+        return 2 * (1 - _t_below(abs(mean / error), number - 1))
+    return float((1 - LEVEL) ** (number * abs(mean) / (RULE_OF_THREE * spread))) if spread else float(mean == 0)
 
 
 # --- Student's t ------------------------------------------------------------------------------------------------------

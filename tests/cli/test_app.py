@@ -158,7 +158,7 @@ def test_help_of_a_shared_option_speaks_of_what_the_command_has() -> None:
     """
     A command without ``--model`` does not name it, and only one that has a recorded run speaks of it.
     """
-    known = {*GROUPS["Journals"], *GROUPS["Judge"], "debug"} - {"eval"}
+    known = {*GROUPS["Every day"], *GROUPS["Test and compare"]} - {"eval", "run", "chat"}
 
     for name, command in parsed().items():
         options = {option: getattr(each, "help", None) or "" for each in command.params for option in each.opts}
@@ -196,12 +196,22 @@ def test_every_indented_line_of_a_help_is_shown_whole_and_prose_breaks_at_words(
     assert " ".join(prose) in " ".join(" ".join([x for x in lines if x[1:] not in indented]).split())
 
 
-@pytest.mark.spec("ecosystem:EC140")
-def test_no_arguments_show_the_help_and_count_as_wrong_usage() -> None:
+def test_without_a_command_ten_lines_begin_a_day() -> None:
+    """
+    They fit a terminal, and what they name is there; it is no mistake to type nothing.
+    """
     result = command()
 
-    assert 2 == result.exit_code
-    assert "stepengine demo" in result.output
+    assert (0, "") == (result.exit_code, result.stderr)
+    lines = [line for line in result.stdout.splitlines() if line]
+    assert len(lines) <= 10
+    assert max(map(len, lines)) <= 79
+    named = re.findall(r"(?:^ +|`)(?:stepengine )?([a-z]+)[ `]", result.stdout, re.MULTILINE)
+    assert (
+        {"demo", "init", "doctor", "run", "agents", "chat", "show", "resume", "replay"}
+        <= {*named}
+        <= {*HELPS, "stepengine"}
+    )
 
 
 @pytest.mark.parametrize("arguments", [["nope"], ["run"], ["run", "x", "--nope"], ["run", "x", "--max-steps", "-1"]])
@@ -215,6 +225,15 @@ def test_wrong_usage_is_said_on_stderr(arguments: list[str]) -> None:
 
 def test_version_prints_the_version() -> None:
     assert command("version").stdout.startswith("stepengine ")
+    assert command("version").stdout == command("--version").stdout == command("--version", "run").stdout
+
+
+def test_the_package_itself_can_be_run() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "stepengine", "--version"], check=True, capture_output=True, text=True, timeout=60
+    )
+
+    assert command("--version").stdout == done.stdout
 
 
 # --- agents ---------------------------------------------------------------------------------------------------------

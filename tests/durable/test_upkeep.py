@@ -19,7 +19,10 @@ from typing import Any
 
 import pytest
 
+from stepengine import AgentDefinition
 from stepengine.durable import Operator, Upkeep
+
+from .shared import worker_of
 
 ROOT = Path(__file__).resolve().parents[2]
 AGENTS = '''
@@ -216,6 +219,55 @@ def test_watching_takes_over_by_itself_and_sets_aside_what_kills_every_worker(de
         process.kill()
     said = [process.communicate()[0] for process in (watching, standing_by)]
     assert sorted(bool(text) for text in said) == [False, True], "one acts, the other stands by"
+
+
+def told(ctx):
+    return {"left": 3}
+    yield
+
+
+@pytest.mark.deep
+@pytest.mark.spec("durable:UC4")
+async def test_a_worker_without_runs_is_shown_while_it_lives(db: str) -> None:
+    """
+    One that was killed while it had nothing to do left nothing to do for anybody, and is not shown.
+    """
+    agent = AgentDefinition("told", handle_steps=told)
+    async with await Operator.connect(db) as operator:
+        async with worker_of([agent], db, executor="idle-1", release="r1"):
+            alive = (await Upkeep(operator).overview()).executors
+            await operator.rows(
+                "insert into stepengine.workers values ('stepengine', 'dead-1', 'default', 'r0') returning 1"
+            )
+            beside = (await Upkeep(operator).overview()).executors
+        after = (await Upkeep(operator).overview()).executors
+
+    assert [("idle-1", True, 0, ("r1",))] == [(e.id, e.is_alive, e.pending, e.releases) for e in alive]
+    assert (alive, ()) == (beside, after)
+
+
+@pytest.mark.deep
+async def test_a_database_of_an_older_version_has_no_list_of_workers_and_works(db: str) -> None:
+    agent = AgentDefinition("told", handle_steps=told)
+    async with await Operator.connect(db) as operator, worker_of([agent], db, migrate=False) as worker:
+        assert () == (await Upkeep(operator).overview()).executors
+        assert {"left": 3} == (await worker.result(await worker.submit("told"))).unwrap()
+
+
+@pytest.mark.deep
+def test_who_waits_for_a_run_is_printed_its_output_as_by_run(deployment: Deployment) -> None:
+    """
+    For a pipe that is JSON; with `--executors` the worker that has nothing to do is shown before.
+    """
+    (deployment.folder / "mine.py").write_text(
+        "from stepengine import AgentDefinition\n\ndef told(ctx):\n    return {'left': 3, 'names': ['a']}\n    yield\n\n"
+        "agents = [AgentDefinition('told', handle_steps=told)]\n"
+    )
+    deployment.worker("w1")
+
+    assert "w1        alive  0" in deployment("status", "--executors")
+    shown = deployment("submit", "told", "--wait")
+    assert {"left": 3, "names": ["a"]} == json.loads(shown[shown.index("{") : shown.rindex("}") + 1])
 
 
 @pytest.mark.spec("durable:UC4", "durable:UF36", "durable:U32")

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from stepengine import load_agent, load_agents
+from stepengine import Engine, load_agent, load_agents
 from stepengine.errors import DefinitionError
 
 AGENT = 'from stepengine import AgentDefinition\n\nagent = AgentDefinition("{id}", model="test/m")\n'
@@ -95,3 +95,159 @@ def test_what_cannot_be_found_says_where_was_searched(folder):
         load_agent(folder)
     with pytest.raises(DefinitionError, match="no folder"):
         load_agents("nowhere")
+
+
+SEVERAL = """
+from stepengine import AgentDefinition
+
+agents = [AgentDefinition("first-one", model="test/m"), AgentDefinition("second", model="test/m")]
+"""
+
+
+@pytest.mark.spec("requirements:X74")
+@pytest.mark.parametrize("how", ["agents/team.py#first-one", "agents/team.py#first_one", "first-one"])
+def test_one_agent_of_a_file_of_several_is_chosen_by_its_id(folder, how):
+    (folder / "team.py").write_text(SEVERAL)
+
+    assert "first-one" == load_agent(how).id
+    assert ["first-one", "second"] == [agent.id for agent in load_agents("agents/team.py")]
+    assert ["second"] == [agent.id for agent in load_agents("agents/team.py#second")]
+
+
+@pytest.mark.spec("requirements:X74")
+def test_a_file_of_several_says_which_there_are(folder):
+    (folder / "team.py").write_text(SEVERAL)
+
+    with pytest.raises(
+        DefinitionError, match=r"several agents: 'first-one', 'second'; say which, such as '.*team.py#first-one'"
+    ):
+        load_agent("agents/team.py")
+    with pytest.raises(DefinitionError, match="no agent 'third'; it holds 'first-one', 'second'"):
+        load_agent("agents/team.py#third")
+
+
+@pytest.mark.spec("requirements:X74")
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (
+            "from stepengine import AgentDefinition\nagent = AgentDefinition('a')\nagents = [agent]\n",
+            "both 'agent' and",
+        ),
+        ("agents = []\n", "'agents' that are \\[\\]"),
+        ("agents = [3]\n", "found 3 in 'agents'"),
+        (
+            "from stepengine import AgentDefinition\nagents = [AgentDefinition('a'), AgentDefinition('a')]\n",
+            "two agents of the id",
+        ),
+    ],
+)
+def test_what_agents_may_not_be_is_named(tmp_path, content, said):
+    (tmp_path / "bad.py").write_text(content)
+
+    with pytest.raises(DefinitionError, match=said):
+        load_agent(tmp_path / "bad.py")
+
+
+@pytest.mark.spec("requirements:X74")
+def test_a_broken_file_of_a_folder_costs_its_own_agents_only_and_is_told(folder):
+    (folder / "a_broken.py").write_text("import nothing_like_this\n")
+
+    with pytest.warns(UserWarning, match=r"a_broken.py: loading it failed with ModuleNotFoundError.*left out"):
+        assert ["code-reviewer", "named-differently"] == [agent.id for agent in load_agents(folder)]
+    with pytest.warns(UserWarning, match="a_broken"):
+        assert "named-differently" == load_agent("named-differently").id
+    with pytest.warns(UserWarning, match="a_broken"):
+        assert "editor" == load_agent("editor").id
+    with pytest.raises(DefinitionError, match=r"(?s)no agent has the id 'nobody'.*not read: .*a_broken.py"):
+        load_agent("nobody")
+    with pytest.raises(DefinitionError, match="a_broken"):
+        load_agent("a-broken")
+
+
+@pytest.mark.spec("requirements:X74")
+def test_a_folder_of_which_nothing_can_be_loaded_is_an_error(tmp_path):
+    (tmp_path / "bad.py").write_text("x = 1\n")
+
+    with pytest.raises(DefinitionError, match="nothing called 'agent' or 'agents'"):
+        load_agents(tmp_path)
+
+
+IMPORTS = [
+    ("import helper", "helper.NAME"),
+    ("import helper as h", "h.NAME"),
+    ("import os, helper", "helper.NAME + os.sep[:0]"),
+    ("from helper import NAME", "NAME"),
+    ("from helper import *", "NAME"),
+    ("from . import helper", "helper.NAME"),
+    ("from .helper import NAME", "NAME"),
+    ("import lib.deep", "lib.deep.NAME"),
+    ("import lib.deep as deep", "deep.NAME"),
+    ("import lib.below.deepest", "lib.below.deepest.NAME"),
+    ("from lib import deep", "deep.NAME"),
+    ("from lib.deep import NAME", "NAME"),
+]
+
+
+@pytest.mark.spec("requirements:X74")
+@pytest.mark.parametrize(("line", "name"), IMPORTS, ids=[line for line, _ in IMPORTS])
+def test_what_lies_beside_an_agent_file_can_be_imported_and_takes_no_import_name(tmp_path, line, name):
+    """
+    What is beside imports what is beside it in the same way, as here each does from `base`.
+    """
+    (tmp_path / "lib" / "below").mkdir(parents=True)
+    (tmp_path / "base.py").write_text('NAME = "one-of-these"\n')
+    for path in ("helper.py", "lib/deep.py", "lib/below/deepest.py"):
+        (tmp_path / path).write_text("from base import NAME\n")
+    (tmp_path / "mine.py").write_text(
+        f"from stepengine import AgentDefinition\n{line}\nagent = AgentDefinition({name})\n"
+    )
+    before = [*sys.path]
+
+    assert "one-of-these" == load_agent(tmp_path / "mine.py").id
+    assert before == sys.path
+    assert not {"base", "helper", "lib", "mine"} & {*sys.modules}
+
+
+@pytest.mark.spec("requirements:X74")
+def test_an_import_in_a_handler_finds_what_is_beside_its_file(tmp_path):
+    (tmp_path / "helper.py").write_text('NAME = "later"\n')
+    (tmp_path / "mine.py").write_text(
+        "from stepengine import AgentDefinition\n\ndef handle_steps(ctx):\n    import helper\n    return helper.NAME\n    yield\n\n"
+        "agent = AgentDefinition('mine', handle_steps=handle_steps)\n"
+    )
+
+    with Engine([load_agent(tmp_path / "mine.py")]) as engine:
+        assert "later" == engine.run_sync("mine", "go").unwrap()
+
+
+@pytest.mark.spec("requirements:X74")
+def test_a_file_beside_that_is_called_like_a_module_of_the_standard_library_is_refused(tmp_path):
+    (tmp_path / "json.py").write_text('raise RuntimeError("nobody asked for this")\n')
+    mine = tmp_path / "mine.py"
+    mine.write_text(f"import json\n{AGENT.format(id='mine')}")
+
+    with pytest.raises(
+        DefinitionError, match=r"mine.py:1: 'json' is a module of the standard library, and 'json.py' lies beside"
+    ):
+        load_agent(mine)
+
+    (tmp_path / "harmless.py").write_text(AGENT.format(id="harmless"))
+    assert "harmless" == load_agent(tmp_path / "harmless.py").id
+
+
+def test_a_folder_beside_that_is_called_like_what_is_installed_stands_in_for_nothing(tmp_path):
+    for name in ("json", "attrs", "stepengine"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text('raise RuntimeError("nobody asked for this")\n')
+    (tmp_path / "mine.py").write_text(f"import attrs, json\n{AGENT.format(id='mine')}")
+
+    assert "mine" == load_agent(tmp_path / "mine.py").id
+
+
+def test_the_lines_of_a_file_that_imports_what_is_beside_it_are_its_own(tmp_path):
+    (tmp_path / "helper.py").write_text("NAME = 1\n")
+    (tmp_path / "mine.py").write_text("import helper\n\n\nraise ValueError(helper.NAME)\n")
+
+    with pytest.raises(DefinitionError, match=r"ValueError: 1 \(.*mine.py:4\)"):
+        load_agent(tmp_path / "mine.py")

@@ -116,6 +116,27 @@ def test_the_better_of_two_prompts_is_told_with_its_interval_and_every_answer_is
     assert "Hello Ann!" in greeting.type("show", f"o/{journals[0]}").stdout
 
 
+@pytest.mark.spec("judging:JG67", "judging:JG94")
+def test_the_p_value_beside_a_difference_is_that_of_its_interval_and_of_its_gate(greeting: Any) -> None:
+    """
+    With several looks at once the p value for all of them stands behind, under its own name.
+    """
+    checks = 'agents={"old": greeter("Greet people.")'
+    text = greeting.path.joinpath("greeting.py").read_text(encoding="utf-8")
+    greeting.write(
+        "greeting.py",
+        text.replace(checks, f"checks=[max_steps(2)],\n    {checks}").replace("contains\n", "contains, max_steps\n"),
+    )
+
+    said = greeting.type("eval", "greeting.py", "-q", "--out", "o", "--gate", "new.pass - old.pass > 0").stdout
+
+    (pair,) = [pair for pair in results("o")["pairs"] if pair["check"] == "pass"]
+    assert pair["low"] > 0
+    assert (0.024, 0.072) == pytest.approx((pair["p"], pair["p_adjusted"]), abs=1e-3)
+    assert "(+0.10 to +1.00), p 0.024, for 3 comparisons at once 0.072; " in " ".join(said.split())
+    assert "gate new.pass - old.pass > 0: holds" in said
+
+
 @pytest.mark.spec("judging:JG12", "judging:JG67", "judging:JG94")
 @pytest.mark.parametrize(
     ("gate", "code"),

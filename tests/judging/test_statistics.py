@@ -68,6 +68,40 @@ def test_a_paired_difference_is_that_of_the_cases_not_of_the_samples() -> None:
     assert 2.8 * 0.06 == pytest.approx(once.detectable)
 
 
+VALUES = st.one_of(
+    st.lists(st.sampled_from([-1.0, 0.0, 1.0]), min_size=2, max_size=40),
+    st.lists(st.floats(-1, 1), min_size=2, max_size=40),
+    st.tuples(st.floats(-1, 1), st.integers(2, 40)).map(lambda drawn: [drawn[0]] * drawn[1]),
+)
+
+
+@pytest.mark.spec("judging:JG91", "judging:JG93")
+@given(differences=VALUES)
+def test_the_p_value_and_the_interval_are_of_one_method(differences: list[float]) -> None:
+    """
+    One says that there is a difference where the other does; without an interval there is no p value.
+    """
+    made = paired({str(i): 0.0 for i in range(len(differences))}, {str(i): d for i, d in enumerate(differences)})
+
+    if made.low is None or made.high is None:
+        assert len(differences) < 5
+        assert made.p is None
+    else:
+        nearest = min(abs(made.low), abs(made.high))
+        assert made.p is not None
+        assert nearest < 1e-9 or (made.p < 0.05) == (not made.low <= 0 <= made.high)
+
+
+def test_what_only_floats_make_of_equal_differences_is_no_difference() -> None:
+    base = {str(i): i / 10 for i in range(10)}
+
+    made = paired(base, {case: value + 0.1 for case, value in base.items()})
+
+    assert (0.1, -0.2, 0.4) == pytest.approx((made.mean, made.low, made.high))
+    assert made.p is not None
+    assert made.p > 0.05
+
+
 @pytest.mark.spec("judging:JG93")
 def test_under_five_cases_there_are_values_and_no_interval() -> None:
     """

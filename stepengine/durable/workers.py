@@ -1,0 +1,86 @@
+"""
+The list of workers in the database: who works, also while it has nothing to do.
+
+A worker's lock says that it lives, but not what it is called; runs name only workers that have some. So each puts itself on a list when
+it begins, and takes itself off when it ends. One that died stays on it, and its lock, which is free then, tells.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stepengine.durable.database import lacks_rights, quoted
+from stepengine.runtime.logs import LOGGER
+
+__all__ = ("enlist", "listed", "made_list", "strike_off")
+
+LOCK = "select pg_advisory_lock(hashtextextended('stepengine-workers', 0))"
+UNLOCK = "select pg_advisory_unlock(hashtextextended('stepengine-workers', 0))"
+THERE = "select to_regclass('stepengine.workers') is not null"
+TABLES = (
+    "create schema if not exists stepengine",
+    """
+    create table if not exists stepengine.workers (
+        app text, executor text, pool text not null, release text not null, primary key (app, executor)
+    )
+    """,
+)
+GRANTS = ("grant usage on schema stepengine", "grant select, insert, update, delete on stepengine.workers")
+ENLIST = """
+insert into stepengine.workers values (%s, %s, %s, %s)
+on conflict (app, executor) do update set pool = excluded.pool, release = excluded.release
+"""
+STRIKE_OFF = "delete from stepengine.workers where app = %s and executor = %s"
+WORKERS = "select executor, release from stepengine.workers where app = %s order by executor"
+
+
+async def has_list(own: Any) -> bool:
+    """Return whether the database has the list; one that an older version made has none."""
+    (is_there,) = await (await own.execute(THERE)).fetchone()
+    return bool(is_there)
+
+
+async def made_list(own: Any, *, role: str | None = None) -> None:
+    """
+    Make the list if it is missing, over the connection *own*; *role* may use it. Several may do so at once.
+
+    Where the role may not make it, there is none: workers without runs are not shown then.
+    """
+    await own.execute(LOCK)
+    try:
+        for statement in () if await has_list(own) else TABLES:
+            await own.execute(statement)
+        for grant in GRANTS if role is not None else ():
+            await own.execute(f"{grant} to {quoted(role or '')}")
+    except lacks_rights():
+        LOGGER.warning(
+            "the list of workers is missing, and this role may not make it: run `stepengine migrate` with one that may"
+        )
+    finally:
+        await own.execute(UNLOCK)
+
+
+async def enlist(own: Any, app: str, executor: str, pool: str, release: str) -> None:
+    """Put a worker on the list, if there is one and this role may."""
+    if await has_list(own):
+        try:
+            await own.execute(ENLIST, (app, executor, pool, release))
+        except lacks_rights():
+            LOGGER.warning("the list of workers may not be written by this role: run `stepengine migrate --role`")
+
+
+async def strike_off(own: Any, app: str, executor: str) -> None:
+    """Take a worker off the list, if there is one and this role may."""
+    if await has_list(own):
+        try:
+            await own.execute(STRIKE_OFF, (app, executor))
+        except lacks_rights():
+            LOGGER.debug("the list of workers may not be written by this role")
+
+
+async def listed(own: Any, app: str) -> dict[str, str]:
+    """Return the executors on the list, each with its release."""
+    if not await has_list(own):
+        return {}
+    rows = await (await own.execute(WORKERS, (app,))).fetchall()
+    return dict(rows)

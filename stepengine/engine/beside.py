@@ -1,0 +1,154 @@
+"""
+Modules beside an agent file: ``import helper`` in it finds ``helper.py`` beside it, and takes nobody's import name (requirements X74).
+
+A folder of agent files is no import package. Its files are loaded under a made-up package whose path is the folder, and what
+they import from beside them is loaded below that package too: the names of such imports are changed when a file is
+compiled. So nothing of a folder can stand in for a module that others import, which a folder at the front of ``sys.path`` does.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType
+
+from stepengine.errors import DefinitionError
+
+__all__ = ("module_at",)
+
+PREFIX = "stepengine_agents_"
+OWN = "stepengine"
+"""What lies beside a file in a clone of the package; the name means the package itself."""
+WORD = re.compile(r"[^\W\d]\w*")
+
+
+def module_at(file: Path) -> ModuleType:
+    """
+    Return the module of an agent file, loaded once.
+
+    Raises:
+        DefinitionError: when its name is none of a module, or it imports what could be two things.
+        Exception: whatever its code raises.
+    """
+    resolved = file.resolve()
+    if not resolved.stem.isidentifier():
+        msg = f"{file}: an agent file is called like a Python module, such as 'code_reviewer.py'"
+        raise DefinitionError(msg)
+    package = f"{PREFIX}{sha256(str(resolved.parent).encode()).hexdigest()[:8]}"
+    if package not in sys.modules:
+        module = ModuleType(package)
+        module.__path__ = [str(resolved.parent)]
+        sys.modules[package] = module
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+    importlib.invalidate_caches()
+    return importlib.import_module(f"{package}.{resolved.stem}")
+
+
+class _Finder(MetaPathFinder):
+    """Finds modules below made-up packages."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return where such a module is; ``None`` for all others."""
+        if path is None or not fullname.startswith(PREFIX):
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and type(spec.loader) is SourceFileLoader:
+            spec.loader = _Loader(spec.loader.name, spec.loader.path)
+        return spec
+
+
+class _Loader(SourceFileLoader):
+    """Loads a file of a made-up package, with what it imports from beside the agent file loaded below that package."""
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        """
+        Return the code of the module.
+
+        Raises:
+            DefinitionError: when a name that it imports is one of the standard library and of a file beside it.
+        """
+        package = fullname.partition(".")[0]
+        (folder,) = sys.modules[package].__path__
+        source = self.get_data(self.path)
+        text = source.decode("utf-8", "replace")
+        named = _beside(Path(folder)) & {*WORD.findall(text)} if "import" in text else set()
+        if not named:
+            return super().get_code(fullname)
+        tree = ast.parse(source, self.path)
+        moved = _Moved(package, named, Path(folder), self.path)
+        changed = moved.visit(tree)
+        # What is cached beside the file is what everybody else gets who imports it, under its own name.
+        return (
+            compile(ast.fix_missing_locations(changed), self.path, "exec", dont_inherit=True)
+            if moved.has_moved
+            else super().get_code(fullname)
+        )
+
+
+def _beside(folder: Path) -> set[str]:
+    """Return the names under which something in a folder can be imported."""
+    found = {path.stem if path.suffix == ".py" else path.name for path in folder.iterdir() if _is_module(path)}
+    return {name for name in found if name.isidentifier()} - {OWN}
+
+
+def _is_module(path: Path) -> bool:
+    if path.suffix == ".py":
+        return True
+    return path.is_dir() and path.name.isidentifier() and any(path.glob("*.py"))
+
+
+class _Moved(ast.NodeTransformer):
+    """Changes the names of imports from beside an agent file."""
+
+    def __init__(self, package: str, beside: set[str], folder: Path, file: str) -> None:
+        self.has_moved = False
+        self._package, self._beside, self._folder, self._file = package, beside, folder, file
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST:
+        """Change ``from helper import name``."""
+        if node.level == 0 and node.module is not None and self._moves(node.module, node.lineno):
+            node.module = f"{self._package}.{node.module}"
+        return node
+
+    def visit_Import(self, node: ast.Import) -> list[ast.stmt]:
+        """Change ``import helper``, ``import helper as h`` and ``import lib.helper``."""
+        return [ast.copy_location(made, node) for alias in node.names for made in self._imported(alias, node.lineno)]
+
+    def _imported(self, alias: ast.alias, line: int) -> Iterator[ast.stmt]:
+        if not self._moves(alias.name, line):
+            yield ast.Import([alias])
+            return
+        above, _, name = f"{self._package}.{alias.name}".rpartition(".")
+        top = alias.name.partition(".")[0]
+        yield ast.ImportFrom(above, [ast.alias(name, alias.asname or top)], 0)
+        if alias.asname is None and top != alias.name:
+            # `import lib.helper` loads the module and names the folder.
+            yield ast.ImportFrom(self._package, [ast.alias(top)], 0)
+
+    def _moves(self, name: str, line: int) -> bool:
+        top = name.partition(".")[0]
+        if top not in self._beside:
+            return False
+        # A folder gives way to whatever else can be imported by its name, as it does in Python.
+        file = self._folder / f"{top}.py"
+        is_standard = top in sys.stdlib_module_names
+        if not file.is_file() and (is_standard or PathFinder.find_spec(top) is not None):
+            return False
+        if is_standard:
+            msg = (
+                f"{self._file}:{line}: {top!r} is a module of the standard library, and {file.name!r} lies beside the agent file; "
+                f"give that another name, or write `from . import {top}` if it is meant"
+            )
+            raise DefinitionError(msg)
+        self.has_moved = True
+        return True

@@ -1,0 +1,131 @@
+"""
+One form of agent file, whichever command takes it: `agent` or `agents`, `FILE#id`, and modules beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from stepengine.cli.app import app
+from stepengine.cli.worker import offered_by
+
+TEAM = """
+from stepengine import AgentCall, AgentDefinition
+
+from words import GREETING
+
+
+def boss(ctx):
+    said = yield from AgentCall("kid", "say it")
+    return f"kid said {said}"
+
+
+def kid(ctx):
+    return GREETING
+    yield
+
+
+agents = [
+    AgentDefinition("boss", handle_steps=boss, spawnable_agents=["kid"]),
+    AgentDefinition("kid", handle_steps=kid),
+]
+"""
+EVALUATION = """
+from stepengine.judging import Case, Evaluation, contains
+
+evaluation = Evaluation("said", cases=[Case("one", "go", checks=[contains("hello")])], agents={"a": "team/crew.py#boss"})
+"""
+
+
+@pytest.fixture
+def team(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """
+    A file of two agents of which one calls the other, in a folder that no id is looked for in.
+    """
+    (tmp_path / "team").mkdir()
+    (tmp_path / "team/crew.py").write_text(TEAM)
+    (tmp_path / "team/words.py").write_text('GREETING = "hello"\n')
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def typed(*words: str, code: int = 0) -> Result:
+    result = CliRunner().invoke(app, [*words])
+    assert code == result.exit_code, result.output
+    return result
+
+
+@pytest.mark.spec("requirements:X74")
+def test_a_file_of_several_agents_is_taken_by_every_command_that_takes_agents(team: Path) -> None:
+    boss = "team/crew.py#boss"
+
+    assert "kid said hello\n" == typed("run", boss, "go", "-q", "--journal", "run.jsonl").stdout
+    assert "kid said hello\n" == typed("replay", "run.jsonl", "--agent", boss, "-q").stdout
+    assert "run.jsonl  boss" in typed("debug", "run.jsonl", "--agent", boss, "--exec", "print ctx.prompt").stdout
+    assert "recorded" not in typed("test", "run.jsonl", "--agent", boss).stderr
+    typed("view", "run.jsonl", "--agent", boss, "-o", "run.html")
+    assert "['kid said hello']" not in typed("run", "team/crew.py#kid", "go", "-q").stdout
+
+    (team / "evals.py").write_text(EVALUATION)
+    typed("eval", "evals.py", "--yes", "--out", "o", "-q", "--gate", "pass >= 1")
+    typed("eval", "evals.py", "--yes", "--out", "p", "-q", "--gate", "pass >= 1", "--agent", "b=team/crew.py#kid")
+
+    assert ["boss", "kid"] == [agent.id for agent in offered_by("team/crew.py").agents]
+    assert ["kid"] == [agent.id for agent in offered_by("team/crew.py#kid").agents]
+
+
+@pytest.mark.spec("requirements:X74")
+def test_a_run_of_one_of_several_is_gone_on_with_by_itself(team: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    What is kept beside a journal says which agent of the file it was.
+    """
+    monkeypatch.setenv("STEPENGINE_STATE_DIR", str(team / "state"))
+    typed("run", "team/crew.py#boss", "go", "-q")
+
+    assert "kid said hello\n" == typed("replay", "--last", "-q").stdout
+    (companion,) = (team / "state/runs").glob("*.json")
+    assert json.loads(companion.read_text())["agent"]["file"].endswith("team/crew.py#boss")
+
+
+@pytest.mark.spec("requirements:X74")
+@pytest.mark.parametrize(
+    "words", [("run", "{}", "go"), ("replay", "run.jsonl", "--agent", "{}"), ("debug", "run.jsonl", "--agent", "{}")]
+)
+def test_both_in_one_file_are_refused_by_every_command(team: Path, words: tuple[str, ...]) -> None:
+    typed("run", "team/crew.py#kid", "go", "-q", "--journal", "run.jsonl")
+    (team / "both.py").write_text(
+        "from stepengine import AgentDefinition\nagent = AgentDefinition('a')\nagents = [agent]\n"
+    )
+
+    said = typed(*[word.format("both.py") for word in words], code=2)
+
+    assert "both.py: holds both 'agent' and 'agents'" in said.stderr
+
+
+@pytest.mark.spec("requirements:X74")
+def test_a_worker_of_a_folder_tells_of_a_broken_file_and_takes_the_others(
+    team: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (team / "agents").mkdir()
+    (team / "agents/broken.py").write_text("import nothing_like_this\n")
+    (team / "agents/well.py").write_text("from stepengine import AgentDefinition\nagent = AgentDefinition('well')\n")
+
+    assert ["well"] == [agent.id for agent in offered_by("agents").agents]
+    assert "agents/broken.py: loading it failed with ModuleNotFoundError" in capsys.readouterr().err
+
+
+def test_every_agent_of_a_file_is_listed(team: Path) -> None:
+    (team / "team").rename(team / "agents")
+    (team / "agents/words.py").rename(team / "agents/_words.py")
+    crew = team / "agents/crew.py"
+    crew.write_text(crew.read_text().replace("from words", "from _words"))
+
+    listed = {each["id"]: each for each in json.loads(typed("agents", "--json").stdout)}
+
+    assert str(crew) == listed["boss"]["source"] == listed["kid"]["source"]
+    assert re.search(r"^boss\n\S+ kid$", typed("agents", "--tree").stdout, re.MULTILINE)

@@ -1,0 +1,108 @@
+"""
+How stepengine is installed again: never by a bare name where it is not there yet, since anybody may register that on an index.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import zipfile
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepengine.cli.init import INSTALL, TEMPLATE
+from stepengine.cli.installing import own_source
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Installed:
+    """
+    What an installer leaves of a distribution.
+    """
+
+    version = "0.1.0"
+
+    def __init__(self, direct_url: str | None) -> None:
+        self._told = direct_url
+
+    def read_text(self, name: str) -> str | None:
+        assert "direct_url.json" == name
+        return self._told
+
+
+@pytest.mark.parametrize(
+    ("told", "install", "wheel"),
+    [
+        ({"url": "file:///my%20clone", "dir_info": {"editable": True}}, ["-e", "/my clone[web]"], "/my clone"),
+        ({"url": "file:///my%20clone", "dir_info": {}}, ["/my clone[web]"], "/my clone"),
+        ({"url": "file:///w/stepengine-0.1.0-py3-none-any.whl", "archive_info": {}},
+         ["/w/stepengine-0.1.0-py3-none-any.whl[web]"], "/w/stepengine-0.1.0-py3-none-any.whl"),
+        ({"url": "https://h/x.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}},
+         ["stepengine[web] @ git+https://h/x.git@abc"], "git+https://h/x.git@abc"),
+        ({"url": "https://h/x.whl", "archive_info": {}}, ["stepengine[web] @ https://h/x.whl"], "https://h/x.whl"),
+        (None, ["stepengine[web]==0.1.0"], "stepengine==0.1.0"),
+    ],
+)  # fmt: skip
+def test_it_comes_again_from_where_it_came_from(
+    told: Any, install: list[str], wheel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = None if told is None else json.dumps(told)
+    monkeypatch.setattr(metadata, "distribution", lambda _: Installed(text))
+
+    assert ["python", "-m", "pip", "install", *install] == shlex.split(own_source().install_line("web"))
+    assert ["--no-deps", "-w", "vendor", wheel] == shlex.split(own_source().wheel_line("vendor"))[4:]
+
+
+def test_where_it_is_not_installed_it_comes_from_the_working_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(_: str) -> None:
+        raise metadata.PackageNotFoundError
+
+    monkeypatch.setattr(metadata, "distribution", missing)
+
+    assert "python -m pip install -e '.[test]'" == own_source().install_line("test")
+
+
+def test_a_project_and_its_ci_install_from_the_wheel_that_the_project_keeps() -> None:
+    files = {f.name: f.read_text(encoding="utf-8") for f in TEMPLATE.rglob("*.sample")}
+
+    assert INSTALL in files["README.md.sample"]
+    assert f"- run: {INSTALL}\n" in files["tests.yml.sample"]
+    assert "stepengine" not in "".join(
+        [x for x in files["pyproject.toml.sample"].splitlines() if not x.startswith("#")]
+    )
+    for text in files.values():
+        assert "install 'stepengine" not in text
+        assert "install stepengine" not in text
+
+
+@pytest.mark.deep
+def test_an_extra_is_added_to_what_is_installed_though_somebody_else_has_the_name(tmp_path: Path) -> None:
+    """
+    A stranger's newer package of the name lies where pip looks, and is not taken.
+    """
+    info = "stepengine-99.0.dist-info"
+    with zipfile.ZipFile(tmp_path / "stepengine-99.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(
+            f"{info}/METADATA", "Metadata-Version: 2.1\nName: stepengine\nVersion: 99.0\nProvides-Extra: test\n"
+        )
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    pip = [sys.executable, "-m", "pip", "install", "--dry-run"]
+    places = {**os.environ, "PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}
+
+    def said(*words: str) -> str:
+        done = subprocess.run(
+            [*pip, *words, "stepengine[test]"],
+            check=True, cwd=tmp_path, env=places, capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+        return done.stdout
+
+    assert "99.0" not in said()
+    assert "Would install stepengine-99.0" in said("--upgrade")
