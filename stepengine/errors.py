@@ -32,8 +32,8 @@ __all__ = (
     "DefinitionError", "HandlerError", "InputError", "JournalCorrupt", "JournalError", "JournalLocked",
     "JournalVersion", "JournalWriteFailed", "LimitExceeded", "LimitReached", "MissingKey", "ModelError",
     "OutputMissing", "PathOutsideRoot", "PerformError", "PermissionDenied", "ReplayDivergence", "SessionConflict",
-    "SessionError", "StepEngineError", "ToolError", "ToolInputError", "ToolNotAvailable", "TranscriptError",
-    "TruncatedReply", "UndoRefused", "UnknownModel", "UnknownOutcome",
+    "SessionError", "StepEngineError", "ToolError", "ToolInputError", "ToolNotAvailable", "ToolServerError",
+    "TranscriptError", "TruncatedReply", "UndoRefused", "UnknownModel", "UnknownOutcome",
 )  # fmt: skip
 
 
@@ -267,6 +267,10 @@ class ToolError(StepEngineError):
         super().__init__(message)
         self.tool_name = tool_name
         self.result = result
+
+
+class ToolServerError(ToolError):
+    """A server of tools could not be used, or its connection ended: what a run made of that says nothing of its agent."""
 
 
 class PermissionDenied(ToolError):

@@ -8,15 +8,17 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import attrs
+
 from stepengine.data.json import compact, freeze
-from stepengine.data.messages import DocumentPart, ImagePart, JsonPart, ResultPart, TextPart, ToolResult
+from stepengine.data.messages import CUT_OFF, DocumentPart, ImagePart, JsonPart, ResultPart, SideEffect, TextPart, ToolResult
 from stepengine.data.visible import visible
-from stepengine.errors import DataError, DefinitionError
+from stepengine.errors import DataError, DefinitionError, ToolError, ToolServerError
 from stepengine.mcp._caps import ERROR_CHARS, PARTS
 from stepengine.tools.conversion import DOCUMENT_BYTES, IMAGE_BYTES, RESULT_CHARS, as_result, cut
 from stepengine.tools.schemas import JsonSchema
 
-__all__ = ("content_parts", "error_result", "misfit", "result_of")
+__all__ = ("content_parts", "cut_off_result", "error_result", "failed_result", "misfit", "result_of")
 
 IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 PDF = "application/pdf"
@@ -25,6 +27,18 @@ PDF = "application/pdf"
 def error_result(text: str) -> ToolResult:
     """Return an error result whose text, which may be a server's, has nothing hidden in it and an end."""
     return ToolResult.error(cut(visible(text), ERROR_CHARS))
+
+
+def failed_result(server: str, error: ToolError) -> ToolResult:
+    """Return the result of a call that failed with *error*; one whose *server* is gone is told from one that was refused."""
+    if isinstance(error, ToolServerError):
+        return cut_off_result(server, error.message)
+    return error_result(error.message)
+
+
+def cut_off_result(server: str, text: str) -> ToolResult:
+    """Return the error result of a call whose *server* is gone."""
+    return attrs.evolve(error_result(text), side_effects=(SideEffect(CUT_OFF, server),))
 
 
 def result_of(raw: Mapping[str, Any]) -> ToolResult:
