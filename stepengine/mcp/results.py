@@ -11,7 +11,16 @@ from typing import Any
 import attrs
 
 from stepengine.data.json import compact, freeze
-from stepengine.data.messages import CUT_OFF, DocumentPart, ImagePart, JsonPart, ResultPart, SideEffect, TextPart, ToolResult
+from stepengine.data.messages import (
+    CUT_OFF,
+    DocumentPart,
+    ImagePart,
+    JsonPart,
+    ResultPart,
+    SideEffect,
+    TextPart,
+    ToolResult,
+)
 from stepengine.data.visible import visible
 from stepengine.errors import DataError, DefinitionError, ToolError, ToolServerError
 from stepengine.mcp._caps import ERROR_CHARS, PARTS

@@ -34,6 +34,7 @@ from stepengine.mcp.names import check_server_name
 from stepengine.mcp.offering import prompt_tool, resource_tools
 from stepengine.mcp.results import cut_off_result, error_result, failed_result, misfit, result_of
 from stepengine.mcp.stdio import Program
+from stepengine.tools.after_fork import leave, renewed
 from stepengine.tools.context import ToolContext
 from stepengine.tools.definition import Tool
 
@@ -177,11 +178,17 @@ class McpTools:
         self._asking = Asking(options.name)
         self._connections: dict[int, Connection] = {}
         self._is_shared = False
+        renewed(self)
+
+    def renew(self) -> None:
+        """Start servers anew: those of a forked child's parent answer the parent."""
+        leave(list(self._connections.values()))
+        self._connections.clear()
 
     def for_engine(self) -> McpTools:
         """Return the same source for one engine: closing it ends a server only when no other engine has it."""
         mine = copy(self)
-        mine._is_shared = True
+        mine._is_shared = True  # noqa: SLF001 - a copy of this one
         return mine
 
     @property
@@ -373,7 +380,7 @@ class McpTools:
         """Return the result that ``going_on`` recorded."""
         if "error" not in outcome:
             return result_of(outcome["result"])
-        return (cut_off_result(self.name, outcome["error"]) if outcome.get("lost") else error_result(outcome["error"]))
+        return cut_off_result(self.name, outcome["error"]) if outcome.get("lost") else error_result(outcome["error"])
 
     async def going_on(
         self,

@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -192,7 +191,9 @@ def test_an_evaluation_leaves_out_a_sample_that_lost_its_server_says_so_and_neve
 
 
 @pytest.mark.parametrize(
-    "body", ["raise asyncio.CancelledError", 'return ToolResult.error("CancelledError")'], ids=["now", "recorded before"]
+    "body",
+    ["raise asyncio.CancelledError", 'return ToolResult.error("CancelledError")'],
+    ids=["now", "recorded before"],
 )
 def test_an_evaluation_leaves_out_what_was_cancelled_by_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str
