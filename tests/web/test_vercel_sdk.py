@@ -4,6 +4,7 @@ The AI SDK itself, in three versions, reads our answers and says what a person s
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -19,7 +20,12 @@ from .scenes import SCENES, engine
 
 VERSIONS = (5, 6, 7)
 ROOT = next(
-    (root for root in (os.environ.get("AI_SDK", ""), ".") if Path(root or "-", "node_modules", "ai6").is_dir()), None
+    (
+        str(root.resolve())
+        for root in (Path(os.environ.get("AI_SDK", ".")), Path())
+        if (root / "node_modules" / "ai6").is_dir()
+    ),
+    None,
 )
 pytestmark = [
     pytest.mark.deep,
@@ -35,11 +41,10 @@ async def read(events: Any, version: int, message: Any = None) -> tuple[Any, lis
     Return the message that a page comes to, and what it complains of.
     """
     body = "".join([line async for line in sse(vercel(events, message_id="m1", version=version))])
-    given = {"root": str(Path(ROOT or "").resolve()), "package": f"ai{version}", "body": body, "message": message}
+    given = {"root": ROOT, "package": f"ai{version}", "body": body, "message": message}
     command = ["node", str(Path(__file__).with_name("ai_sdk.mjs"))]
-    done = subprocess.run(command, input=json.dumps(given), capture_output=True, text=True, timeout=120)  # noqa: ASYNC221
-    assert 0 == done.returncode, done.stderr
-    told = json.loads(done.stdout)
+    done = await asyncio.to_thread(subprocess.check_output, command, input=json.dumps(given), text=True, timeout=120)
+    told = json.loads(done)
     return told["message"], [problem[:300] for problem in told["problems"]]
 
 
