@@ -37,7 +37,8 @@ ERROR_CHARS = 4_000
 
 # questions
 QUESTION_CHARS = 1_000
-FIELDS = 10
+FIELDS = 25
+"""From how many on it is asked first whether the form is to be filled in at all."""
 OPTIONS = 50
 """From how many on a choice is asked for as text."""
 ROUNDS = 10
