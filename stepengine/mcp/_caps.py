@@ -34,6 +34,8 @@ CHARS_PER_TOKEN = 4
 # results
 PARTS = 100
 ERROR_CHARS = 4_000
+CHALLENGE_CHARS = 300
+"""How much is shown of what a refusal says about signing in."""
 
 # questions
 QUESTION_CHARS = 1_000

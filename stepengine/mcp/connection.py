@@ -21,6 +21,7 @@ import attrs
 from stepengine.data.visible import visible
 from stepengine.errors import DefinitionError, ToolError, ToolServerError
 from stepengine.mcp._caps import CLOSE_SECONDS, ERROR_CHARS, PAGES, RESTART_WAITS, RUNS_KEPT, TOOLS
+from stepengine.mcp.http import Answers
 from stepengine.mcp.stdio import Pipe, Program
 from stepengine.runtime.logs import LOGGER
 from stepengine.tools.conversion import cut
@@ -157,6 +158,7 @@ class _Live:
         self._over = asyncio.Event()
         self._closed = False
         self.pipe: Pipe | None = None
+        self.answers: Answers | None = None
         self.why = ""
         self.client: Client = self._made()
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -166,6 +168,11 @@ class _Live:
     def is_over(self) -> bool:
         return self._over.is_set() or self.task.done()
 
+    @property
+    def refusal(self) -> str:
+        """Why the endpoint refuses us, in words, with what helps; ``""`` when it does not."""
+        return "" if self.answers is None else self.answers.refusal
+
     def _made(self) -> Client:
         from mcp import Client
 
@@ -174,8 +181,9 @@ class _Live:
         if isinstance(server, Program):
             self.pipe = Pipe(server, self._over.set)
             server = self.pipe.opened()
-        elif isinstance(server, str) and options.headers:
-            server = _with_headers(server, options.headers)
+        elif isinstance(server, str):
+            self.answers = Answers(server, options.headers or {})
+            server = self.answers.opened()
         asked: Any = self._asked
         return Client(
             server,
@@ -200,7 +208,7 @@ class _Live:
             self._over.set()
             self.why = self._said(error)
             if not self._ready.done():
-                failed = ToolServerError(f"the MCP server {self._options.name!r} did not start: {self.why}")
+                failed = ToolServerError(self._unstarted())
                 failed.__cause__ = _leaf(error)
                 self._ready.set_exception(failed)
             if isinstance(error, asyncio.CancelledError) and _is_cancelled():
@@ -210,6 +218,12 @@ class _Live:
         finally:
             self._over.set()
 
+    def _unstarted(self) -> str:
+        name = self._options.name
+        if self.refusal:
+            return f"the MCP server {name!r} cannot be used: {self.refusal}"
+        return f"the MCP server {name!r} did not start: {self.why}"
+
     def _said(self, error: BaseException) -> str:
         """Return in words why it is over: what this side objects to, what went wrong, what the process said last."""
         leaf = _leaf(error)
@@ -218,6 +232,8 @@ class _Live:
             said = pipe.problem
         elif isinstance(leaf, TimeoutError):
             said = f"it did not answer within {self._options.start_timeout:g} s"
+        elif self.answers is not None and self.answers.failure:
+            said = self.answers.failure
         else:
             said = visible(cut(f"{type(leaf).__name__}: {leaf}", ERROR_CHARS), strict=True)
         words = pipe.last_words() if pipe is not None else ""
@@ -297,7 +313,8 @@ class Connection:
             await live.entered()
             self._was_up = True
         except ToolError as error:
-            if isinstance(error.__cause__, FileNotFoundError | PermissionError | NotADirectoryError):
+            causes = FileNotFoundError | PermissionError | NotADirectoryError
+            if live.refusal or isinstance(error.__cause__, causes):
                 self._live = None
                 raise  # waiting helps nobody
         except BaseException:
@@ -386,10 +403,7 @@ class Connection:
             msg = f"the MCP server {name!r} did not answer within {seconds:g} s"
             raise ToolError(msg) from error
         except MCPError as error:
-            if error.code == CLOSED:
-                raise self._lost(live) from error
-            msg = f"the MCP server {name!r} answered with an error: {_told(error.message)}"
-            raise ToolError(msg) from error
+            raise self._refused(live, error.code, error.message) from error
         except (BrokenResourceError, ClosedResourceError) as error:
             raise self._lost(live) from error
         except asyncio.CancelledError as error:
@@ -399,6 +413,15 @@ class Connection:
         except ValidationError as error:
             msg = f"the MCP server {name!r} answered with what the protocol does not know: {_told(str(error))}"
             raise ToolError(msg) from error
+
+    def _refused(self, live: _Live | None, code: int, message: str) -> ToolError:
+        """Return what an error of the protocol means: a token that is none any more, the end, or the server's own words."""
+        name = self._options.name
+        if live is not None and live.answers is not None and live.answers.is_about_sign_in:
+            return ToolServerError(f"the MCP server {name!r} refused the request: {live.refusal}")
+        if code == CLOSED:
+            return self._lost(live)
+        return ToolError(f"the MCP server {name!r} answered with an error: {_told(message)}")
 
     def _lost(self, live: _Live | None) -> Lost:
         """Take note that *live* is over, and not the one that may have been started since."""
@@ -488,20 +511,3 @@ def _leaf(error: BaseException) -> BaseException:
 def _told(text: str) -> str:
     """Return what a server says is wrong, with an end and nothing hidden: it may become the error of a run."""
     return visible(cut(text, ERROR_CHARS))
-
-
-def _with_headers(url: str, headers: Mapping[str, str]) -> Any:
-    from contextlib import asynccontextmanager
-
-    from mcp.client.streamable_http import streamable_http_client
-    from mcp.shared._httpx_utils import create_mcp_http_client
-
-    @asynccontextmanager
-    async def opened() -> Any:
-        async with (
-            create_mcp_http_client(headers=dict(headers)) as client,
-            streamable_http_client(url, http_client=client) as s,
-        ):
-            yield s
-
-    return opened()
