@@ -7,7 +7,7 @@ The errors of stepengine, filed by whose fault they are: exception classes and n
     AgentError           the author's: DefinitionError, InputError, HandlerError, BadYield, ToolNotAvailable, ToolInputError,
                          OutputMissing, PerformError, ChildError
     ModelError           the provider's: UnknownModel, MissingKey, TruncatedReply, ContextOverflow
-    ToolError            a tool's: PermissionDenied, PathOutsideRoot, BlockedAddress
+    ToolError            a tool's: PermissionDenied, PathOutsideRoot, BlockedAddress, ToolServerError
     LimitExceeded        a budget of the run is spent
     TranscriptError      unpaired or misplaced messages
     DataError            a value that is not JSON, or a stored form that cannot be read
