@@ -7,7 +7,7 @@ The errors of stepengine, filed by whose fault they are: exception classes and n
     AgentError           the author's: DefinitionError, InputError, HandlerError, BadYield, ToolNotAvailable, ToolInputError,
                          OutputMissing, PerformError, ChildError
     ModelError           the provider's: UnknownModel, MissingKey, TruncatedReply, ContextOverflow
-    ToolError            a tool's: PermissionDenied, PathOutsideRoot, BlockedAddress
+    ToolError            a tool's: PermissionDenied, PathOutsideRoot, BlockedAddress, ToolServerError
     LimitExceeded        a budget of the run is spent
     TranscriptError      unpaired or misplaced messages
     DataError            a value that is not JSON, or a stored form that cannot be read
@@ -32,7 +32,7 @@ __all__ = (
     "DefinitionError", "HandlerError", "InputError", "JournalCorrupt", "JournalError", "JournalLocked",
     "JournalMissing", "JournalVersion", "JournalWriteFailed", "LimitExceeded", "LimitReached", "MissingKey",
     "ModelError", "OutputMissing", "PathOutsideRoot", "PerformError", "PermissionDenied", "ReplayDivergence", "SessionConflict",
-    "SessionError", "StepEngineError", "ToolError", "ToolInputError", "ToolNotAvailable", "TranscriptError",
+    "SessionError", "StepEngineError", "ToolError", "ToolInputError", "ToolNotAvailable", "ToolServerError", "TranscriptError",
     "TruncatedReply", "UndoRefused", "UnknownModel", "UnknownOutcome",
 )  # fmt: skip
 
@@ -273,6 +273,10 @@ class ToolError(StepEngineError):
         super().__init__(message)
         self.tool_name = tool_name
         self.result = result
+
+
+class ToolServerError(ToolError):
+    """A server of tools could not be used, or its connection ended: what a run made of that says nothing of its agent."""
 
 
 class PermissionDenied(ToolError):

@@ -20,7 +20,6 @@ from stepengine.data.events import (
     AgentSpawned,
     Compacted,
     Event,
-    ModelStarted,
     PermissionRequested,
     ReplyDiscarded,
     RunFinished,
@@ -72,7 +71,7 @@ class Shown:
         self._turn = turn
         self._cwd = cwd
         self._is_live = is_live
-        self._kinds: dict[str, str] = {}
+        self._diffed: set[str] = set()
         self._blocks: dict[tuple[str, int], _Block] = {}
         self._calls: set[str] = set()
         self._said: list[str] = []
@@ -90,7 +89,7 @@ class Shown:
         return ToolCallUpdate(
             tool_call_id=call,
             title=_title(event.tool_name, event.input),
-            kind=self._kind(event.tool_name),
+            kind=_kind(event),
             status="pending",
             content=self._content(event.input, event.preview),
             locations=self._locations(event.input),
@@ -158,15 +157,6 @@ class Shown:
 
     # --- tools and agents ---------------------------------------------------------------------------------------------
 
-    def _model_started(self, event: ModelStarted) -> Iterator[Any]:
-        for spec in () if event.request is None else event.request.tools:
-            searches = spec.category == "read" and any(word in spec.name for word in SEARCHES)
-            self._kinds[spec.name] = "search" if searches else KINDS.get(spec.category or "", "other")
-        yield from ()
-
-    def _kind(self, name: str) -> Any:
-        return "think" if name == "think_deeply" else self._kinds.get(name, "other")
-
     def _asked(self, event: PermissionRequested) -> Iterator[Any]:
         yield from self._begin(event, "pending", event.input, self._content(event.input, event.preview))
 
@@ -179,10 +169,12 @@ class Shown:
             yield acp.update_tool_call(call, status=status)
             return
         self._calls.add(call)
+        if any(each.type == "diff" for each in content):
+            self._diffed.add(call)
         yield acp.start_tool_call(
             call,
             _title(event.tool_name, given),
-            kind=self._kind(event.tool_name),
+            kind=_kind(event),
             status=status,
             content=content,
             locations=self._locations(given),
@@ -193,15 +185,16 @@ class Shown:
         result, call = event.result, self._call_id(event.path, event.tool_call_id)
         status: Any = "failed" if result.is_error else "completed"
         # A diff says more than "written", and what is given takes its place.
-        is_edit = self._kind(event.tool_name) == "edit" and not result.is_error
-        content = None if is_edit else [acp.tool_content(acp.text_block(result.text[:RESULT_CHARS]))]
+        stays = call in self._diffed and not result.is_error
+        content = None if stays else [acp.tool_content(acp.text_block(result.text[:RESULT_CHARS]))]
         yield acp.update_tool_call(call, status=status, content=content)
 
     def _progress(self, event: ToolProgress | ToolLog) -> Iterator[Any]:
         # What a call shows is replaced, and a diff says more.
-        if event.tool_call_id and self._kind(event.tool_name) != "edit":
+        call = self._call_id(event.path, event.tool_call_id)
+        if event.tool_call_id and call not in self._diffed:
             content = [acp.tool_content(acp.text_block(event.message[:RESULT_CHARS]))]
-            yield acp.update_tool_call(self._call_id(event.path, event.tool_call_id), content=content)
+            yield acp.update_tool_call(call, content=content)
 
     def _spawned(self, event: AgentSpawned) -> Iterator[Any]:
         title = visible(event.display_name or event.agent_id, strict=True)[:TITLE_CHARS]
@@ -273,7 +266,6 @@ SHOWN: Mapping[type[Event], Callable[[Shown, Any], Iterator[Any]]] = {
     AgentFinished: Shown._agent_finished,  # noqa: SLF001
     AgentSpawned: Shown._spawned,  # noqa: SLF001
     Compacted: Shown._told,  # noqa: SLF001
-    ModelStarted: Shown._model_started,  # noqa: SLF001
     PermissionRequested: Shown._asked,  # noqa: SLF001
     ReplyDiscarded: Shown._discarded,  # noqa: SLF001
     RunFinished: Shown._finished,  # noqa: SLF001
@@ -306,6 +298,15 @@ def options_of(question: Question) -> list[PermissionOption]:
         name = f"Always: {visible(str(question.remember.get('id', 'such calls')), strict=True)}"
         options.append(PermissionOption(option_id="always", name=name, kind="allow_always"))
     return [*options, PermissionOption(option_id="no", name="Refuse", kind="reject_once")]
+
+
+def _kind(event: ToolStarted | PermissionRequested) -> Any:
+    """Return the protocol's word for what a call does, whoever made it: a model, a handler or a hook."""
+    if event.tool_name == "think_deeply":
+        return "think"
+    if event.category == "read" and any(word in event.tool_name for word in SEARCHES):
+        return "search"
+    return KINDS.get(event.category, "other")
 
 
 def _title(name: str, given: Any) -> str:

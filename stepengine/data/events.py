@@ -253,12 +253,13 @@ class ThinkingCompleted(Event):
 
 @attrs.frozen(kw_only=True)
 class ToolStarted(Event):
-    """A tool call began."""
+    """A tool call began; *category* is that of the tool, such as ``"write"``, whoever called it."""
 
     tool_name: str
     tool_call_id: str = ""
     input: JsonValue = attrs.field(default=None, converter=freeze)
     source: str = "model"
+    category: str = ""
 
 
 @attrs.frozen(kw_only=True)
@@ -346,7 +347,7 @@ class PermissionRequested(Event):
     """
     A tool call waits for a person's permission.
 
-    *input* is what would run; *preview* and *remember* are those of the question.
+    *input* is what would run; *preview* and *remember* are those of the question; *category* is that of the tool.
     """
 
     question: Question
@@ -355,6 +356,7 @@ class PermissionRequested(Event):
     input: JsonValue = attrs.field(default=None, converter=freeze)
     preview: JsonValue = attrs.field(default=None, converter=freeze)
     remember: JsonValue = attrs.field(default=None, converter=freeze)
+    category: str = ""
 
 
 @attrs.frozen(kw_only=True)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from stepengine.data.hooks import Change
 
 __all__ = (
+    "CUT_OFF",
     "AssistantMessage",
     "AssistantPart",
     "CitationPart",
@@ -372,6 +373,10 @@ class SideEffect:
     kind: str
     target: str = ""
     details: JsonValue = attrs.field(default=None, converter=freeze)
+
+
+CUT_OFF = "cut_off"
+"""The kind of the side effect of a call that was cut off from outside: its server is gone, or its work was cancelled."""
 
 
 @attrs.frozen(weakref_slot=False)

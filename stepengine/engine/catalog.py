@@ -111,7 +111,7 @@ class Catalog:
         self._limits = limits
         self._hooks = hooks
         given = list(tools)
-        self.sources: dict[int, ToolSource] = {}
+        self._met_sources: dict[int, tuple[ToolSource, ToolSource]] = {}
         self._sources = {t.name: self._met_source(t) for t in given if isinstance(t, ToolSource)}
         self._tools = _by_name("the engine", [t for t in given if not isinstance(t, ToolSource)])
         self._check_folders("the engine", self._tools.values())
@@ -124,6 +124,11 @@ class Catalog:
     def definitions(self) -> tuple[AgentDefinition[Any], ...]:
         """Every definition that the engine was given, and those that they may spawn."""
         return tuple([agent.definition for agent in self._agents.values()])
+
+    @property
+    def sources(self) -> tuple[ToolSource, ...]:
+        """The sources of tools that were met."""
+        return tuple([mine for _, mine in self._met_sources.values()])
 
     def find(self, agent: str | AgentDefinition[Any], *, for_models: bool = False) -> Agent:
         """
@@ -248,8 +253,12 @@ class Catalog:
                 raise DefinitionError(msg)
 
     def _met_source(self, source: ToolSource) -> ToolSource:
-        """Return *source*, and have it closed with the engine."""
-        return self.sources.setdefault(id(source), source)
+        """Return *source*, or what it gives this engine of itself, and have that closed with the engine."""
+        for_engine = getattr(source, "for_engine", None)
+        if id(source) not in self._met_sources:
+            # The source itself is kept beside it, so that its id stays its own.
+            self._met_sources[id(source)] = source, source if for_engine is None else for_engine()
+        return self._met_sources[id(source)][1]
 
     def _sources_of(self, definition: AgentDefinition[Any]) -> dict[str, ToolSource]:
         """Return the sources of an agent by name: its own, and those of the engine that it lists."""

@@ -674,7 +674,7 @@ class Engine:
         warn_of(forgotten, left)
 
     async def _close_sources(self, blocked: asyncio.AbstractEventLoop | None = None) -> None:
-        for source in list(self._launcher.catalog.sources.values()):
+        for source in self._launcher.catalog.sources:
             await source.aclose(blocked)
 
     def _stop_all(self) -> list[EngineRun]:

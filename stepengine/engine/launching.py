@@ -46,6 +46,7 @@ from stepengine.runtime.handle import RunHandle
 from stepengine.runtime.hub import Hub, Watcher
 from stepengine.runtime.tree import RunTree, Services, lent
 from stepengine.sessions.session import check_id
+from stepengine.tools.after_fork import leave, renewed
 
 if TYPE_CHECKING:
     from stepengine.journal import Journal, JournalLike
@@ -102,7 +103,14 @@ class Launcher:
         factory=weakref.WeakKeyDictionary, init=False
     )
 
+    def renew(self) -> None:
+        """Leave the runs that are under way to the parent of this forked child: nothing of them ever moves here."""
+        leave(list(self.active), list(self.handles))
+        self.active.clear()
+        self.handles.clear()
+
     def __attrs_post_init__(self) -> None:
+        renewed(self)
         self.agent_models = {normalised_id(agent): self._canonical(model) for agent, model in self.agent_models.items()}
 
     @property

@@ -18,6 +18,7 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from stepengine.errors import StepEngineError
+from stepengine.tools.after_fork import Lock, leave, renewed
 from stepengine.tools.threads import ThreadPool
 
 __all__ = ("LoopThread", "give_back")
@@ -35,9 +36,15 @@ class LoopThread:
     """An event loop in a thread, started when it is first needed."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        renewed(self)
+
+    def renew(self) -> None:
+        """Start another thread when one is needed: in a forked child there is none, and its loop is the parent's."""
+        leave(self._loop)
+        self._thread = self._loop = None
 
     @property
     def is_running(self) -> bool:

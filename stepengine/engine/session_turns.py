@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import contextvars
 import secrets
-import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
@@ -42,6 +41,7 @@ from stepengine.runtime.logs import LOGGER
 from stepengine.runtime.tree import MachineMaker, Services
 from stepengine.sessions import Session, SessionInfo, TurnStore
 from stepengine.sessions.around import AnyStore, left
+from stepengine.tools.after_fork import Lock, renewed, renews
 
 if TYPE_CHECKING:
     from stepengine.journal import Journal, JournalLike
@@ -71,8 +71,13 @@ class Queue:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._lines: dict[str, deque[Place]] = {}
+        renewed(self)
+
+    def renew(self) -> None:
+        """Empty the lines: whoever stands in them is in the parent of this forked child."""
+        self._lines.clear()
 
     async def enter(self, session_id: str) -> Place:
         """Wait until it is this one's turn; return its place, to be given back by ``leave``."""
@@ -113,12 +118,18 @@ def _advance(line: deque[Place]) -> None:
 
 _queues: weakref.WeakKeyDictionary[Any, Queue] = weakref.WeakKeyDictionary()
 """By store: engines that share a store share its queue."""
-_queues_lock = threading.Lock()
+_queues_lock = Lock()
 _inside: contextvars.ContextVar[tuple[Turn, ...]] = contextvars.ContextVar("stepengine_turns", default=())
 """The turns that the code of this context is a part of."""
 _owners: dict[tuple[int, str], Turn] = {}
 _waiting: set[Turn] = set()
 """Who is in which session, and who waits for one: so that no run waits for one that waits for it."""
+
+
+@renews
+def _nobody_inside() -> None:
+    _owners.clear()
+    _waiting.clear()
 
 
 class Sessions(AnyStore):

@@ -254,6 +254,9 @@ class FileWriter(LineWriter):
             why = f"somebody else wrote to it: it has {status.st_size} bytes, this run left {self._size}"
             raise self._failed(why)
 
+    def _left_to_owner(self) -> None:
+        os.close(self._fd)
+
     def _release(self) -> None:
         self._sync_name()
         if self._reserve is not None:

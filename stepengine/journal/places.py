@@ -14,13 +14,13 @@ import os
 import re
 import socket
 import stat
-import threading
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import ClassVar
 
 from stepengine.errors import JournalError, JournalLocked, JournalMissing, JournalWriteFailed
+from stepengine.tools.after_fork import Lock, renews
 from stepengine.tools.files.atomic import make_folder
 
 __all__ = (
@@ -301,7 +301,7 @@ class Reserve:
     """
 
     _known: ClassVar[dict[int, Reserve]] = {}
-    _lock: ClassVar[threading.Lock] = threading.Lock()
+    _lock: ClassVar[Lock] = Lock()
 
     def __init__(self, device: int, descriptor: int) -> None:
         self._device = device
@@ -334,6 +334,12 @@ class Reserve:
             if self.users <= 0:
                 self._release()
 
+    def leave(self) -> None:
+        """Close what a forked child has of it."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
     def _release(self) -> bool:
         if self._known.get(self._device) is self:
             del self._known[self._device]
@@ -342,6 +348,14 @@ class Reserve:
             return False
         os.close(descriptor)
         return True
+
+
+@renews
+def _without_reserves() -> None:
+    """Let the room of the parent's reserves go: while a forked child has their files open, the disk does not get it back."""
+    for reserve in list(Reserve._known.values()):  # noqa: SLF001 - it is what this module keeps of them
+        reserve.leave()
+    Reserve._known.clear()  # noqa: SLF001
 
 
 def _room(folder: Path) -> int:

@@ -33,6 +33,7 @@ from stepengine.journal.reading import read_lines
 from stepengine.journal.records import Record
 from stepengine.journal.store import Journal, LineWriter, Writer
 from stepengine.runtime.write_ahead import transaction, write_ahead
+from stepengine.tools.after_fork import leave
 from stepengine.tools.files.atomic import sync_folder
 
 if TYPE_CHECKING:
@@ -192,6 +193,10 @@ class SqliteWriter(LineWriter):
         except sqlite3.Error as error:
             raise self._failed(str(error)) from error
         self._count += len(rows)
+
+    def _left_to_owner(self) -> None:
+        leave(self._database)  # closing it here could take the write-ahead log from the owner
+        os.close(self._lock)
 
     def _release(self) -> None:
         self._database.close()

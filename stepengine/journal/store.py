@@ -35,6 +35,7 @@ from stepengine.journal.places import TO_RECORD
 from stepengine.journal.reading import Reading, read_lines
 from stepengine.journal.records import Head, Record, to_text
 from stepengine.redaction import Redact, Redactor, RedactRule, redactor_for
+from stepengine.tools.after_fork import Lock, renewed, renews
 from stepengine.tools.threads import ThreadPool
 
 __all__ = (
@@ -325,17 +326,15 @@ class _MemoryWriter(Writer):
             self._journal._writer = None  # noqa: SLF001
 
 
+# Asked of the system at every record, who we are would cost as much as the record's checksum.
 _this_process = os.getpid()
 
 
+@renews
 def _forked() -> None:
     global _this_process  # noqa: PLW0603 - it is a fact of the process
     _this_process = os.getpid()
-
-
-# Asked of the system at every record, who we are would cost as much as the record's checksum.
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
+    Commits.renew()
 
 
 class LineWriter(Writer):
@@ -369,6 +368,12 @@ class LineWriter(Writer):
         self._is_lost = False
         self._closed = False
         self._pid = _this_process
+        renewed(self)
+
+    def renew(self) -> None:
+        """Let go what a forked child has of the journal: otherwise its lock would outlive the owner with the child."""
+        if not self._closed:
+            self._left_to_owner()
 
     def remember(self, path: str, seq: int, transcript: Transcript) -> None:
         """Let later requests be stored as differences to one that is in the journal already."""
@@ -454,6 +459,10 @@ class LineWriter(Writer):
     def _release(self) -> None:
         """Give the journal back."""
 
+    @abc.abstractmethod
+    def _left_to_owner(self) -> None:
+        """Close this process's copies of open files without giving up a lock, which the owner still has."""
+
 
 THREADS = 8
 Made = TypeVar("Made")
@@ -469,7 +478,12 @@ class Commits:
 
     _pool: ClassVar[ThreadPool] = ThreadPool(THREADS)
     _users: ClassVar[int] = 0
-    _lock: ClassVar[threading.Lock] = threading.Lock()
+    _lock: ClassVar[Lock] = Lock()
+
+    @classmethod
+    def renew(cls) -> None:
+        """Count no journal of the parent's in a forked child, which has none of its threads."""
+        cls._users = 0
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer

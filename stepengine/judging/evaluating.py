@@ -33,6 +33,8 @@ from stepengine.data.codec import plain
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.json import canonical
 from stepengine.data.limits import Limits
+from stepengine.data.messages import CUT_OFF, ToolResult
+from stepengine.data.outcomes import Failure
 from stepengine.data.state import RunResult, RunStatus
 from stepengine.engine import Engine
 from stepengine.errors import (
@@ -74,9 +76,11 @@ MAX_BYTES = 256 * 1024 * 1024
 MAX_QUESTIONS = 20
 MAX_NOTE = 64 * 1024 * 1024
 ERROR = "error"
-"""The status of a sample whose provider failed."""
+"""The status of a sample whose provider failed, or a call of which was cut off."""
 INTERRUPTED = "interrupted"
 START = "#0"
+UNREACHED = ("CancelledError", "Lost", "ToolServerError")
+"""What a ``Perform`` raises whose server is gone, or whose work was cancelled by nobody that asked for it."""
 ROOM = 2
 """How many times what the dearest run cost is reserved for a run."""
 
@@ -211,14 +215,14 @@ class Sample:
         side: The side.
         n: Its number, from 1.
         journal: Its journal, from the folder of the results on.
-        status: How the run ended; ``"error"`` where its provider failed after all retries.
+        status: How the run ended; ``"error"`` where its provider failed after all retries, or a server of tools was lost.
         scores: What the checks say.
         cost: In US dollars; ``None`` when unknown.
         tokens: What it used.
         steps: Its steps.
         seconds: How long it took.
         reused: ``"new"``, ``"journal"`` for one that was read, ``"from #14"`` for one that was run again from there.
-        counts: Whether it is in the summary: not with a provider's error, nor where another side of it is missing.
+        counts: Whether it is in the summary: not with such an error, nor where another side of it is missing.
     """
 
     case: str
@@ -714,7 +718,7 @@ class _Run:
         """Return an earlier run of the same case: as it is, gone on with from what changed, or ``None`` for neither."""
         journal = FileJournal(old.place)
         history = journal.history()
-        if not history.is_complete:
+        if not history.is_complete or _cut_off(history):
             return None
         changed, differs = self._changed_call(history, slot.side, note), ""
         try:
@@ -770,7 +774,8 @@ class _Run:
     async def _judged(self, slot: _Slot, made: _Made) -> Sample:
         """Return the sample of a run that has ended, with what its checks say."""
         result, note = made.result, made.note
-        status = _status_of(result)
+        cut = _cut_off(FileJournal(slot.place).history())
+        status = ERROR if cut else _status_of(result)
         checks = self.evaluation.checks_of(slot.case)
         if status == RunStatus.COMPLETED.value:
             bench = None if self.mode.recheck else self._judge_bench
@@ -779,6 +784,7 @@ class _Run:
             scores = {name: await _score(name, check, run, note.scores, judges) for name, check in checks.items()}
         else:
             reason = f"the run ended as {status}" + (f": {result.error}" if result.error is not None else "")
+            reason = f"{cut}, so that the run says nothing of the agent" if cut else reason
             scores = {name: _not_asked(check, reason) for name, check in checks.items()}
         known = {name: score for name, score in scores.items() if score.state == "ok"}
         attrs.evolve(note, scores={**note.scores, **known}).write(slot.place)
@@ -829,6 +835,32 @@ def _status_of(result: RunResult[Any]) -> str:
     """Return how a run ended; a provider that fails after all retries is no failure of the agent."""
     is_provider = result.status is RunStatus.FAILED and isinstance(result.error, ModelError)
     return ERROR if is_provider else result.status.value
+
+
+def _cut_off(history: History) -> str:
+    """Return what a run or a child of it lost that is no fault of theirs, such as a server of tools; ``""`` for nothing."""
+    for address, intent in in_program_order(history):
+        known = history.results.get(address)
+        if known is None or intent.type not in ("CallTool", "CallFunction"):
+            continue
+        outcome = history.outcome(known)
+        if isinstance(outcome, Failure):
+            said = outcome.error.message if getattr(outcome.error, "kind", "") in UNREACHED else ""
+        else:
+            said = _said_of_cut(outcome.value)
+        if said:
+            return f"{shown_address(*address)} was cut off: {said}"
+    return ""
+
+
+def _said_of_cut(value: Any) -> str:
+    if isinstance(value, Mapping) and value.get("lost") is True and "error" in value:
+        return str(value["error"])  # what a server said when a person had answered it
+    if not isinstance(value, ToolResult) or not value.is_error:
+        return ""
+    is_cut = any(effect.kind == CUT_OFF for effect in value.side_effects)
+    # Earlier recordings hold no other trace of a connection that was closed under a call.
+    return value.text if is_cut or value.text == "CancelledError" else ""
 
 
 async def _asked(engine: Engine, slot: _Slot, limits: Limits | None) -> RunResult[Any]:

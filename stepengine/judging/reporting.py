@@ -40,7 +40,7 @@ def summary_lines(scores: Scores) -> Iterator[str]:
     if outcome.stopped:
         yield f"partial: {outcome.stopped}"
     for side, errors in scores.unmeasured.items():
-        yield f"{side}: not measured, {_many(errors, 'sample')} ended with an error of the provider"
+        yield f"{side}: not measured, {_many(errors, 'sample')} ended with an error of the provider, or of a server of tools"
     width = max(
         [len(row.side) for row in scores.rows] + [len(p.side) + len(p.base) + 3 for p in scores.pairs], default=0
     )

@@ -43,7 +43,7 @@ class Row:
         check: The check; ``"pass"`` for all functions together.
         mean: The mean over cases, as an ``Estimate``.
         samples: How many samples it is made of.
-        errors: Samples that are left out: a provider's error, a check that is broken or unknown.
+        errors: Samples that are left out: a provider's error, a server of tools that was lost, a check that is broken or unknown.
         is_judge: Whether an agent decides.
     """
 
@@ -101,7 +101,7 @@ class Scores:
         rows: A row for each side and check.
         pairs: The differences of each side to the base.
         ratios: How cost, steps and tokens compare.
-        unmeasured: Sides of which too many samples have a provider's error, each with how many.
+        unmeasured: Sides of which too many samples have such an error, each with how many.
         broken: Checks that raised, each with what they said first.
     """
 
@@ -331,7 +331,7 @@ class GateOfScores:
         named = self.named(Names.of(scores.outcome.evaluation))
         for side, _ in named:
             if side in scores.unmeasured:
-                return f"not measured: {scores.unmeasured[side]} samples of {side} have an error of the provider"
+                return f"not measured: {scores.unmeasured[side]} samples of {side} have an error of the provider, or of a server of tools"
         if not self.right:
             return next((said for each in named if (said := self._problem_of_value(each, scores))), "")
         check = named[0].check

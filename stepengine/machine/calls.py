@@ -725,6 +725,7 @@ class Call(Member):
             tool_call_id=self.asked.tool_call_id,
             input=self.input,
             source=self.source,
+            category="" if self.binding is None else self.binding.spec.category,
         )
 
     def finished(self) -> ev.Event:

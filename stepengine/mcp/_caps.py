@@ -34,10 +34,13 @@ CHARS_PER_TOKEN = 4
 # results
 PARTS = 100
 ERROR_CHARS = 4_000
+CHALLENGE_CHARS = 300
+"""How much is shown of what a refusal says about signing in."""
 
 # questions
 QUESTION_CHARS = 1_000
-FIELDS = 10
+FIELDS = 25
+"""From how many on it is asked first whether the form is to be filled in at all."""
 OPTIONS = 50
 """From how many on a choice is asked for as text."""
 ROUNDS = 10

@@ -6,7 +6,7 @@ Only JSON comes in and goes out, so that a replay goes the same way without the 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from stepengine.data.json import freeze
@@ -58,14 +58,20 @@ class Asking:
         return f"The MCP server {self._server} asks: {text}"
 
     def _form(self, params: Mapping[str, Any]) -> Generator[Any, Any, Mapping[str, Any]]:
-        """Ask for the fields of a form one by one; who declines one that is required declines the form."""
+        """
+        Ask for the fields of a form one by one; who declines one that is required declines the form.
+
+        Before a form of very many it is asked whether to begin.
+        """
         schema, message = params["requestedSchema"], str(params.get("message", ""))
         fields, required = schema.get("properties") or {}, _listed(schema.get("required"))
         if not _is_form(fields):
             return DECLINED
-        if not fields:
-            said = yield from Ask(self._text(message), [YES, NO])
-            return {"action": "accept", "content": {}} if said == YES else DECLINED
+        if not fields or len(fields) > FIELDS:
+            many = f"a form of {len(fields):,} fields; fill it in?" if fields else ""
+            said = yield from Ask(self._text(message, many), [YES, NO])
+            if said != YES or not fields:
+                return {"action": "accept", "content": {}} if said == YES else DECLINED
         content: dict[str, Any] = {}
         for name, field in fields.items():
             value = yield from self._field(message, name, field)
@@ -131,22 +137,35 @@ class Asking:
 
 def _is_form(fields: Any) -> bool:
     """Return whether these are fields that a person can be asked for: nobody has checked what a server calls its form."""
-    if not isinstance(fields, Mapping) or len(fields) > FIELDS:
-        return False
-    return all(isinstance(field, Mapping) for field in fields.values())
+    return isinstance(fields, Mapping) and all(isinstance(field, Mapping) for field in fields.values())
 
 
 def _question(text: str, field: Mapping[str, Any]) -> Ask:
-    several = field.get("type") == "array"
-    choices: Any = field.get("items") if several else field
+    options = [YES, NO] if field.get("type") == "boolean" else _choices(field)
+    named = [visible(str(one), strict=True) for one in options]
+    return Ask(text, named if 1 < len(named) <= OPTIONS else (), multi_select=field.get("type") == "array")
+
+
+def _choices(field: Mapping[str, Any]) -> list[Any]:
+    """Return what there is to choose from, in the server's own words."""
+    choices: Any = field.get("items") if field.get("type") == "array" else field
     given: Any = None
     if isinstance(choices, Mapping):
         given = choices.get("enum") or choices.get("oneOf") or choices.get("anyOf")
-    options = [one.get("const") if isinstance(one, Mapping) else one for one in _listed(given)]
-    if field.get("type") == "boolean":
-        options = [YES, NO]
-    named = [visible(str(one), strict=True) for one in options]
-    return Ask(text, named if 1 < len(named) <= OPTIONS else (), multi_select=several)
+    return [one.get("const") if isinstance(one, Mapping) else one for one in _listed(given)]
+
+
+def _chosen(text: str, choices: Sequence[Any]) -> list[str]:
+    """Return which of several things were chosen; one whose name has a comma in it is not two."""
+    known = {visible(str(one), strict=True): str(one) for one in choices}
+    parts, found = [part.strip() for part in text.split(",")], list[str]()
+    while parts:
+        ends = [end for end in range(len(parts), 0, -1) if ", ".join(parts[:end]) in known]
+        end = ends[0] if ends else 1
+        name = ", ".join(parts[:end])
+        found += [known.get(name, name)] if name else []
+        del parts[:end]
+    return found
 
 
 def _value(said: str, field: Mapping[str, Any]) -> tuple[Any, str]:
@@ -156,7 +175,7 @@ def _value(said: str, field: Mapping[str, Any]) -> tuple[Any, str]:
     if kind == "boolean":
         return text.lower() in (YES, "y", "true"), ""
     if kind == "array":
-        return [part.strip() for part in text.split(",") if part.strip()], ""
+        return _chosen(text, _choices(field)), ""
     if kind not in ("integer", "number"):
         return said, ""
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from contextvars import Context
@@ -18,8 +19,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import attrs
 
 from stepengine.data.visible import visible
-from stepengine.errors import DefinitionError, ToolError
+from stepengine.errors import DefinitionError, ToolError, ToolServerError
 from stepengine.mcp._caps import CLOSE_SECONDS, ERROR_CHARS, PAGES, RESTART_WAITS, RUNS_KEPT, TOOLS
+from stepengine.mcp.http import Answers
 from stepengine.mcp.stdio import Pipe, Program
 from stepengine.runtime.logs import LOGGER
 from stepengine.tools.conversion import cut
@@ -35,7 +37,7 @@ CLOSED = -32000
 REMEDY = "the package mcp is not installed: pip install 'stepengine[mcp]'"
 
 
-class Lost(ToolError):
+class Lost(ToolServerError):
     """The connection ended while a call was open, so that nobody knows what became of it."""
 
 
@@ -83,13 +85,18 @@ class OpenCall:
     """
     A request that is under way, with what its server asks meanwhile.
 
+    Args:
+        request: The request.
+        lost: What is said of it when somebody else gives it up.
+
     Attributes:
         task: The request.
         waiting: The answer that the server waits for; ``None`` when it has asked nothing.
     """
 
-    def __init__(self, request: Coroutine[Any, Any, Any]) -> None:
+    def __init__(self, request: Coroutine[Any, Any, Any], lost: str = "the call was given up") -> None:
         self.task = _apart(request, "mcp call")
+        self._lost = lost
         self.waiting: asyncio.Future[Any] | None = None
         self._asked: list[tuple[Any, asyncio.Future[Any]]] = []
         self._bell: asyncio.Future[None] | None = None
@@ -109,6 +116,7 @@ class OpenCall:
 
         Raises:
             asyncio.CancelledError: when the caller was cancelled; then the request is, too, and the server is told.
+            Lost: when the request was given up by somebody else, such as who closed the connection.
         """
         bell = self._bell = asyncio.get_running_loop().create_future()
         self._ring()
@@ -117,6 +125,8 @@ class OpenCall:
         except asyncio.CancelledError:
             await self.end()
             raise
+        if self.task.cancelled():
+            raise Lost(self._lost)
         if self.task.done():
             return self.task.result()
         request, self.waiting = self._asked.pop(0)
@@ -148,6 +158,7 @@ class _Live:
         self._over = asyncio.Event()
         self._closed = False
         self.pipe: Pipe | None = None
+        self.answers: Answers | None = None
         self.why = ""
         self.client: Client = self._made()
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -157,6 +168,11 @@ class _Live:
     def is_over(self) -> bool:
         return self._over.is_set() or self.task.done()
 
+    @property
+    def refusal(self) -> str:
+        """Why the endpoint refuses us, in words, with what helps; ``""`` when it does not."""
+        return "" if self.answers is None else self.answers.refusal
+
     def _made(self) -> Client:
         from mcp import Client
 
@@ -165,8 +181,9 @@ class _Live:
         if isinstance(server, Program):
             self.pipe = Pipe(server, self._over.set)
             server = self.pipe.opened()
-        elif isinstance(server, str) and options.headers:
-            server = _with_headers(server, options.headers)
+        elif isinstance(server, str):
+            self.answers = Answers(server, options.headers or {})
+            server = self.answers.opened()
         asked: Any = self._asked
         return Client(
             server,
@@ -191,7 +208,7 @@ class _Live:
             self._over.set()
             self.why = self._said(error)
             if not self._ready.done():
-                failed = ToolError(f"the MCP server {self._options.name!r} did not start: {self.why}")
+                failed = ToolServerError(self._unstarted())
                 failed.__cause__ = _leaf(error)
                 self._ready.set_exception(failed)
             if isinstance(error, asyncio.CancelledError) and _is_cancelled():
@@ -201,6 +218,12 @@ class _Live:
         finally:
             self._over.set()
 
+    def _unstarted(self) -> str:
+        name = self._options.name
+        if self.refusal:
+            return f"the MCP server {name!r} cannot be used: {self.refusal}"
+        return f"the MCP server {name!r} did not start: {self.why}"
+
     def _said(self, error: BaseException) -> str:
         """Return in words why it is over: what this side objects to, what went wrong, what the process said last."""
         leaf = _leaf(error)
@@ -209,6 +232,8 @@ class _Live:
             said = pipe.problem
         elif isinstance(leaf, TimeoutError):
             said = f"it did not answer within {self._options.start_timeout:g} s"
+        elif self.answers is not None and self.answers.failure:
+            said = self.answers.failure
         else:
             said = visible(cut(f"{type(leaf).__name__}: {leaf}", ERROR_CHARS), strict=True)
         words = pipe.last_words() if pipe is not None else ""
@@ -244,6 +269,7 @@ class Connection:
         self._restarts: dict[str, int] = {}
         self._was_up = False
         self._open: dict[str, OpenCall] = {}
+        self._users: weakref.WeakSet[Any] = weakref.WeakSet()
         self.digests: dict[str, str] = {}
         self.promises: dict[str, Mapping[str, Any]] = {}
 
@@ -251,6 +277,17 @@ class Connection:
     def loop(self) -> asyncio.AbstractEventLoop:
         """The event loop that it belongs to."""
         return self._loop
+
+    # --- who has it ---------------------------------------------------------------------------------------------------
+
+    def taken_by(self, user: Any) -> None:
+        """Take note that *user* has it; it stays open until the last one that has it gives it back."""
+        self._users.add(user)
+
+    def given_back_by(self, user: Any) -> bool:
+        """Take note that *user* does without it, and return whether nobody is left who has it."""
+        self._users.discard(user)
+        return not self._users
 
     # --- starting and ending ------------------------------------------------------------------------------------------
 
@@ -276,7 +313,8 @@ class Connection:
             await live.entered()
             self._was_up = True
         except ToolError as error:
-            if isinstance(error.__cause__, FileNotFoundError | PermissionError | NotADirectoryError):
+            causes = FileNotFoundError | PermissionError | NotADirectoryError
+            if live.refusal or isinstance(error.__cause__, causes):
                 self._live = None
                 raise  # waiting helps nobody
         except BaseException:
@@ -293,7 +331,7 @@ class Connection:
             because = f": {why}" if why else ""
             gone = "is gone" if self._was_up else "did not start"
             msg = f"the MCP server {name!r} {gone}: it was started again {used} times in this run, and ended each time{because}"
-            raise ToolError(msg)
+            raise ToolServerError(msg)
         LOGGER.warning("the MCP server %r ended and is started again%s", name, f": {why}" if why else "")
         await asyncio.sleep(RESTART_WAITS[used])
 
@@ -357,7 +395,7 @@ class Connection:
         from mcp import MCPError
         from pydantic import ValidationError
 
-        name = self._options.name
+        name, live = self._options.name, self._live
         try:
             async with asyncio.timeout(seconds):
                 return await request
@@ -365,25 +403,36 @@ class Connection:
             msg = f"the MCP server {name!r} did not answer within {seconds:g} s"
             raise ToolError(msg) from error
         except MCPError as error:
-            if error.code == CLOSED:
-                raise self._lost() from error
-            msg = f"the MCP server {name!r} answered with an error: {_told(error.message)}"
-            raise ToolError(msg) from error
+            raise self._refused(live, error.code, error.message) from error
         except (BrokenResourceError, ClosedResourceError) as error:
-            raise self._lost() from error
+            raise self._lost(live) from error
+        except asyncio.CancelledError as error:
+            if _is_cancelled():
+                raise
+            raise self._lost(live) from error  # somebody closed the connection, and nobody cancelled the caller
         except ValidationError as error:
             msg = f"the MCP server {name!r} answered with what the protocol does not know: {_told(str(error))}"
             raise ToolError(msg) from error
 
-    def _lost(self) -> Lost:
-        live = self._live
+    def _refused(self, live: _Live | None, code: int, message: str) -> ToolError:
+        """Return what an error of the protocol means: a token that is none any more, the end, or the server's own words."""
+        name = self._options.name
+        if live is not None and live.answers is not None and live.answers.is_about_sign_in:
+            return ToolServerError(f"the MCP server {name!r} refused the request: {live.refusal}")
+        if code == CLOSED:
+            return self._lost(live)
+        return ToolError(f"the MCP server {name!r} answered with an error: {_told(message)}")
+
+    def _lost(self, live: _Live | None) -> Lost:
+        """Take note that *live* is over, and not the one that may have been started since."""
         if live is not None:
             live.end()
         pipe = live.pipe if live is not None else None
-        because = f" ({pipe.problem})" if pipe is not None and pipe.problem else ""
-        return Lost(
-            f"the connection to the MCP server {self._options.name!r} was lost{because}; the outcome is unknown"
-        )
+        return Lost(self._lost_for(pipe.problem if pipe is not None else ""))
+
+    def _lost_for(self, problem: str) -> str:
+        because = f" ({problem})" if problem else ""
+        return f"the connection to the MCP server {self._options.name!r} was lost{because}; the outcome is unknown"
 
     async def request(
         self, session: ClientSession, tool: str, arguments: Mapping[str, Any], progress: Any, **more: Any
@@ -405,7 +454,7 @@ class Connection:
     def opened(self, request: Coroutine[Any, Any, Any]) -> tuple[str, OpenCall]:
         """Begin a request during which the server may ask; the ticket is what it is known by."""
         ticket = secrets.token_hex(8)  # it stands in records, which other processes go on with
-        call = self._open[ticket] = OpenCall(request)
+        call = self._open[ticket] = OpenCall(request, self._lost_for("it was closed during the call"))
         return ticket, call
 
     def open_call(self, ticket: str) -> OpenCall | None:
@@ -462,20 +511,3 @@ def _leaf(error: BaseException) -> BaseException:
 def _told(text: str) -> str:
     """Return what a server says is wrong, with an end and nothing hidden: it may become the error of a run."""
     return visible(cut(text, ERROR_CHARS))
-
-
-def _with_headers(url: str, headers: Mapping[str, str]) -> Any:
-    from contextlib import asynccontextmanager
-
-    from mcp.client.streamable_http import streamable_http_client
-    from mcp.shared._httpx_utils import create_mcp_http_client
-
-    @asynccontextmanager
-    async def opened() -> Any:
-        async with (
-            create_mcp_http_client(headers=dict(headers)) as client,
-            streamable_http_client(url, http_client=client) as s,
-        ):
-            yield s
-
-    return opened()

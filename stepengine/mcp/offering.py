@@ -11,7 +11,7 @@ from stepengine.errors import ToolError
 from stepengine.mcp._caps import DESCRIPTION_CHARS, PARTS
 from stepengine.mcp.connection import Connection
 from stepengine.mcp.listing import annotations_of, shown_text
-from stepengine.mcp.results import content_parts, error_result, resource_part
+from stepengine.mcp.results import content_parts, failed_result, resource_part
 from stepengine.tools.conversion import as_result
 from stepengine.tools.definition import Tool
 
@@ -30,7 +30,7 @@ def resource_tools(server: str, session: Session) -> list[ToolLike]:
             page = await connection.guarded(client.list_resources())
             templates = await connection.guarded(client.list_resource_templates())
         except ToolError as error:
-            return error_result(error.message)
+            return failed_result(server, error)
         found = [
             *[{"uri": r.uri, "name": r.name, "about": shown_text(r.description or "")} for r in page.resources],
             *[
@@ -45,7 +45,7 @@ def resource_tools(server: str, session: Session) -> list[ToolLike]:
             connection, client = await session()
             result = await connection.guarded(client.read_resource(input["uri"]))
         except ToolError as error:
-            return error_result(error.message)
+            return failed_result(server, error)
         contents = [c.model_dump(mode="json", by_alias=True, exclude_none=True) for c in result.contents]
         return as_result(ToolResult(tuple([resource_part(one) for one in contents[:PARTS]])))
 
@@ -81,7 +81,7 @@ def prompt_tool(server: str, prompts: Sequence[Mapping[str, Any]], session: Sess
             connection, client = await session()
             result = await connection.guarded(client.get_prompt(input["name"], input.get("arguments") or {}))
         except ToolError as error:
-            return error_result(error.message)
+            return failed_result(server, error)
         parts: list[ResultPart] = []
         for message in result.messages[:PARTS]:
             block = message.content.model_dump(mode="json", by_alias=True, exclude_none=True)

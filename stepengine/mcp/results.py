@@ -5,21 +5,35 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from stepengine.data.json import compact, freeze
-from stepengine.data.messages import DocumentPart, ImagePart, JsonPart, ResultPart, TextPart, ToolResult
+import attrs
+
+from stepengine.data.json import canonical, compact, freeze
+from stepengine.data.messages import (
+    CUT_OFF,
+    DocumentPart,
+    ImagePart,
+    JsonPart,
+    ResultPart,
+    SideEffect,
+    TextPart,
+    ToolResult,
+)
 from stepengine.data.visible import visible
-from stepengine.errors import DataError, DefinitionError
+from stepengine.errors import DataError, DefinitionError, ToolError, ToolServerError
 from stepengine.mcp._caps import ERROR_CHARS, PARTS
 from stepengine.tools.conversion import DOCUMENT_BYTES, IMAGE_BYTES, RESULT_CHARS, as_result, cut
 from stepengine.tools.schemas import JsonSchema
 
-__all__ = ("content_parts", "error_result", "misfit", "result_of")
+__all__ = ("content_parts", "cut_off_result", "error_result", "failed_result", "misfit", "result_of")
 
 IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 PDF = "application/pdf"
+SHOWN = "[shown beside this]"
+HELD_DEPTH = 3
+"""How deep a value is looked into for what the texts beside it say."""
 
 
 def error_result(text: str) -> ToolResult:
@@ -27,12 +41,24 @@ def error_result(text: str) -> ToolResult:
     return ToolResult.error(cut(visible(text), ERROR_CHARS))
 
 
+def failed_result(server: str, error: ToolError) -> ToolResult:
+    """Return the result of a call that failed with *error*; one whose *server* is gone is told from one that was refused."""
+    if isinstance(error, ToolServerError):
+        return cut_off_result(server, error.message)
+    return error_result(error.message)
+
+
+def cut_off_result(server: str, text: str) -> ToolResult:
+    """Return the error result of a call whose *server* is gone."""
+    return attrs.evolve(error_result(text), side_effects=(SideEffect(CUT_OFF, server),))
+
+
 def result_of(raw: Mapping[str, Any]) -> ToolResult:
     """Return the result of a call; media are kept within the caps of all tools, links stay text."""
     parts = content_parts(raw.get("content") or ())
     structured = raw.get("structuredContent")
     if structured is not None:
-        parts = _with_structured(parts, structured)
+        parts = _with_structured(parts, structured, raw.get("content") or ())
     if raw.get("isError"):
         texts = [
             p.text if isinstance(p, TextPart) else compact(p.value) for p in parts if isinstance(p, TextPart | JsonPart)
@@ -41,21 +67,78 @@ def result_of(raw: Mapping[str, Any]) -> ToolResult:
     return as_result(ToolResult(tuple(parts)))
 
 
-def _with_structured(parts: Sequence[ResultPart], structured: Any) -> list[ResultPart]:
+def _with_structured(
+    parts: Sequence[ResultPart], structured: Any, content: Sequence[Mapping[str, Any]]
+) -> list[ResultPart]:
     """
-    Return *parts* with the value of a result in the place of the texts that say the same, for clients that know nothing else.
+    Return *parts* with the value of a result, each thing once: servers say the same in texts for clients that know nothing else.
 
-    A plain value comes in an object with the one member ``result``; where the text says it without, so does this.
+    Texts that the value holds are left out. A value that is nothing but the text, or the content itself, is left out in its
+    turn, so that a model reads a file as it is. A plain value comes in an object with the one member ``result``; where the
+    text says it without, so does this. Media stay what they are, and are no text in the value.
     """
     others = [part for part in parts if not isinstance(part, TextPart)]
     texts = [part.text for part in parts if isinstance(part, TextPart)]
-    if isinstance(structured, Mapping) and list(structured) == ["result"]:
-        plain = structured["result"]
-        if isinstance(plain, str) and texts == [plain]:
+    if isinstance(structured, Mapping) and len(structured) == 1:
+        (plain,) = structured.values()
+        if (isinstance(plain, str) and texts == [plain]) or _is_content(plain, content):
             return list(parts)
-        if _says(texts, plain) or (isinstance(plain, list) and _says_each(texts, plain)):
+        if "result" in structured and (
+            _says(texts, plain) or (isinstance(plain, list | tuple) and _says_each(texts, plain))
+        ):
             return [JsonPart(freeze(plain)), *others]
-    return [JsonPart(freeze(structured)), *(others if _says(texts, structured) else parts)]
+    value = freeze(_without_media(structured, {data for block in content if (data := _data_of(block))}))
+    if _says(texts, structured):
+        return [JsonPart(value), *others]
+    held = set(_held(value, HELD_DEPTH))
+    return [JsonPart(value), *[p for p in parts if not (isinstance(p, TextPart) and _form(p.text) & held)]]
+
+
+def _held(value: Any, depth: int) -> Iterator[str]:
+    """Give the texts that say *value* or something in it: JSON, and texts themselves."""
+    yield canonical(value)
+    if isinstance(value, str):
+        yield value
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    for each in inner if depth else ():
+        yield from _held(each, depth - 1)
+
+
+def _form(text: str) -> set[str]:
+    """Return the forms in which a value may hold what a text says."""
+    read = _read(text, None)
+    if read is text:
+        return {text}
+    try:
+        return {text, canonical(freeze(read))}
+    except DataError:
+        return {text}
+
+
+def _is_content(value: Any, content: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether *value* is the list of what the result shows anyway; servers write out what is not there as null."""
+    return (
+        isinstance(value, list | tuple)
+        and bool(content)
+        and all(isinstance(each, Mapping) for each in value)
+        and [{k: v for k, v in each.items() if v is not None} for each in value] == [dict(each) for each in content]
+    )
+
+
+def _data_of(block: Mapping[str, Any]) -> str:
+    """Return what a block of content holds in base64."""
+    resource = block.get("resource")
+    found = resource.get("blob") if isinstance(resource, Mapping) else block.get("data")
+    return found if isinstance(found, str) else ""
+
+
+def _without_media(value: Any, shown: Collection[str]) -> Any:
+    """Return *value* with a word in the place of media that the result shows."""
+    if isinstance(value, str):
+        return SHOWN if value in shown else value
+    if isinstance(value, Mapping):
+        return {name: _without_media(each, shown) for name, each in value.items()}
+    return [_without_media(each, shown) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _says(texts: Sequence[str], value: Any) -> bool:

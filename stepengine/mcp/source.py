@@ -11,6 +11,7 @@ import asyncio
 import os
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -24,15 +25,16 @@ from stepengine.data.messages import ToolResult
 from stepengine.data.tools import Ordinary, ToolBinding, ToolLike
 from stepengine.data.visible import visible
 from stepengine.data.yields import Perform
-from stepengine.errors import DataError, DefinitionError, PerformError, ToolError
+from stepengine.errors import DataError, DefinitionError, PerformError, ToolError, ToolServerError
 from stepengine.mcp._caps import CHARS_PER_TOKEN, DEFER_TOKENS, DEFER_TOOLS
 from stepengine.mcp.asking import Asking
 from stepengine.mcp.connection import Connection, Lost, Options, Wanted
 from stepengine.mcp.listing import Listed, annotations_of, digest_of, listed_tools, offered_prompts
 from stepengine.mcp.names import check_server_name
 from stepengine.mcp.offering import prompt_tool, resource_tools
-from stepengine.mcp.results import error_result, misfit, result_of
+from stepengine.mcp.results import cut_off_result, error_result, failed_result, misfit, result_of
 from stepengine.mcp.stdio import Program
+from stepengine.tools.after_fork import leave, renewed
 from stepengine.tools.context import ToolContext
 from stepengine.tools.definition import Tool
 
@@ -40,6 +42,7 @@ __all__ = ("McpTools", "mcp_tools")
 
 CATEGORY = "mcp"
 END_SECONDS = 10.0
+GONE = (ToolServerError.__name__, Lost.__name__)
 
 
 def mcp_tools(
@@ -174,6 +177,19 @@ class McpTools:
         self._pins = pins
         self._asking = Asking(options.name)
         self._connections: dict[int, Connection] = {}
+        self._is_shared = False
+        renewed(self)
+
+    def renew(self) -> None:
+        """Start servers anew: those of a forked child's parent answer the parent."""
+        leave(list(self._connections.values()))
+        self._connections.clear()
+
+    def for_engine(self) -> McpTools:
+        """Return the same source for one engine: closing it ends a server only when no other engine has it."""
+        mine = copy(self)
+        mine._is_shared = True  # noqa: SLF001 - a copy of this one
+        return mine
 
     @property
     def name(self) -> str:
@@ -190,7 +206,8 @@ class McpTools:
         try:
             recorded = yield from Perform.idempotent(self.listing, self.name)
         except PerformError as error:
-            raise ToolError(_cause(error)) from error
+            kind = ToolServerError if error.kind in GONE else ToolError
+            raise kind(_cause(error)) from error
         for reason in recorded["left_out"]:
             line = f"The MCP server {self.name!r} has something that is left out: {reason}"
             ctx.logger.warning(line)
@@ -240,8 +257,11 @@ class McpTools:
         loop = asyncio.get_running_loop()
         found = self._connections.get(id(loop))
         if found is None or found.loop is not loop:
-            self._connections = {k: c for k, c in self._connections.items() if not c.loop.is_closed()}
+            # In place, since all engines that list the source have the same ones.
+            for key in [k for k, c in list(self._connections.items()) if c.loop.is_closed()]:
+                self._connections.pop(key, None)
             found = self._connections[id(loop)] = Connection(self._options)
+        found.taken_by(self)
         return found
 
     async def listing(self, name: str) -> dict[str, Any]:
@@ -249,11 +269,16 @@ class McpTools:
         Ask the server *name* for its lists.
 
         Raises:
-            ToolError: when it cannot be asked.
+            ToolServerError: when it cannot be asked.
             DefinitionError: when two of its tools have one name.
         """
         connection = self._connection()
-        raw = await connection.listed()
+        try:
+            raw = await connection.listed()
+        except ToolServerError:
+            raise
+        except ToolError as error:
+            raise ToolServerError(error.message) from error
         connection.digests = _digests(raw["tools"])
         connection.promises = {t["name"]: t["outputSchema"] for t in raw["tools"] if t.get("outputSchema")}
         found = listed_tools(name, raw["tools"], include=self._include, exclude=self._exclude)
@@ -286,13 +311,13 @@ class McpTools:
             return await self._tried(listed, ctx, input)
         except Lost as lost:
             if not (self._trusts and listed.hints.get("idempotentHint")):
-                return error_result(lost.message)
+                return failed_result(self.name, lost)
         except ToolError as error:
-            return error_result(error.message)
+            return failed_result(self.name, error)
         try:
             return await self._tried(listed, ctx, input)  # the caller vouches for it (reliability MC14)
         except ToolError as error:
-            return error_result(error.message)
+            return failed_result(self.name, error)
 
     async def _tried(self, listed: Listed, ctx: ToolContext, input: Mapping[str, Any]) -> ToolResult:
         connection = self._connection()
@@ -347,9 +372,15 @@ class McpTools:
                 self.going_on, listed.to_json(), input, waits["ticket"], waits["state"], answers
             )
             if "requests" not in outcome:
-                return error_result(outcome["error"]) if "error" in outcome else result_of(outcome["result"])
+                return self._ended(outcome)
             waits = outcome
         return error_result(f"{listed.tool!r} asked more than {self._asking.rounds} times, so it was given up")
+
+    def _ended(self, outcome: Mapping[str, Any]) -> ToolResult:
+        """Return the result that ``going_on`` recorded."""
+        if "error" not in outcome:
+            return result_of(outcome["result"])
+        return cut_off_result(self.name, outcome["error"]) if outcome.get("lost") else error_result(outcome["error"])
 
     async def going_on(
         self,
@@ -377,6 +408,8 @@ class McpTools:
                 call.answer(self._asking.response(answers["asked"]))
             async with asyncio.timeout(self._options.timeout):
                 outcome = await call.outcome()
+        except ToolServerError as error:
+            return {"error": error.message, "lost": True}
         except ToolError as error:
             return {"error": error.message}
         except TimeoutError:
@@ -392,10 +425,16 @@ class McpTools:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     async def aclose(self, blocked: Any = None) -> None:
-        """End the server in every event loop; one that stands still is only told. The next run starts it again."""
+        """
+        End the server in every event loop; one that stands still is only told. The next run starts it again.
+
+        An engine that is closed ends those which no other engine has.
+        """
         here = asyncio.get_running_loop()
-        connections, self._connections = list(self._connections.values()), {}
-        for connection in connections:
+        for key, connection in list(self._connections.items()):
+            if self._is_shared and not connection.given_back_by(self):
+                continue
+            self._connections.pop(key, None)
             if connection.loop is here:
                 await connection.aclose()
             elif connection.loop is blocked:

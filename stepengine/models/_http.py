@@ -58,6 +58,7 @@ from stepengine.models.keys import (
     usable_variables,
 )
 from stepengine.redaction import GIVEN
+from stepengine.tools.after_fork import leave, renewed
 
 __all__ = ("NO_KEY", "Body", "HttpProvider", "warn_once")
 
@@ -204,7 +205,14 @@ class HttpProvider(Provider):
         self._unhidden: tuple[ToolSpec, ...] = ()
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, _Ready] = WeakKeyDictionary()
         self._unclosed: set[str] = set()
+        renewed(self)
         finalize(self, _warn_of_unclosed, self._unclosed)
+
+    def renew(self) -> None:
+        """Connect anew: connections of a forked child are those of its parent, and so are their event loops."""
+        leave(self._clients)
+        self._clients = WeakKeyDictionary()
+        self._unclosed.clear()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"

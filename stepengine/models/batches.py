@@ -26,6 +26,7 @@ from stepengine.data.json import canonical
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.errors import DataError, MissingKey, ModelError
 from stepengine.models.base import BatchMember, ModelInfo, Provider, ProviderSettings
+from stepengine.tools.after_fork import leave, renewed
 
 __all__ = ("Batched",)
 
@@ -114,6 +115,13 @@ class Batched(Provider):
         self._work: asyncio.Task[None] | None = None
         self._sending: asyncio.Task[None] | None = None
         self._came = asyncio.Event()
+        renewed(self)
+
+    def renew(self) -> None:
+        """Open the file anew, which tells whether the parent of this forked child has it; its calls are the parent's."""
+        leave(self._out, self._work, self._sending, self._waiting)
+        self._out = self._loop = self._work = self._sending = None
+        self._waiting, self._over = {}, set()
 
     def known_as(self, prefix: str) -> None:
         """Let the provider be known under another name, too."""

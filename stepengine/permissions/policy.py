@@ -526,6 +526,8 @@ def _locked(path: str | os.PathLike[str]) -> Iterator[None]:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
+        # Said, and not left to closing: a process that was forked meanwhile has the open file, too.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
 

@@ -39,11 +39,20 @@ def started(item: Item) -> list[Event]:
         case CallModel():
             return [ModelStarted(**at, model=effect.request.model, purpose=effect.purpose, request=effect.request)]
         case CallTool(tool_name=name, tool_call_id=call_id):
-            return [ToolStarted(**at, tool_name=name, tool_call_id=call_id, input=effect.input, source=effect.source)]
+            return [
+                ToolStarted(
+                    **at,
+                    tool_name=name,
+                    tool_call_id=call_id,
+                    input=effect.input,
+                    source=effect.source,
+                    category=_category(item, name),
+                )
+            ]
         case CallFunction():
             return [PerformStarted(**at, name=effect.call.name)]
         case AskPerson(purpose="permission"):
-            return [_requested(at, effect, question) for question in shown_questions(item)]
+            return [_requested(at, item, effect, question) for question in shown_questions(item)]
         case AskPerson():
             return [QuestionAsked(**at, question=q) for q in effect.questions]
         case Spawn():
@@ -65,7 +74,13 @@ def started(item: Item) -> list[Event]:
             assert_never(never)
 
 
-def _requested(at: dict[str, Any], effect: AskPerson, question: Question) -> PermissionRequested:
+def _category(item: Item, tool: str) -> str:
+    """Return the category of a tool of the run; ``""`` for one that it does not have."""
+    binding = item.plan.tools.get(tool)
+    return "" if binding is None else binding.spec.category
+
+
+def _requested(at: dict[str, Any], item: Item, effect: AskPerson, question: Question) -> PermissionRequested:
     return PermissionRequested(
         **at,
         question=question,
@@ -74,6 +89,7 @@ def _requested(at: dict[str, Any], effect: AskPerson, question: Question) -> Per
         input=question.details,
         preview=question.preview,
         remember=question.remember,
+        category=_category(item, question.tool_name or ""),
     )
 
 

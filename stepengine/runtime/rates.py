@@ -9,7 +9,6 @@ are shared by several processes, others take the place of ``RateLimits`` and ``L
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
@@ -25,6 +24,7 @@ from stepengine.models.routing import Fallback, route_of
 from stepengine.runtime.clock import Clock
 from stepengine.runtime.retry import known_usage
 from stepengine.runtime.sizes import expected_tokens
+from stepengine.tools.after_fork import Lock, renewed
 
 __all__ = (
     "Limiter",
@@ -145,11 +145,17 @@ class Limiter:
     def __init__(self, limit: RateLimit, clock: Clock) -> None:
         self._limit = limit
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._recent: deque[Ticket] = deque()
         self._tokens = 0
         self._running = 0
         self._queue: deque[_Waiter] = deque()
+        renewed(self)
+
+    def renew(self) -> None:
+        """Let a forked child begin at once: what is under way, and who waits, is the parent's."""
+        self._running = 0
+        self._queue.clear()
 
     async def enter(self, tokens: int, notice: Callable[[Obstacle], None]) -> Ticket:
         """

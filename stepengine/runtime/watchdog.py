@@ -21,6 +21,7 @@ from stepengine.data.events import Warned
 from stepengine.data.functions import innermost_own
 from stepengine.runtime.logs import LOGGER
 from stepengine.runtime.performing import Innermost
+from stepengine.tools.after_fork import Lock, renews
 
 if TYPE_CHECKING:
     from stepengine.runtime.tree import RunTree
@@ -102,13 +103,13 @@ class Watchdog:
 
 _watchdogs: dict[asyncio.AbstractEventLoop, Watchdog] = {}
 """Of the loops in which runs are under way; the last run takes its entry away."""
-_lock = threading.Lock()
+_lock = Lock()
 _threads: list[threading.Thread] = []
 """The thread that watches, while there is one."""
 
 
 def _keep(loop: asyncio.AbstractEventLoop, watchdog: Watchdog) -> None:
-    """Let the thread look at *watchdog*; after a fork there is none, whatever was known of it."""
+    """Let the thread look at *watchdog*."""
     if _watchdogs.get(loop) is watchdog:
         return
     with _lock:
@@ -116,6 +117,13 @@ def _keep(loop: asyncio.AbstractEventLoop, watchdog: Watchdog) -> None:
         if not (_threads and _threads[0].is_alive()):
             _threads[:] = [threading.Thread(target=_watch, name="stepengine-watchdog", daemon=True)]
             _threads[0].start()
+
+
+@renews
+def _forget() -> None:
+    """Watch nothing of the parent's: its loops never answer in a forked child, where there is no thread that asks, either."""
+    _watchdogs.clear()
+    _threads.clear()
 
 
 def _watch() -> None:

@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import stat
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,6 +32,7 @@ from stepengine.data.usage import Usage
 from stepengine.errors import DataError, SessionConflict, SessionError, StepEngineError
 from stepengine.runtime.write_ahead import transaction, write_ahead
 from stepengine.sessions.session import Session, SessionInfo, TurnPlace, check_id, mended, messages_from_json
+from stepengine.tools.after_fork import Lock
 from stepengine.tools.files.atomic import make_folder, replace_path
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ class MemorySessions(Store):
         self._sessions: dict[str, Session] = {}
         self._turns: dict[str, dict[str, Any]] = {}
         self._cache: dict[str, tuple[float | None, Any]] = {}
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     @override
     def load(self, session_id: str) -> Session:
@@ -540,6 +540,8 @@ class FileSessions(Store):
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
         finally:
+            # Said, and not left to closing: a process that was forked meanwhile has the open file, too.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
 

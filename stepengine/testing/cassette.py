@@ -13,7 +13,6 @@ import itertools
 import json
 import os
 import re
-import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -34,6 +33,7 @@ from stepengine.testing.cassette_files import (
     parse_cassette,
 )
 from stepengine.testing.cleaning import KEPT_REQUEST_HEADERS, SHAPES, Cleaner, SecretFound, clean_url, known_secrets
+from stepengine.tools.after_fork import Lock
 from stepengine.tools.files.atomic import replace_path
 
 __all__ = (
@@ -459,7 +459,7 @@ class Cassette:
         self.redactor = redactor
         self._matcher = Matcher(tuple(ignore), tuple(match_headers))
         self._repeat_last = repeat_last
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._slots: list[Slot] = []
         self._waiting: dict[Key, deque[Slot]] = {}
         self._last: dict[Key, Slot] = {}

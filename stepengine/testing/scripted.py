@@ -6,7 +6,6 @@ What lives here knows requests and replies and nothing of any wire.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from decimal import Decimal, InvalidOperation
 from inspect import iscoroutine, iscoroutinefunction, isgenerator, isgeneratorfunction
@@ -43,6 +42,7 @@ from stepengine.data.usage import Usage
 from stepengine.errors import DataError, ModelError
 from stepengine.models._json import call_part
 from stepengine.models.base import Provider, deltas_of
+from stepengine.tools.after_fork import Lock
 
 __all__ = ("Failing", "Script", "ScriptedModel", "failure", "text", "thinking", "tool_call", "tool_calls")
 __tracebackhide__ = True  # a failed test ends at its author's line
@@ -213,7 +213,7 @@ class ScriptedModel(Provider):
         else:
             self._script = tuple([_item(item, index) for index, item in enumerate(replies)])
         self._chunk = max(1, chunk)
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self.calls: list[ModelRequest] = []
 
     def __repr__(self) -> str:

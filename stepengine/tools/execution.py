@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
 from stepengine.data.events import Warned
-from stepengine.data.messages import ToolResult
+from stepengine.data.messages import CUT_OFF, SideEffect, ToolResult
 from stepengine.errors import ToolError
 from stepengine.tools.context import ToolContext
 from stepengine.tools.conversion import as_result, error_text
@@ -104,6 +104,10 @@ def _log(tool_name: str, raised: Raised, ctx: ToolContext, tries: int) -> None:
 def _failure(tool_name: str, raised: Raised) -> ToolResult:
     if raised.timeout is not None:
         return ToolResult.error(f"tool {tool_name!r} timed out after {raised.timeout:g} s")
+    if isinstance(raised.error, asyncio.CancelledError):  # and nobody cancelled the call
+        text = f"tool {tool_name!r} failed: what it waited for was cancelled, so its outcome is unknown"
+        said = error_text(raised.error) if str(raised.error) else text
+        return ToolResult.error(said, side_effects=(SideEffect(CUT_OFF, tool_name),))
     return ToolResult.error(error_text(raised.error))
 
 

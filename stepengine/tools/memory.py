@@ -201,6 +201,8 @@ class FileMemory:
             fcntl.flock(fd, fcntl.LOCK_EX)
             yield path
         finally:
+            # Said, and not left to closing: a process that was forked meanwhile has the open file, too.
+            fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
 
 

@@ -16,6 +16,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from stepengine.tools.after_fork import renewed
+
 __all__ = ("Settable", "ThreadPool")
 
 THREADS = 32
@@ -91,6 +93,15 @@ class ThreadPool:
         self._idle = self._threads = self._made = 0
         self._closed = False
         self._leaked: dict[str, None] = {}
+        renewed(self)
+
+    def renew(self) -> None:
+        """Forget threads and jobs: in a forked child there are none, and whoever had the lock is gone."""
+        self._ready = threading.Condition()
+        self._jobs.clear()
+        self._idle = self._threads = 0
+        self._closed = False
+        self._leaked.clear()
 
     @property
     def leaked(self) -> tuple[str, ...]:

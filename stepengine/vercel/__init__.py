@@ -64,6 +64,7 @@ HEADERS: Mapping[str, str] = {
 """What a response with these chunks has as headers; the page does not read it without the last one."""
 VERSIONS = (5, 6, 7)
 APPROVALS_FROM = 6
+DECISIONS_FROM = 7
 RESET_FROM = 7
 MAX_PROMPT = 1_048_576
 """Characters of a prompt that a page may send."""
@@ -84,7 +85,7 @@ async def vercel(events: AsyncIterable[Event], *, message_id: str, version: int 
         events: Those of a run, such as ``engine.stream(...)`` or ``handle.events()``.
         message_id: The id of the message that the page is sent; that of its last message, when that is the assistant's.
         version: The major version of the page's package ``ai``: 5, 6 or 7. Before 6 there are no approvals: permissions are parts
-            ``data-question``, too.
+            ``data-question``, too; before 7 no chunk says how somebody else decided, only what became of the call.
 
     Raises:
         InputError: for another version.
@@ -399,6 +400,8 @@ class _Page:
     def _decided(self, event: PermissionDecided) -> Iterator[Chunk]:
         call = _call_id(event)
         self._decided_calls.add(call)
+        if self._version < DECISIONS_FROM:
+            return  # a page learns it from what becomes of the call
         for question in [question for question, asked in self._approvals.items() if asked == call]:
             answer = {"approvalId": question, "approved": event.decision == "allow"}
             yield {"type": "tool-approval-response", **answer, **({"reason": event.reason} if event.reason else {})}

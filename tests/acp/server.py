@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stepengine import STEP_ALL, AgentDefinition, Ask, Engine
+from stepengine import STEP_ALL, AgentDefinition, Ask, Engine, ToolCall
 from stepengine.acp import serve, take_stdout
 from stepengine.permissions import Policy, Rule, read_only_commands
 from stepengine.testing import ScriptedModel, tool_call
@@ -49,7 +49,15 @@ def asking(ctx: Any) -> Any:
         size = yield from Ask("Which size?", options=["S", "L"])
         name = yield from Ask("Which name?")
         return f"{name} in {size}"
+    if ctx.prompt == "by hand":
+        yield ToolCall("read_files", {"paths": ["shop.py"]})
+        yield ToolCall(
+            "str_replace", {"path": "shop.py", "replacements": [{"old_string": "rate", "new_string": "tax"}]}
+        )
+        yield ToolCall("write_file", {"path": "new.py", "content": "more = 3\n"})
+        return "Done."
     yield STEP_ALL
+    return None
 
 
 def small(version: int) -> tuple[AgentDefinition, Callable[..., Engine]]:

@@ -146,6 +146,26 @@ async def test_a_prompt_is_streamed_and_an_edit_is_shown_as_a_diff_and_asked_abo
     assert "what an agent's file prints" in (tmp_path / "stderr").read_text()
 
 
+@pytest.mark.spec("interfaces:IF51", "interfaces:IF54")
+async def test_calls_of_a_handler_look_like_those_of_a_model(tmp_path: Path, project: Path) -> None:
+    """
+    No model is asked before them, which would have listed the tools.
+    """
+    editor = Editor()
+    async with served(editor, tmp_path) as agent:
+        session = (await agent.new_session(cwd=str(project), mcp_servers=[])).session_id
+        await said_to(agent, session, "by hand")
+
+    read, replaced, written = editor.calls().values()
+    assert ["read", "edit", "edit"] == [each["kind"] for each in (read, replaced, written)]
+    assert ["completed"] * 3 == [each["status"] for each in (read, replaced, written)]
+    assert ["edit", "edit"] == [asked.kind for asked, _ in editor.asked]
+    assert ["content"] == [each["type"] for each in read["content"]]
+    (changed,), (new,) = replaced["content"], written["content"]
+    assert (str(project / "shop.py"), "rate", "tax") == (changed["path"], changed["old_text"], changed["new_text"])
+    assert (str(project / "new.py"), "more = 3\n") == (new["path"], new["new_text"])
+
+
 @pytest.mark.spec("interfaces:IF48", "interfaces:IF47")
 async def test_a_turn_is_cancelled_while_its_question_is_open_and_the_session_goes_on(
     tmp_path: Path, project: Path

@@ -11,8 +11,7 @@ import pytest
 
 from stepengine.acp.updates import Shown
 from stepengine.data import events as ev
-from stepengine.data.models import ModelRequest
-from stepengine.data.tools import ToolSpec
+from stepengine.data.messages import ToolResult
 from stepengine.data.usage import Usage
 from tests.web.scenes import TODOS, TOLD, UNTOLD
 
@@ -26,13 +25,25 @@ def updates(*events: ev.Event) -> list[Any]:
 def test_the_kind_of_a_call_is_that_of_its_tool() -> None:
     categories = {"read_files": "read", "code_search": "read", "glob": "read", "find_files": "read", "write_file": "write",
                   "run_terminal_command": "execute", "read_url": "network", "own": "mcp", "think_deeply": ""}  # fmt: skip
-    specs = [ToolSpec(name, category=category) for name, category in categories.items()]
-    offered = ev.ModelStarted(model="m/m", request=ModelRequest(model="m/m", messages=(), tools=tuple(specs)))
-    calls = [ev.ToolStarted(tool_name=name, tool_call_id=f"c{n}", input={}) for n, name in enumerate(categories)]
+    calls = [
+        ev.ToolStarted(tool_name=name, tool_call_id=f"c{n}", input={}, category=category)
+        for n, (name, category) in enumerate(categories.items())
+    ]
 
     assert ["read", "search", "search", "search", "edit", "execute", "fetch", "other", "think"] == [
-        update.kind for update in updates(offered, *calls)
+        update.kind for update in updates(*calls)
     ]
+
+
+def test_a_diff_stays_when_its_call_has_ended_and_gives_way_to_what_went_wrong() -> None:
+    call: dict[str, Any] = {"tool_name": "own_write", "tool_call_id": "c1"}
+    began = ev.ToolStarted(**call, input={"path": "a.py", "content": "x"})
+    ends = [ev.ToolFinished(**call, result=r) for r in (ToolResult.json("written"), ToolResult.error("denied"))]
+
+    (started, done), (_, failed) = [updates(began, ev.ToolLog(message="a line", **call), end) for end in ends]
+
+    assert ["diff"] == [each.type for each in started.content]
+    assert (None, "denied") == (done.content, failed.content[0].content.text)
 
 
 @pytest.mark.spec("interfaces:IF34")

@@ -54,6 +54,11 @@ def call(number: Any, params: dict[str, Any]) -> None:
     seen = {"content": [{"type": "text", "text": said}]}
     if MODE == "slow" and calls == 1:
         return
+    if MODE == "gate" and calls > 1:
+        Path(MORE[0]).write_text("arrived")
+        os.read(os.open(MORE[1], os.O_RDONLY), 2)  # a pipe: until somebody writes
+    if MODE == "dies" and Path(MORE[0]).exists():
+        os.kill(os.getpid(), signal.SIGKILL)
     if MODE == "answers":
         send(id=987654, result=seen)
         send(id="never", error={"code": 1, "message": "nobody asked"})

@@ -70,11 +70,40 @@ def test_a_field_that_is_not_required_may_be_left_out() -> None:
     assert {"action": "accept", "content": {}} == answer
 
 
-@pytest.mark.spec("interfaces:IF64")
-def test_a_form_of_many_fields_is_declined_and_nobody_is_asked() -> None:
-    fields = {f"f{n}": {"type": "string"} for n in range(11)}
+def many(number: int) -> dict[str, Any]:
+    return {
+        "message": "Say",
+        "requestedSchema": {"properties": {f"f{n}": {"type": "string"} for n in range(number)}},
+    }
 
-    assert ({"action": "decline"}, []) == answered({"message": "Say", "requestedSchema": {"properties": fields}})
+
+@pytest.mark.parametrize(("number", "first"), [(1, []), (11, []), (25, []), (26, ["yes"]), (1_000, ["yes"])])
+def test_a_form_is_asked_for_whatever_the_number_of_its_fields(number: int, first: list[str]) -> None:
+    """
+    Nobody declines for a person; only before very many fields it is asked whether to begin.
+    """
+    answer, asked = answered(many(number), *first, *[f"v{n}" for n in range(number)])
+
+    assert {"action": "accept", "content": {f"f{n}": f"v{n}" for n in range(number)}} == answer
+    assert [f"The MCP server srv asks: Say - a form of {number:,} fields; fill it in?"] * len(first) == [
+        question.question for question in asked[: len(first)]
+    ]
+
+
+def test_who_does_not_want_to_fill_in_a_long_form_is_asked_once() -> None:
+    answer, asked = answered(many(10_000), "no")
+
+    assert ({"action": "decline"}, 1) == (answer, len(asked))
+
+
+@given(options=st.lists(st.sampled_from(["a", "b", "a, b", "b, c", "c"]), unique=True, min_size=2), data=st.data())
+def test_a_choice_with_a_comma_in_its_name_is_one_choice(options: list[str], data: Any) -> None:
+    chosen = data.draw(st.lists(st.sampled_from(options), unique=True, min_size=1, max_size=1))
+    field = {"type": "array", "items": {"type": "string", "enum": options}}
+
+    answer, _ = answered(form(field), ", ".join(chosen))
+
+    assert {"action": "accept", "content": {"x": chosen}} == answer
 
 
 @pytest.mark.parametrize("said", ["nan", "-inf", "1e999", "9" * 30])

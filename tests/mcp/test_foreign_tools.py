@@ -5,19 +5,26 @@ What servers say of their tools, and give for calls, is a stranger's word: shown
 from __future__ import annotations
 
 import base64
+import json
 from typing import Any
 
 import mcp_types as types
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stepengine import AgentDefinition, Engine, RunStatus, ToolCall, tool
+from stepengine.data.codec import plain
+from stepengine.data.json import canonical, freeze
 from stepengine.data.messages import ImagePart, ToolReferencePart
-from stepengine.errors import DefinitionError
+from stepengine.errors import DataError, DefinitionError
 from stepengine.events import LogLine
 from stepengine.journal import MemoryJournal
 from stepengine.mcp import McpTools, mcp_tools
+from stepengine.mcp.results import result_of
 from stepengine.permissions import Policy, Rule
 from stepengine.testing import ScriptedModel, tool_call
+from tests.strategies import json_values
 
 from .foreign import OBJECT, Foreign, described, text
 
@@ -316,6 +323,76 @@ async def test_images_are_kept_and_what_is_none_is_said_in_words() -> None:
     assert isinstance(image.content[0], ImagePart)
     assert ["no base64" in broken.text, "bytes are none of" in wrong.text, "audio" in audio.text] == [True] * 3
     assert ["ok"] * 4 == [one.status for one in (image, broken, wrong, audio)]
+
+
+@pytest.mark.spec("interfaces:IF62")
+@pytest.mark.parametrize(
+    ("said", "structured", "shown"),
+    [
+        (["a\n\tb"], {"content": "a\n\tb"}, "a\n\tb"),
+        (["a\n\tb"], {"content": "a\n\tb", "lines": 2}, '{"content":"a\\n\\tb","lines":2}'),
+        (['[{"n": 1}]'], {"items": [{"n": 1}], "total": 1}, '{"items":[{"n":1}],"total":1}'),
+        (['{"n": 1}', '{"n": 2}'], {"result": [{"n": 1}, {"n": 2}]}, '[{"n":1},{"n":2}]'),
+        (["one item"], {"n": 1}, '{"n":1}one item'),
+        (["1"], {"found": True}, '{"found":true}1'),
+        (["a"], {"items": [{"type": "text", "text": "a", "annotations": None}]}, "a"),
+    ],
+    ids=["a text", "a member", "a part", "each its own", "another text", "a number", "the content"],
+)
+async def test_what_a_server_says_in_texts_and_as_a_value_is_shown_once(
+    said: list[str], structured: Any, shown: str
+) -> None:
+    result = await called(giving(*map(text, said), structured_content=structured))
+
+    assert shown == result.text
+
+
+async def test_media_are_shown_and_never_as_text_in_the_value_beside_them() -> None:
+    image = types.ImageContent(type="image", data=PIXEL, mime_type="image/png")
+    alone = await called(
+        giving(image, structured_content={"content": [{"type": "image", "data": PIXEL, "mimeType": "image/png"}]})
+    )
+    more = await called(giving(image, structured_content={"name": "a.png", "images": [{"data": PIXEL}]}))
+
+    assert [ImagePart] == [type(part) for part in alone.content]
+    assert {"name": "a.png", "images": [{"data": "[shown beside this]"}]} == more.data
+    assert isinstance(more.content[1], ImagePart)
+    assert PIXEL not in alone.text + more.text
+
+
+@given(
+    value=st.dictionaries(st.text(max_size=5), json_values(), min_size=2, max_size=4),
+    others=st.lists(st.text(min_size=1, max_size=9), max_size=2),
+    data=st.data(),
+)
+def test_of_texts_and_a_value_nothing_is_lost_and_nothing_said_twice(value: Any, others: list[str], data: Any) -> None:
+    """
+    A text stays unless the value, or a member of it, says the same.
+    """
+    value = plain(freeze(value))
+    members = [each if isinstance(each, str) else json.dumps(each) for each in value.values()]
+    again = data.draw(st.lists(st.sampled_from([json.dumps(value), *members]), max_size=3))
+    texts = data.draw(st.permutations([*others, *again]))
+    raw = {"content": [{"type": "text", "text": each} for each in texts], "structuredContent": value}
+
+    shown = result_of(raw)
+
+    kept = [part.text for part in shown.content[1:]]
+    assert canonical(freeze(value)) == canonical(shown.data)
+    assert not {*again} & {*kept}
+    assert {*texts} - {*kept} <= {each for each in texts if said_by(value, each)}
+
+
+def said_by(value: Any, said: str) -> bool:
+    """
+    Return whether a value or something in it is what a text says.
+    """
+    try:
+        read = canonical(freeze(json.loads(said)))
+    except (ValueError, DataError):
+        read = None
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return said == value or read == canonical(freeze(value)) or any(said_by(each, said) for each in inner)
 
 
 @pytest.mark.spec("reliability:MC10")

@@ -169,3 +169,20 @@ async def test_filesystem_reads_and_writes_what_a_policy_allows(agent: Any, tmp_
     assert "denied" == written.status
     assert not (root / "b.txt").exists()
     assert "error" == outside.status
+
+
+@needs_filesystem
+async def test_filesystem_shows_a_file_and_a_picture_once(agent: Any, tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text('print("a")\n' * 700)
+    (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"0" * 600)
+    source = mcp_tools([str(FILESYSTEM), str(tmp_path)], name="fs", start_timeout=60)
+    calls = [tool_call(f"fs__read_{what}", {"path": str(tmp_path / name)}) for what, name in READS]
+
+    async with Engine([agent(source)], models=ScriptedModel([*calls, "ok"])) as engine:
+        text, picture = [one.result for one in (await engine.run("worker", "Go.")).tool_calls]
+
+    assert 'print("a")\n' * 700 == text.text
+    assert ["image/png"] == [part.mime_type for part in picture.content]
+
+
+READS = (("text_file", "a.py"), ("media_file", "a.png"))

@@ -5,6 +5,7 @@ Servers that bend the protocol, and servers behind HTTP on the loopback interfac
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import subprocess
 import sys
@@ -18,6 +19,8 @@ import pytest
 from stepengine import Engine, RunStatus
 from stepengine.mcp import mcp_tools
 from stepengine.testing import ScriptedModel, tool_call
+from tests.servers import Quiet
+from tests.servers import served as web_server
 
 HERE = Path(__file__).parent
 LOOK = tool_call("odd__look", {})
@@ -110,7 +113,7 @@ async def test_an_address_for_signing_in_is_opened_by_nobody(agent: Any, monkeyp
         result = await engine.run("worker", "Go.")
 
     assert RunStatus.FAILED is result.status
-    assert "the MCP server 'odd' did not start" in str(result.error)
+    assert "the MCP server 'odd' cannot be used: it answered 401 Unauthorized" in str(result.error)
     assert seen
     assert [] == followed
 
@@ -124,6 +127,125 @@ async def test_headers_go_with_every_request_to_an_address(agent: Any, monkeypat
 
     assert all(b"authorization: Bearer token" in head for head in seen)
     assert seen
+
+
+class Guarded(Quiet):
+    """
+    An endpoint that answers some requests, and then with another status than 200.
+    """
+
+    protocol_version = "HTTP/1.1"
+    status, answers, asked = 401, 0, 0
+
+    def do_POST(self) -> None:
+        message = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        Guarded.asked += 1
+        if Guarded.asked > Guarded.answers:
+            self._say(Guarded.status, b"")
+        elif "id" not in message:
+            self._say(202, b"")
+        else:
+            self._say(200, json.dumps({"jsonrpc": "2.0", "id": message["id"], **self._reply(message)}).encode())
+
+    def do_GET(self) -> None:
+        self._say(405, b"")
+
+    def do_DELETE(self) -> None:
+        self._say(405, b"")
+
+    def _reply(self, message: Any) -> Any:
+        match message["method"]:
+            case "initialize":
+                about = {"capabilities": {"tools": {}}, "serverInfo": {"name": "far", "version": "1"}}
+                return {"result": {"protocolVersion": "2025-11-25", **about}}
+            case "tools/list":
+                return {"result": {"tools": [{"name": "look", "inputSchema": {"type": "object"}}]}}
+            case "tools/call":
+                return {"result": {"content": [{"type": "text", "text": "seen"}]}}
+        return {"error": {"code": -32601, "message": "Method not found"}}
+
+    def _say(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        if status in (401, 403):
+            self.send_header("www-authenticate", 'Bearer error="invalid_token"')
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.fixture
+def guarded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """
+    Give what starts a source behind an endpoint that answers so many requests and then another status.
+    """
+    monkeypatch.setattr(Guarded, "asked", 0)
+    with web_server(Guarded) as address:
+
+        def make(status: int, answers: int = 0, **options: Any) -> Any:
+            monkeypatch.setattr(Guarded, "status", status)
+            monkeypatch.setattr(Guarded, "answers", answers)
+            return mcp_tools(f"{address}/mcp", name="far", protocol="legacy", **options)
+
+        yield make
+
+
+GIVE = "mcp_tools(headers={'Authorization': 'Bearer ...'})"
+REFUSALS = {
+    "no token": (401, {}, f"it has to be signed in to, which is not done here: get a token, and give it with {GIVE}"),
+    "an old token": (
+        401,
+        {"authorization": "Bearer old"},
+        "is not one that it takes, or is no longer: get another one",
+    ),
+    "a token of another": (403, {"Authorization": "Bearer x"}, "the token in headers= may not do this"),
+    "forbidden": (403, {}, f"it may want a token, given with {GIVE}"),
+    "nothing there": (404, {}, "nothing that speaks MCP is at this address, which often ends in /mcp"),
+    "refused": (418, {}, "I'm a Teapot"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+@pytest.mark.spec("reliability:MC09")
+async def test_an_endpoint_that_refuses_us_is_said_in_words_and_not_started_again(
+    guarded: Any, agent: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr("stepengine.mcp.connection.RESTART_WAITS", (600.0, 600.0))
+    status, headers, remedy = REFUSALS[name]
+    async with Engine([agent(guarded(status, headers=headers))], models=ScriptedModel([])) as engine:
+        result = await engine.run("worker", "Go.")
+
+    said = result.error.message
+    assert said.startswith(f"the MCP server 'far' cannot be used: it answered {status} ")
+    assert said.endswith(remedy)
+    assert ('(Bearer error="invalid_token")' in said) is (status in (401, 403))
+    assert 1 == Guarded.asked
+
+
+async def test_an_endpoint_that_fails_for_now_is_tried_again(
+    guarded: Any, agent: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepengine.mcp.connection.RESTART_WAITS", (0.0, 0.0))
+    async with Engine([agent(guarded(503))], models=ScriptedModel([])) as engine:
+        result = await engine.run("worker", "Go.")
+
+    assert "ended each time: it answered 503 Service Unavailable" in result.error.message
+    assert 3 == Guarded.asked
+
+
+async def test_a_token_that_expires_in_a_run_is_said_in_the_result_of_the_call(guarded: Any, agent: Any) -> None:
+    """
+    The greeting, its confirmation, the list and one call are answered.
+    """
+    looks = [tool_call("far__look", {}), tool_call("far__look", {}), "ok"]
+    source = guarded(401, answers=4, headers={"Authorization": "Bearer short"})
+    async with Engine([agent(source)], models=ScriptedModel(looks)) as engine:
+        first, second = [one.result for one in (await engine.run("worker", "Go.")).tool_calls]
+
+    assert "seen" == first.text
+    refused = "the MCP server 'far' refused the request: it answered 401 Unauthorized"
+    assert ("error", True) == (second.status, second.text.startswith(refused))
+    assert "is no longer: get another one" in second.text
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from stepengine.errors import ToolError
+from stepengine.tools.after_fork import Lock, renews
 from stepengine.tools.files.walk import TEMPORARY
 
 __all__ = ("lock_for", "make_folder", "replace_file", "replace_path", "sweep", "sync_folder", "target_info")
@@ -29,7 +30,7 @@ STALE_SECONDS = 60
 NAME = re.compile(re.escape(TEMPORARY) + r"(\d+)-[0-9a-f]{16}")
 
 _locks: weakref.WeakValueDictionary[tuple[int, int, str], _Lock] = weakref.WeakValueDictionary()
-_guard = threading.Lock()
+_guard = Lock()
 
 
 class _Lock:
@@ -39,6 +40,11 @@ class _Lock:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
+
+
+@renews
+def _none_held() -> None:
+    _locks.clear()
 
 
 @contextmanager
