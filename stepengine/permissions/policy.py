@@ -56,7 +56,7 @@ PLAN = "Denied: in plan mode only tools that change nothing may be used; describ
 ASKED = "Denied: this needs a person's approval, and the mode is not to ask."
 INSTRUCTING = PathRules((*INSTRUCTION_FILES, ".agents/", ".claude/"), ())
 """What later runs are told by; who accepts edits of the work has not accepted those (requirements X60)."""
-CALL_KEYS = ("is", "input", "agent", "paths", "hosts")
+CALL_KEYS = ("is", "input", "agent", "paths", "hosts", "prefix", "origins")
 RULE_KEYS = ("id", "decision", "match", "scope", "priority", "message", "description")
 
 
@@ -220,19 +220,27 @@ class Policy:
                 context=ctx,
             )
             verdict = self.check(request)
-            remember = self._always(request) if verdict.decision == "ask" else None
+            offered = self._always(request) if verdict.decision == "ask" else []
             return Decision(
-                verdict.decision, verdict.message, verdict.rule.id if verdict.rule else None, remember=remember
+                verdict.decision,
+                verdict.message,
+                verdict.rule.id if verdict.rule else None,
+                remember=offered[0] if offered else None,
+                wider=offered[1:],
             )
 
         return permission
 
-    def _always(self, request: Request) -> JsonDict | None:
-        """Return the rule that "always allow this" adds, as a policy file has it; ``None`` when another one would still ask."""
+    def _always(self, request: Request) -> list[JsonDict]:
+        """
+        Return the rules that "always allow this" may add, as policy files have them, the narrowest first.
+
+        None are offered when another rule would still ask.
+        """
         scope = Scope("user", request.user_id)
-        rule = Rule("allow", Call.of(request), scope=scope)
-        is_enough = self.with_rules(rule).check(request).decision == "allow"
-        return freeze_object(_stored(rule)) if is_enough else None
+        rules = [Rule("allow", call, scope=scope) for call in (Call.of(request), *Call.wider_than(request))]
+        is_enough = self.with_rules(rules[0]).check(request).decision == "allow"
+        return [freeze_object(_stored(rule)) for rule in rules] if is_enough else []
 
     # --- other policies -----------------------------------------------------------------------------------------------
 

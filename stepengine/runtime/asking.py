@@ -26,6 +26,7 @@ from stepengine.data.questions import (
     Question,
     answer_problem,
     answered,
+    covering_rule,
 )
 from stepengine.data.tools import Ordinary
 from stepengine.errors import AnswerRejected, LimitExceeded, StepEngineError
@@ -38,6 +39,10 @@ __all__ = ("Desk", "Remembered", "shown_questions")
 
 ASKED_AGAIN = 3
 """How often an interactor whose answer is none is asked the same question again (requirements X54)."""
+
+
+OF_INPUT = {"input", "prefix", "paths", "hosts", "origins"}
+"""Members of a rule about calls that say something of one input."""
 
 
 class RuleStore(Protocol):
@@ -93,16 +98,17 @@ class Remembered:
         except (StepEngineError, OSError) as error:
             LOGGER.warning("%r is not kept for other processes: %s", rule["id"], error)
 
-    def allow(self, question: Question) -> bool:
-        """Return whether a question has its answer already."""
-        rule = question.remember
-        if rule is None or canonical(rule) in self._rules:
-            return rule is not None
+    def covering(self, question: Question) -> JsonDict | None:
+        """Return the rule by which a question has its answer already, the narrowest of those that it offers."""
+        offered = [] if question.remember is None else [question.remember, *question.wider]
         try:
-            return self.store is not None and self.store.knows(rule)
+            return next((rule for rule in offered if self._has(rule)), None)
         except (StepEngineError, OSError) as error:
             LOGGER.warning("what was allowed for good cannot be looked up: %s", error)
-            return False
+            return None
+
+    def _has(self, rule: JsonDict) -> bool:
+        return canonical(rule) in self._rules or (self.store is not None and self.store.knows(rule))
 
     def forget(self, ids: Collection[str]) -> None:
         """Drop the rules of these ids, all without one."""
@@ -113,12 +119,12 @@ class Remembered:
 
 def rule_of(question: Question, answer: Answer) -> JsonDict | None:
     """Return the rule that an answer makes, if it makes one."""
-    rule = question.remember
+    rule = covering_rule(question, answer.covers)
     if rule is None or not answer.agrees or answer.remember is None:
         return None
     call: Any = rule["match"].get("call")
     # A rule about what one input holds is not made of an answer that has put another one in its place.
-    is_of_input = isinstance(call, Mapping) and bool(call.keys() & {"input", "paths", "hosts"})
+    is_of_input = isinstance(call, Mapping) and bool(call.keys() & OF_INPUT)
     return rule if answer.edited_input is None or not is_of_input else None
 
 
@@ -229,7 +235,10 @@ class Desk:
 
     def knows(self, question: Question) -> bool:
         """Return whether somebody allowed what is asked for good, so that nobody is asked."""
-        return self.remembered.allow(question) or self._of_session.allow(question)
+        return self._covering(question) is not None
+
+    def _covering(self, question: Question) -> JsonDict | None:
+        return self.remembered.covering(question) or self._of_session.covering(question)
 
     async def _asked(self, questions: Sequence[Question], interactor: Interactor | None) -> list[Answer | None]:
         answers = [self._up_front(question) for question in questions]
@@ -279,7 +288,10 @@ class Desk:
                 if problem is None:
                     return answered(self._given[key], question)
                 self._misfits[question.id] = problem
-        return Answer(text="yes", by=REMEMBERED) if self.knows(question) else None
+        rule = self._covering(question)
+        if rule is None:
+            return None
+        return Answer(text="yes", by=REMEMBERED, covers="" if rule is question.remember else str(rule["id"]))
 
     @property
     def open(self) -> tuple[Question, ...]:
