@@ -454,7 +454,7 @@ class Call:
         agent, found, words = request.agent_id or None, list[Call](), _only_command(request)
         if words and words[0].rpartition("/")[2].casefold() not in LAUNCHERS:
             rest = _beside_command(request)
-            lengths = range(min(PREFIX_WORDS, len(words) - 1), 0, -1)
+            lengths = range(min(PREFIX_WORDS, len(words)), 0, -1)
             found += [cls(request.tool.name, rest, agent=agent, prefix=words[:length]) for length in lengths]
         every = cls(request.tool.name, agent=agent)
         return (*found, *([] if every == cls.of(request) else [every]))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,6 +25,7 @@ from stepengine import (
     Limits,
     Parallel,
     StepText,
+    Tool,
     ToolCall,
     tool,
 )
@@ -362,7 +364,7 @@ def test_what_a_person_always_allows_is_asked_once_and_a_deny_still_wins(world):
     requested = [e for e in world.events if isinstance(e, PermissionRequested)]
     assert ["put", "get"] == [e.tool_name for e in requested]
     offered = {"id": rule, "decision": "allow", "match": {"call": {"is": "put", "agent": "lead"}}, "scope": "user"}
-    assert [offered] == list(requested[0].wider)
+    assert [offered] == list(requested[0].question.wider)
     assert {"is": "put", "agent": "lead", "input": {"x": 1}} == requested[0].remember["match"]["call"]
 
 
@@ -400,7 +402,11 @@ def test_an_always_for_a_command_is_for_exactly_its_words_and_for_a_script_for_e
 
 @pytest.mark.spec("requirements:M11", "requirements:M10")
 def test_an_always_holds_for_its_session_and_its_user_and_is_listed_and_cleared(world):
-    person = Person(put=ANY_PUT)
+    class Generous(Person):
+        def ask(self, question):
+            return attrs.evolve(super().ask(question), covers=question.wider[-1]["id"])
+
+    person = Generous(put=ALWAYS)
     agent = AgentDefinition("lead", model="m/m", tools=["put"])
     model = ScriptedModel([reply for _ in range(6) for reply in (PUT, text("ok"))])
     with Engine([agent], world.tools, model, permissions=Policy(), interactor=person) as engine:
@@ -495,13 +501,13 @@ def test_an_always_for_what_nobody_knows_the_meaning_of_is_for_exactly_this_call
     """
     ran = []
 
-    def body(**given):
+    def body(given):
         ran.append(given)
         return "ran"
 
     def made(name, category, member):
         schema = {"type": "object", "properties": {member: {"type": "string"}}, "required": [member]}
-        return Tool(name, body, input_schema=schema, category=category)
+        return Tool(name, "Run.", schema, body, category=category)
 
     kinds = [("sh__exec", "mcp", "command"), ("plain", "", "path"), ("own", "paint", "path"), ("note", "write", "text")]
     calls = [(name, {member: value}) for name, _, member in kinds for value in ("ls", "rm -rf /", "ls")]
@@ -536,7 +542,8 @@ def test_a_question_offers_a_command_with_anything_behind_it_and_any_input_narro
         def ask(self, question):
             self.wider = self.wider or question.wider
             answer = super().ask(question)
-            return attrs.evolve(answer, covers=question.wider[0]["id"]) if question.wider[1:] else False
+            log = [rule["id"] for rule in question.wider if " git log with anything " in rule["id"]]
+            return attrs.evolve(answer, covers=log[0]) if log else False
 
     commands = [
         {"command": "git log -5"},
@@ -554,10 +561,10 @@ def test_a_question_offers_a_command_with_anything_behind_it_and_any_input_narro
         engine.run_sync("lead", "go")
 
     assert [commands[at]["command"] for at in (0, 3, 4, 5, 6)] == [seen["command"] for _, seen in person.asked]
-    assert ["git log", "git", None] == [
+    assert ["git log -5", "git log", "git", None] == [
         " ".join(rule["match"]["call"]["prefix"]) if "prefix" in rule["match"]["call"] else None for rule in person.wider
     ]
-    assert [c["command"] for c in commands[:5]] == ran
+    assert [c["command"] for c in commands[:4]] == ran
 
 
 @pytest.mark.spec("requirements:X71", "requirements:K9")
