@@ -67,6 +67,7 @@ class Question:
             refused with a text.
         preview: For a permission question, what the tool's own ``preview`` says of the call, as ``action`` and ``details``;
             ``None`` when it says nothing. It is made when somebody is asked, so it does not count when questions are compared.
+            Where it has a ``problem``, the tool will refuse the call for that reason, and nobody is asked.
         remember: For a permission question, the rule that ``Answer(remember=...)`` adds, as a policy file has it; its
             ``"id"`` says in words what that allows. ``None`` when a rule would not keep the question from being asked again.
         wider: Rules that allow more than *remember* does, the narrowest first and the last for any input of the tool.
@@ -86,6 +87,11 @@ class Question:
     remember: JsonDict | None = attrs.field(default=None, converter=_object_or_none, eq=False, kw_only=True)
     wider: tuple[JsonDict, ...] = attrs.field(default=(), converter=_objects, eq=False, kw_only=True)
     descriptions: tuple[str, ...] = attrs.field(default=(), converter=strings, eq=False, kw_only=True)
+
+    @property
+    def problem(self) -> str:
+        """Why the tool will refuse the call by itself, so that nobody is asked; ``""`` when it will not."""
+        return "" if self.preview is None else str(self.preview.get("problem", ""))
 
 
 @attrs.frozen

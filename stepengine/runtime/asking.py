@@ -19,6 +19,7 @@ from stepengine.data.json import JsonDict, canonical, freeze
 from stepengine.data.questions import (
     MAX_QUESTIONS,
     NOBODY,
+    REFUSED,
     REMEMBERED,
     Answer,
     AnswerLike,
@@ -182,6 +183,7 @@ class Desk:
         self._interactor = interactor
         self._threads = threads
         self._open: dict[str, _Open] = {}
+        self._shown: dict[tuple[str, int], tuple[Question, ...]] = {}
         self._attending = 0
         self._waiting = 0
 
@@ -216,7 +218,8 @@ class Desk:
         """
         Return one answer per question; ``None`` where nobody is there to give one.
 
-        An interactor is asked one question after another; those that wait for a handle are open at once.
+        An interactor is asked one question after another; those that wait for a handle are open at once. A permission for a
+        call that its tool will refuse is not asked for: the answer is the tool's own no.
 
         Args:
             questions: What is asked.
@@ -233,6 +236,17 @@ class Desk:
                     await self._threads.run("policy file", partial(self._of_session.keep, question, answer))
         return answers
 
+    def shown(self, item: Item) -> tuple[Question, ...]:
+        """Return the questions of an ``AskPerson`` as people are shown them, the same until ``forget_shown``."""
+        key = item.path, item.effect.seq
+        if key not in self._shown:
+            self._shown[key] = shown_questions(item)
+        return self._shown[key]
+
+    def forget_shown(self, item: Item) -> None:
+        """Render the questions of an ``AskPerson`` anew the next time."""
+        self._shown.pop((item.path, item.effect.seq), None)
+
     def knows(self, question: Question) -> bool:
         """Return whether somebody allowed what is asked for good, so that nobody is asked."""
         return self._covering(question) is not None
@@ -241,7 +255,7 @@ class Desk:
         return self.remembered.covering(question) or self._of_session.covering(question)
 
     async def _asked(self, questions: Sequence[Question], interactor: Interactor | None) -> list[Answer | None]:
-        answers = [self._up_front(question) for question in questions]
+        answers = [self._up_front(question) or _refusal(question) for question in questions]
         somebody = interactor or self._interactor
         if somebody is not None:
             for index, question in enumerate(questions):
@@ -373,6 +387,11 @@ class Desk:
         return said
 
 
+def _refusal(question: Question) -> Answer | None:
+    """Return the no of a tool that says in its preview that it will refuse the call."""
+    return Answer(declined=True, by=REFUSED, reason=question.problem) if question.problem else None
+
+
 def _check_answer(value: Any, whose: str) -> None:
     if not isinstance(value, str | bool | Answer):
         msg = f"the answer {whose} is {value!r}; it is a string, a bool or an Answer"
@@ -406,7 +425,10 @@ def _preview(item: Item, question: Question) -> JsonDict | None:
         return None
     try:
         shown: ToolPreview | None = render(question.details)
-        return None if shown is None else JsonDict({"action": str(shown.action), "details": freeze(shown.details)})
+        if shown is None:
+            return None
+        preview = {"action": str(shown.action), "details": freeze(shown.details)}
+        return JsonDict(preview | ({"problem": str(shown.problem)} if shown.problem else {}))
     except Exception as error:  # noqa: BLE001  (a preview is the tool author's code)
         LOGGER.warning("the preview of %r failed at question %r", question.tool_name, question.id, exc_info=error)
         return None

@@ -56,7 +56,6 @@ from stepengine.errors import (
     ToolError,
     TruncatedReply,
 )
-from stepengine.runtime.asking import shown_questions
 from stepengine.runtime.logs import LOGGER, Lines
 from stepengine.runtime.performer import IO, Item, child_path
 from stepengine.runtime.rates import Notice, Obstacle, ParsingRegistry, queued
@@ -297,7 +296,7 @@ class Innermost:
         return await value if inspect.isawaitable(value) else value
 
     async def _ask(self, item: Item, io: IO) -> Single:
-        questions = shown_questions(item)
+        questions = self._tree.desk.shown(item)
         try:
             answers = await self._tree.desk.ask(questions, _interactor_of(item))
         except LimitExceeded as error:

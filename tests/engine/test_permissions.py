@@ -562,7 +562,8 @@ def test_a_question_offers_a_command_with_anything_behind_it_and_any_input_narro
 
     assert [commands[at]["command"] for at in (0, 3, 4, 5, 6)] == [seen["command"] for _, seen in person.asked]
     assert ["git log -5", "git log", "git", None] == [
-        " ".join(rule["match"]["call"]["prefix"]) if "prefix" in rule["match"]["call"] else None for rule in person.wider
+        " ".join(rule["match"]["call"]["prefix"]) if "prefix" in rule["match"]["call"] else None
+        for rule in person.wider
     ]
     assert [c["command"] for c in commands[:4]] == ran
 
