@@ -566,6 +566,7 @@ class Chat:
             msg = f"/fork TURN goes on from after a turn, {there}"
             raise UsageProblem(msg)
         self._states, self._session_id = self._states[:number], f"chat-{secrets.token_hex(6)}"
+        self._filled = sum(_context_parts(self._states[-1]).values()) if self._states else None
         self._terminal.say(
             f"goes on from after turn {number}; files stay as they are, and what came after it is still recorded"
         )
@@ -586,6 +587,7 @@ class Chat:
         agent = attrs.evolve(self._agent, handle_steps=handle_steps, output_schema=None, input_schema=None)
         await self._turn("", agent, options)
         after = self._states[-1]
+        self._filled = sum(_context_parts(after).values())
         self._terminal.say(f"{len(before.message_history)} messages before, {len(after.message_history)} now")
 
     # --- a turn -------------------------------------------------------------------------------------------------------
@@ -672,7 +674,7 @@ class Chat:
         self._results.append(result)
         if result.status is not RunStatus.FAILED:
             self._states.append(result.state)
-            self._filled = sum(_context_parts(result.state).values())
+            self._filled = screen.filled or sum(_context_parts(result.state).values())
         run = Run(result, received[0] if received else None)
         tell_more(result, options)
         if run.code is not Exit.COMPLETED:

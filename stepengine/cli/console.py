@@ -53,6 +53,8 @@ BELOW = 6
 """Lines of a terminal that what is shown of a question leaves to the question itself, the prompt and what stands below."""
 ROOM = 8
 """Characters that what is asked about has at least in the prompt."""
+TYPED = 12
+"""Characters that are left behind the prompt for what is typed."""
 WHICH = "which? a number, Enter for none > "
 UNSEEN = "every later call of {} runs without being shown, whatever its input; type yes to have that > "
 YES, NO, ALWAYS = ("y", "yes"), ("n", "no"), ("a", "always")
@@ -576,9 +578,9 @@ def _prompt(question: Question, width: int) -> str:
     offered = [
         keys if question.remember is not None else keys.replace("a always, ", "").replace("a, ", "") for keys in KEYS
     ]
-    taken = len(" ".join([part for part in (tool, about, size) if part]))
-    keys = next((keys for keys in offered if taken + len(": ") + len(keys) < width), offered[-1])
-    too_long = taken + len(": ") + len(keys) + 1 - width
+    taken = len(" ".join([part for part in (tool, about, size) if part])) + len(": ") + TYPED
+    keys = next((keys for keys in offered if taken + len(keys) <= width), offered[-1])
+    too_long = taken + len(keys) - width
     about = _about_what(question, max(ROOM, len(about) - too_long)) if too_long > 0 else about
     return f"{' '.join([part for part in (tool, about, size) if part])}: {keys}"
 

@@ -244,9 +244,15 @@ class Prompt(Terminal):
         return tuple(self._unsent)
 
     def take_back(self, *, to_line: bool = False) -> None:
-        """Have nothing said next; what would have been stands in the line again with *to_line*, where a line can be edited."""
+        """
+        Have nothing said next.
+
+        With *to_line* what would have been said stands in the line again, where a line can be edited: the last command only
+        where there is nothing else.
+        """
+        words = [text for text in self._unsent if not self.is_command(text)] or self._unsent[-1:]
         if to_line and self.is_rich:
-            self._draft = "\n".join([*self._unsent, *([self._draft] if self._draft else [])])
+            self._draft = "\n".join([*words, *([self._draft] if self._draft else [])])
         self._unsent.clear()
 
     def meant(self, text: str) -> str:
