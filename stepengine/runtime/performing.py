@@ -301,6 +301,8 @@ class Innermost:
             answers = await self._tree.desk.ask(questions, _interactor_of(item))
         except LimitExceeded as error:
             return self._failure(item, error)
+        finally:
+            self._tree.desk.forget_shown(item)
         waiting = tuple([q for q, answer in zip(questions, answers, strict=True) if answer is None])
         if waiting:
             return Stop("suspended", self._elapsed(), questions=waiting)
