@@ -47,7 +47,6 @@ PASTE_LINES = 10
 PASTE_CHARS = 2_000
 PASTE_BYTES = 1024 * 1024
 PASTE = re.compile(r"\[paste \d{1,9}: \d{1,9} lines\]")
-COMMAND = re.compile(r"/[a-z]+(\s.*)?", re.DOTALL)
 ANSWERS = ("/skip",)
 REFRESH = 0.1
 """How often what goes on is drawn anew, in seconds."""
@@ -226,7 +225,8 @@ class Prompt(Terminal):
 
     def is_command(self, text: str) -> bool:
         """Return whether a line is a command of the chat, which is never an answer; ``/skip`` is one."""
-        return COMMAND.fullmatch(text.strip()) is not None and text.strip() not in ANSWERS
+        word = "".join(text.split(maxsplit=1)[:1])
+        return word.startswith("/") and word[1:].isascii() and word[1:].isalpha() and text.strip() not in ANSWERS
 
     async def takes(self, text: str) -> bool:
         """Do a command of the chat that only tells something; keep others, and those of the person's shell, until the turn is over."""

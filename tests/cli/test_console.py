@@ -182,7 +182,9 @@ async def test_an_always_says_what_it_covers_before_it_does_and_any_input_is_ask
 
 
 @pytest.mark.spec("requirements:M15")
-async def test_a_call_that_its_tool_will_refuse_is_asked_about_by_nobody_and_the_model_is_told_why(folder: Path) -> None:
+async def test_a_call_that_its_tool_will_refuse_is_asked_about_by_nobody_and_the_model_is_told_why(
+    folder: Path,
+) -> None:
     """
     Nobody's no is counted for it, and the record knows that no person said it.
     """
@@ -192,7 +194,7 @@ async def test_a_call_that_its_tool_will_refuse_is_asked_about_by_nobody_and_the
         tool_call("run_terminal_command", {"command": "cat a.txt | wc"}),
     ]
     journal = MemoryJournal()
-    engine, model = worker(*wrong, WRITES, text("Ok."), folder=folder)
+    engine, _ = worker(*wrong, WRITES, text("Ok."), folder=folder)
     out = io.StringIO()
     async with engine, engine.start("worker", "Go.", journal=journal, limits=Limits(max_denials=1)) as handle:
         result = await ConsoleRenderer(handle, input=io.StringIO("y\n"), output=out).run()
@@ -225,7 +227,12 @@ WORDS = st.text("ab/. -", max_size=120)
 
 
 @pytest.mark.spec("interfaces:IF73")
-@given(st.sampled_from(["write_file", "run_terminal_command", "x" * 64]), WORDS, st.integers(0, 2_000), st.integers(76, 200))
+@given(
+    st.sampled_from(["write_file", "run_terminal_command", "x" * 64]),
+    WORDS,
+    st.integers(0, 2_000),
+    st.integers(76, 200),
+)
 def test_the_prompt_of_a_permission_says_tool_file_and_size_on_one_line_with_room_to_type(
     name: str, path: str, added: int, width: int
 ) -> None:
@@ -460,9 +467,7 @@ async def test_what_was_typed_before_the_question_could_be_seen_does_not_answer_
         os.write(keyboard, b"y\nhalf of an ans")
         lines = Lines(stream)
         await asyncio.to_thread(lines_there, stream)
-        there = asyncio.ensure_future(
-            Terminal(console_on(io.StringIO()), lines).asked(asked, said.append, other)
-        )
+        there = asyncio.ensure_future(Terminal(console_on(io.StringIO()), lines).asked(asked, said.append, other))
         await asyncio.sleep(0.05)
         before = list(said)
         os.write(keyboard, b"n no\n")

@@ -983,7 +983,8 @@ def test_a_person_is_shown_the_whole_command(root: Path, input: Any, action: str
     preview = tool.preview(input)
     refused = shell_tools(root)[0].preview(input)
 
-    assert preview is not None and refused is not None
+    assert preview is not None
+    assert refused is not None
     assert bool(refused.problem) == ("script" in (details or {}) or details is None)
     assert preview.action == action
     assert details is None or details == preview.details
