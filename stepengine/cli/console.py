@@ -622,7 +622,7 @@ def _call_in(rule: JsonDict) -> Mapping[str, Any]:
 
 
 def _is_any_input(rule: JsonDict) -> bool:
-    return _call_in(rule).keys() in ({"is"}, {"is", "agent"})
+    return bool(_call_in(rule).get("any_input"))
 
 
 def _breadth(rule: JsonDict) -> str:

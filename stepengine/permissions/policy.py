@@ -56,7 +56,7 @@ PLAN = "Denied: in plan mode only tools that change nothing may be used; describ
 ASKED = "Denied: this needs a person's approval, and the mode is not to ask."
 INSTRUCTING = PathRules((*INSTRUCTION_FILES, ".agents/", ".claude/"), ())
 """What later runs are told by; who accepts edits of the work has not accepted those (requirements X60)."""
-CALL_KEYS = ("is", "input", "agent", "paths", "hosts", "prefix", "origins")
+CALL_KEYS = ("is", "input", "agent", "paths", "hosts", "prefix", "origins", "any_input")
 RULE_KEYS = ("id", "decision", "match", "scope", "priority", "message", "description")
 
 
@@ -513,7 +513,9 @@ def _stored_matcher(rule: Rule) -> Any:
 
 def _stored_call(call: Call) -> Any:
     narrowed = {name: getattr(call, name) for name in CALL_KEYS[1:]}
-    given = {name: list(v) if isinstance(v, tuple) else v for name, v in narrowed.items() if v is not None}
+    given = {
+        name: list(v) if isinstance(v, tuple) else v for name, v in narrowed.items() if v is not None and v is not False
+    }
     return {"is": call.tool, **given} if given else call.tool
 
 
@@ -580,10 +582,16 @@ def _loaded_call(value: Any, where: str) -> Call:
     found = _members(value, CALL_KEYS, where)
     given: dict[str, Any] = {
         name: _typed(found[name], kind, f"{where}.{name}", what)
-        for name, kind, what in (("input", dict, "an object"), ("agent", str, "text"))
+        for name, kind, what in (
+            ("input", dict, "an object"),
+            ("agent", str, "text"),
+            ("any_input", bool, "true or false"),
+        )
         if name in found
     }
-    given |= {name: _words(found[name], f"{where}.{name}", '["src/app.py"]') for name in CALL_KEYS[3:] if name in found}
+    given |= {
+        name: _words(found[name], f"{where}.{name}", '["src/app.py"]') for name in CALL_KEYS[3:-1] if name in found
+    }
     return Call(_typed(found.get("is"), str, f"{where}.is"), **given)
 
 

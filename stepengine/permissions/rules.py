@@ -411,6 +411,8 @@ class Call:
         prefix: Only calls of one command that begins with these words, whatever follows them; never a shell script.
         origins: Only calls that name web addresses, and no others than below these: scheme, host and port, and the call's
             ``method`` in front where it has one, such as ``"POST https://api.example.org"``.
+        any_input: Somebody was told that any input is meant. It narrows nothing; without it a rule of a policy file that people
+            once made, and that names no more than the tool, answers no question.
     """
 
     kind: ClassVar[str] = "call"
@@ -421,6 +423,7 @@ class Call:
     hosts: tuple[str, ...] | None = attrs.field(default=None, converter=_texts_or_none, kw_only=True)
     prefix: tuple[str, ...] | None = attrs.field(default=None, converter=_texts_or_none, kw_only=True)
     origins: tuple[str, ...] | None = attrs.field(default=None, converter=_texts_or_none, kw_only=True)
+    any_input: bool = attrs.field(default=False, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         _not_empty(self.tool, 'the name of a tool, such as "read_files"')
@@ -456,8 +459,7 @@ class Call:
             rest = _beside_command(request)
             lengths = range(min(PREFIX_WORDS, len(words)), 0, -1)
             found += [cls(request.tool.name, rest, agent=agent, prefix=words[:length]) for length in lengths]
-        every = cls(request.tool.name, agent=agent)
-        return (*found, *([] if every == cls.of(request) else [every]))
+        return (*found, cls(request.tool.name, agent=agent, any_input=True))
 
     def matches(self, request: Request, _decision: Effect) -> bool:
         """Return whether the rule is about a call."""
@@ -479,7 +481,9 @@ class Call:
             return f"the call {self.tool} {canonical(self.input)}{by}"
         paths = "" if self.paths is None else f" for {', '.join(self.paths)}"
         where = [*(self.hosts or ()), *(self.origins or ())]
-        return f"calls of {self.tool}{by}{paths}" + (f" to {', '.join(where)}" if where else "")
+        return f"{'any calls' if self.any_input else 'calls'} of {self.tool}{by}{paths}" + (
+            f" to {', '.join(where)}" if where else ""
+        )
 
 
 def _paths_in(request: Request) -> set[str]:

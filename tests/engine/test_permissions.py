@@ -341,7 +341,7 @@ class Person:
 
 
 ALWAYS = Answer(remember="session")
-PUTS = "allow calls of put by lead in user"
+PUTS = "allow any calls of put by lead in user"
 ANY_PUT = Answer(remember="session", covers=PUTS)
 
 
@@ -363,7 +363,12 @@ def test_what_a_person_always_allows_is_asked_once_and_a_deny_still_wins(world):
     assert expected == [(decision, by) for _, decision, by in world.decided()]
     requested = [e for e in world.events if isinstance(e, PermissionRequested)]
     assert ["put", "get"] == [e.tool_name for e in requested]
-    offered = {"id": rule, "decision": "allow", "match": {"call": {"is": "put", "agent": "lead"}}, "scope": "user"}
+    offered = {
+        "id": rule,
+        "decision": "allow",
+        "match": {"call": {"is": "put", "agent": "lead", "any_input": True}},
+        "scope": "user",
+    }
     assert [offered] == list(requested[0].question.wider)
     assert {"is": "put", "agent": "lead", "input": {"x": 1}} == requested[0].remember["match"]["call"]
 
@@ -417,7 +422,7 @@ def test_an_always_holds_for_its_session_and_its_user_and_is_listed_and_cleared(
             return len(person.asked) - before
 
         assert [1, 0] == [asked(session_id="a"), asked(session_id="a")]
-        assert [Rule("allow", Call("put", agent="lead"), scope="user")] == list(engine.remembered("a"))
+        assert [Rule("allow", Call("put", agent="lead", any_input=True), scope="user")] == list(engine.remembered("a"))
         assert 1 == asked(session_id="b")
         assert 1 == asked(session_id="a", user_id="eve")
         engine.forget("a", PUTS)
@@ -614,6 +619,15 @@ def test_what_a_person_allows_for_good_is_known_to_every_process_with_the_same_p
     file.forget(PUTS)
     assert () == file.remembered
     assert 2 == shared(world, policy_file, replies, False)[1]
+
+
+@pytest.mark.spec("requirements:X71")
+def test_what_was_kept_for_a_tool_before_anybody_was_told_that_any_input_is_meant_answers_nothing(world, policy_file):
+    old = Rule("allow", Call("put", agent="lead"), scope="user")
+    Policy(remembered=[old]).save(policy_file)
+
+    assert 2 == shared(world, policy_file, [*puts(1, 2), text("ok")], True)[1]
+    assert [old] == list(PolicyFile(policy_file).remembered)
 
 
 @pytest.mark.spec("requirements:M11", "requirements:X29")

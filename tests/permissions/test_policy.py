@@ -551,6 +551,7 @@ CALLS = st.builds(
     hosts=st.none() | st.just(["example.org"]),
     prefix=st.none() | st.sampled_from([["git"], ["git", "log"]]),
     origins=st.none() | st.just(["POST https://example.org:8443"]),
+    any_input=st.booleans(),
 )
 
 
@@ -607,7 +608,7 @@ def test_a_command_with_anything_behind_it_is_any_that_begins_with_its_words_and
     prefixes = [call.prefix for call in found if call.prefix is not None]
 
     assert [tuple(seen[:n]) for n in range(min(3, len(seen)), 0, -1) if seen[0] != "sudo"] == prefixes
-    assert Call("sh", agent="lead") == found[-1]
+    assert Call("sh", agent="lead", any_input=True) == found[-1]
     for call in found[:-1]:
         assert call.matches(request(sh, command=other), "allow") == (tuple(other[: len(call.prefix)]) == call.prefix)
         assert not call.matches(request(sh, command=f"{shlex.join(seen)}; true"), "allow")
