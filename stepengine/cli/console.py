@@ -588,7 +588,7 @@ def _prompt(question: Question, width: int) -> str:
 def _size_of(question: Question) -> str:
     """Return how many lines the difference adds and removes that a question shows; ``""`` when it shows none."""
     details = None if question.preview is None else question.preview["details"]
-    diff = next((d for name in ("unified_diff", "diff") if (d := _member(details, name))), None)
+    diff = next((d for name in ("unified_diff", "diff") if (d := _member(details, name)) is not None), None)
     if not isinstance(diff, str):
         return ""
     lines = diff.splitlines()
