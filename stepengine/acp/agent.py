@@ -13,6 +13,7 @@ import stat
 import sys
 from collections.abc import AsyncGenerator, Callable
 from importlib.metadata import PackageNotFoundError, version
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
@@ -325,6 +326,8 @@ class EditorAgent:
         async for event in session.events:
             for update in session.shown.of(event):
                 await self._tell(session, update)
+            if isinstance(event, PermissionRequested) and event.question.problem:
+                continue  # the tool refuses the call by itself
             if isinstance(event, PermissionRequested):
                 self._ask(session, event.question, session.shown.request(event))
             elif isinstance(event, QuestionAsked):
@@ -501,7 +504,8 @@ def _text_of(blocks: list[Any]) -> str:
 
 
 def _words_of(question: Question) -> str:
-    choices = "".join([f"\n- {option}" for option in question.options])
+    said = zip_longest(question.options, question.descriptions, fillvalue="")
+    choices = "".join([f"\n- {option}" + (f": {about}" if about else "") for option, about in said])
     return f"\n\n{question.text}{choices}"
 
 

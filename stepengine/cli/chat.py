@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AsyncExitStack
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
@@ -26,7 +27,7 @@ import typer
 
 from stepengine.cli import bench
 from stepengine.cli.bench import bench_for, family, limits_of, registry_of
-from stepengine.cli.console import DIGITS, QUIT, YES, Lines, Screen, console_on, follow
+from stepengine.cli.console import DIGITS, NO, QUIT, YES, Lines, Screen, console_on, follow, show_markdown
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.journals import journal_at, limits_again, name_of
 from stepengine.cli.options import Model, NoJournal, Options, with_options
@@ -34,7 +35,7 @@ from stepengine.cli.perform import Run, interruptible, reason_of, resume_hint, t
 from stepengine.cli.progress import diff_lines
 from stepengine.cli.prompt import PASTED, SOON, Above, Prompt, attached, shell_output
 from stepengine.cli.recording import GOES_ON, Entry, Recording, entries, named, with_record
-from stepengine.cli.render import message_of, money, one_line, tokens, visible
+from stepengine.cli.render import cut, message_of, money, one_line, tokens, visible
 from stepengine.cli.replay import repeated
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.definition import AgentDefinition, normalised_id
@@ -57,7 +58,8 @@ HELP = "Say what to do. /help lists the commands, /quit leaves. What changes som
 KEYS = """\
 Enter sends, Alt-Enter or Ctrl-J begins a new line. Ctrl-C stops a turn, twice leaves; Ctrl-D leaves.
 @path sends a file along, @@ is an at sign. !command runs in your own shell and shows the agent what came of it; !! does not show it.
-//text says /text to the agent. What is said while it works is read before its next model call; commands wait for the end.
+//text says /text to the agent. What is said while it works is read before its next model call; commands that change something wait
+for the end, those that tell something answer at once, also at a question.
 Ctrl-O shows the last result or thoughts whole, Shift-Tab takes the next mode, Ctrl-R searches what was said before."""
 COMMANDS = {
     "help": "this",
@@ -82,6 +84,12 @@ COMMANDS = {
     "quit": "leave",
 }
 """What may be said to the chat itself; each but the last is a method of ``Chat``."""
+TELLING = frozenset({"help", "agents", "rules", "diff", "cost", "debug"})
+"""Commands that change nothing and know the turn that goes on: they are done at once."""
+SHOWING = frozenset({"model", "agent", "mode"})
+"""Commands that only tell what holds when nothing is said behind them."""
+QUEUED = "say it now? y yes, n no, Enter puts it back into the line > "
+QUEUED_PLAIN = "say it now? y yes, n no > "
 SENT_CHARS = 8_192
 SEAT_SECONDS = 1.0
 """How long a question waits for whoever sits there to be shown it: the run goes on before its events are read."""
@@ -214,7 +222,12 @@ class Chat:
         names = [f"/{name}" for name in COMMANDS]
         self._terminal = Prompt(console, lines, above, commands=names, root=options.cwd.resolve(), plain=plain)
         self._terminal.keys = {"c-o": self._show_whole, "s-tab": self._next_mode}
+        self._terminal.at_once = self._at_once
+        self._terminal.status = self._status
         self._screen: Screen | None = None
+        self._is_working = False
+        self._windows: dict[str, int | None] = {}
+        self._filled: int | None = None  # tokens of the next prompt, by estimate
         self._shown = {
             "verbose": options.verbose, "level": settings.get("display.log"), "thinking": settings.get("display.thinking"),
             "markdown": not plain,
@@ -236,8 +249,12 @@ class Chat:
     def goes_on(self, last: RunResult[Any], waiting: Entry | None) -> None:
         """Go on after the *last* turn, or with it where it is *waiting*, and show what was said last."""
         self._states = [last.state]
+        self._filled = sum(_context_parts(last.state).values())
         self._waiting, self._questions = waiting, last.pending_questions
         for message in _said(last.state)[-SHOWN_TURNS:]:
+            if message.role != "user" and self._shown["markdown"]:
+                show_markdown(self._console, message.text)
+                continue
             lines = visible(message.text.strip()).splitlines()
             self._terminal.say(
                 "\n".join([f"{'> ' if message.role == 'user' else '  '}{line}" for line in lines]), "dim"
@@ -304,6 +321,16 @@ class Chat:
         if not said.startswith("!!"):
             self._notes.append(f"(I ran `{command}` myself. It printed:)\n{output[:SENT_CHARS]}")
 
+    async def _at_once(self, said: str) -> bool:
+        """Do a command that can be done while a turn goes on, or at a question, and say of one that there is not that there is none."""
+        name, _, rest = said[1:].strip().partition(" ")
+        if name in COMMANDS and name not in TELLING and (name not in SHOWING or rest.strip()):
+            return False
+        if self._screen is not None:
+            self._screen.close_line()
+        await self._command(said)
+        return True
+
     async def _command(self, said: str) -> Exit:
         name, _, rest = said[1:].strip().partition(" ")
         if name not in COMMANDS:
@@ -360,6 +387,9 @@ class Chat:
             self._terminal.say(
                 f"  turn {number}   {tokens(result.usage) or 'no model call'}   {money(result.cost, of=result.usage)}"
             )
+        if self._is_working and self._screen is not None:
+            so_far = self._screen.spent
+            self._terminal.say(f"  this turn so far   {tokens(so_far.usage) or 'no model call'}   {money(so_far.cost)}")
         for what, used, costs in (
             ("agent", spent.by_agent, spent.cost_by_agent),
             ("model", spent.by_model, spent.cost_by_model),
@@ -446,10 +476,11 @@ class Chat:
         self._terminal.say("\n".join(lines) or "there are no todos")
 
     async def _do_diff(self, _: str) -> None:
-        for diff in self._diffs:
+        diffs = [*self._diffs, *(self._screen.diffs if self._is_working and self._screen is not None else ())]
+        for diff in diffs:
             for line, style in diff_lines(diff):
                 self._terminal.say(line, style)
-        if not self._diffs:
+        if not diffs:
             self._terminal.say("nothing was written in this chat")
 
     async def _do_memory(self, _: str) -> None:
@@ -486,6 +517,7 @@ class Chat:
 
     async def _do_clear(self, _: str) -> None:
         self._states, self._session_id = [], f"chat-{secrets.token_hex(6)}"
+        self._filled = None
         self._notes.clear()
         self._terminal.say("a new conversation; the one before is recorded, and files stay as they are")
 
@@ -496,19 +528,10 @@ class Chat:
         self._options, self._bench, self._agent = options, made, agent
 
     async def _do_context(self, _: str) -> None:
-        from stepengine.data.estimate import estimate_tokens, message_tokens, tool_tokens
-
         if not self._states:
             self._terminal.say("nothing was said yet")
             return
-        state = self._states[-1]
-        parts = {
-            "system prompt": estimate_tokens(state.system_prompt),
-            "tools": tool_tokens(state.tool_definitions.values()),
-        }
-        for message in state.message_history:
-            what = {"user": "what you said", "assistant": "what it said", "tool": "results of tools"}[message.role]
-            parts[what] = parts.get(what, 0) + message_tokens(message)
+        parts = _context_parts(self._states[-1])
         self._terminal.say("about so many tokens go with the next prompt:")
         for what, count in {**parts, "together": sum(parts.values())}.items():
             self._terminal.say(f"  {what:<17} {count:>9,}")
@@ -545,6 +568,7 @@ class Chat:
             msg = f"/fork TURN goes on from after a turn, {there}"
             raise UsageProblem(msg)
         self._states, self._session_id = self._states[:number], f"chat-{secrets.token_hex(6)}"
+        self._filled = sum(_context_parts(self._states[-1]).values()) if self._states else None
         self._terminal.say(
             f"goes on from after turn {number}; files stay as they are, and what came after it is still recorded"
         )
@@ -565,6 +589,7 @@ class Chat:
         agent = attrs.evolve(self._agent, handle_steps=handle_steps, output_schema=None, input_schema=None)
         await self._turn("", agent, options)
         after = self._states[-1]
+        self._filled = sum(_context_parts(after).values())
         self._terminal.say(f"{len(before.message_history)} messages before, {len(after.message_history)} now")
 
     # --- a turn -------------------------------------------------------------------------------------------------------
@@ -621,9 +646,11 @@ class Chat:
                 raise AnswerRejected(problem)
             answers[question.id] = said
 
-        return await self._terminal.asked(
-            question, answer, lambda typed: self._terminal.say_next([typed] if typed else [])
-        )
+        async def other(typed: str) -> None:
+            if typed.strip() and not await self._terminal.takes(typed):
+                self._terminal.say_next([self._terminal.meant(typed)])
+
+        return await self._terminal.asked(question, answer, other)
 
     async def _watched(
         self, handle: RunHandle[Any], recording: Recording, options: Options, *, settled: Collection[str] = ()
@@ -633,8 +660,10 @@ class Chat:
         # Where nobody sits there, the engine refuses what needs a person's permission.
         permits = self._terminal.lines.is_terminal
         turn = asyncio.ensure_future(follow(handle, screen, self._terminal, permits=permits, settled=settled))
+        self._is_working = True
         with self._interruptible(handle, turn) as received:
             await asyncio.wait((turn,))
+        self._is_working = False
         self._diffs += screen.diffs
         if turn.cancelled():
             return self._left(recording, options)
@@ -647,6 +676,7 @@ class Chat:
         self._results.append(result)
         if result.status is not RunStatus.FAILED:
             self._states.append(result.state)
+            self._filled = screen.filled or sum(_context_parts(result.state).values())
         run = Run(result, received[0] if received else None)
         tell_more(result, options)
         if run.code is not Exit.COMPLETED:
@@ -654,7 +684,17 @@ class Chat:
         if signal.SIGTERM in received:
             self._leaves = True
             return Exit.TERMINATED
+        if received and self._terminal.waiting:
+            await self._settle_waiting()
         return run.code
+
+    async def _settle_waiting(self) -> None:
+        """After Ctrl-C: ask whether what was typed for the turn that was stopped shall be said all the same."""
+        for line in self._terminal.waiting:
+            self._terminal.say(f"not said yet: {one_line(line, 200)}", "yellow")
+        said = ((await self._terminal.line(QUEUED if self._terminal.is_rich else QUEUED_PLAIN)) or "").strip().lower()
+        if said not in YES:
+            self._terminal.take_back(to_line=said not in NO)
 
     @contextlib.contextmanager
     def _interruptible(self, handle: RunHandle[Any], turn: asyncio.Task[Any]) -> Iterator[list[int]]:
@@ -682,6 +722,29 @@ class Chat:
     def _live(self) -> str:
         return "" if self._screen is None else self._screen.live()
 
+    def _status(self) -> str:
+        """Return the status line: model, mode, folder, how much of the context is left, and what the chat cost so far."""
+        model = str(self._options.main_model or self._options.settings.get("model") or self._agent.model)
+        costs = [result.cost for result in self._results]
+        if self._is_working and self._screen is not None:
+            costs.append(self._screen.spent.cost)
+        left = self._context_left(model)
+        cost = None if None in costs else sum([c for c in costs if c is not None], Decimal(0))
+        after = [*([] if left is None else [f"{left} % of context left"]), money(cost)]
+        return _fitted(
+            model, self._wanted or self._policy.mode, self._options.cwd.resolve(), after, self._console.width
+        )
+
+    def _context_left(self, model: str) -> int | None:
+        """Return how many percent of the model's context the next prompt leaves; ``None`` where its size is not known."""
+        if model not in self._windows:
+            self._windows[model] = None
+            with contextlib.suppress(StepEngineError):
+                self._windows[model] = registry_of(self._options.settings).info(model).context_window
+        window = self._windows[model]
+        filled = self._screen.filled if self._is_working and self._screen is not None else 0
+        return None if not window else max(0, 100 - round(100 * (filled or self._filled or 0) / window))
+
     def _left(self, recording: Recording, options: Options) -> Exit:
         """Say how to go on with a turn that was left in the middle."""
         self._leaves = True
@@ -708,6 +771,33 @@ def _terminated() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _fitted(model: str, mode: str, folder: Path, after: Sequence[str], width: int) -> str:
+    """Return the parts of the status line, shortened to one line of less than *width* characters."""
+    with contextlib.suppress(ValueError, RuntimeError):  # elsewhere, or nobody's home
+        folder = Path("~") / folder.relative_to(Path.home())
+    name, place, room = one_line(model, 60), one_line(str(folder), 200), 0
+    for shown in (name, name.rpartition("/")[2]):
+        room = width - 1 - len(" | ".join([shown, mode, "", *after]))
+        if len(place) <= room:
+            return " | ".join([shown, mode, place, *after])
+    place = f"...{place[3 - room :]}" if room > len("...") else ""
+    return cut(" | ".join([part for part in (shown, mode, place, *after) if part]), max(1, width - 1))
+
+
+def _context_parts(state: AgentState) -> dict[str, int]:
+    """Return about how many tokens of each kind go with the next prompt."""
+    from stepengine.data.estimate import estimate_tokens, message_tokens, tool_tokens
+
+    parts = {
+        "system prompt": estimate_tokens(state.system_prompt),
+        "tools": tool_tokens(state.tool_definitions.values()),
+    }
+    for message in state.message_history:
+        what = {"user": "what you said", "assistant": "what it said", "tool": "results of tools"}[message.role]
+        parts[what] = parts.get(what, 0) + message_tokens(message)
+    return parts
 
 
 def _said(state: AgentState) -> list[UserMessage | AssistantMessage]:

@@ -13,18 +13,20 @@ import contextlib
 import io
 import os
 import select
+import shlex
 import stat
 import sys
 import termios
 import time
-from collections.abc import Callable, Collection, Iterator
-from typing import TYPE_CHECKING, Any, TextIO
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from itertools import pairwise, zip_longest
+from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
 from stepengine.cli.progress import Progress, diff_lines
 from stepengine.cli.render import COLORS, ColorScheme, as_text, cut, one_line, visible, wrapped
 from stepengine.data import events as ev
 from stepengine.data.codec import plain
-from stepengine.data.json import thaw
+from stepengine.data.json import JsonDict, thaw
 from stepengine.data.questions import Answer, Question, answer_problem
 from stepengine.data.state import RunPhase, RunResult, RunStatus
 from stepengine.errors import AnswerRejected, StepEngineError
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 
     from stepengine.runtime.handle import RunHandle
 
-__all__ = ("ConsoleRenderer", "Lines", "Screen", "Terminal", "TerminalInteractor", "console_on")
+__all__ = ("ConsoleRenderer", "Lines", "Screen", "Terminal", "TerminalInteractor", "console_on", "show_markdown")
 
 MAX_SHOWN = 40
 """Lines of what a person decides about that are shown at once."""
@@ -45,7 +47,16 @@ LIVE_LINES = 8
 """Lines of the open block that stand above the prompt."""
 LIVE_CHILDREN = 6
 CHUNK = 65_536
-PERMISSION = "y yes, n no (n REASON), a always, v all of it > "
+KEYS = ("y yes, n no (n REASON), a always, v all > ", "y yes, n no, a always, v all > ", "y, n, a, v > ")
+"""What may be typed at a permission; the first of these for which there is room stands in the prompt."""
+BELOW = 6
+"""Lines of a terminal that what is shown of a question leaves to the question itself, the prompt and what stands below."""
+ROOM = 8
+"""Characters that what is asked about has at least in the prompt."""
+TYPED = 12
+"""Characters that are left behind the prompt for what is typed."""
+WHICH = "which? a number, Enter for none > "
+UNSEEN = "every later call of {} runs without being shown, whatever its input; type yes to have that > "
 YES, NO, ALWAYS = ("y", "yes"), ("n", "no"), ("a", "always")
 QUIT = ("/quit", "/exit")
 
@@ -270,10 +281,7 @@ class Screen(Progress):
             self._print_markdown(text)
 
     def _print_markdown(self, text: str) -> None:
-        from rich.markdown import Markdown
-
-        width = min(self._console.width, MAX_WIDTH)
-        self._console.print(Markdown(visible(text.strip("\n")), hyperlinks=False), width=width)
+        show_markdown(self._console, text)
 
     def close_line(self) -> None:
         """End the line, or the block, that text was shown on, if it is not ended."""
@@ -289,6 +297,39 @@ class Screen(Progress):
 
         self._console.print(Text(text), end="", soft_wrap=True)
         self._console.file.flush()
+
+
+def show_markdown(console: Console, text: str) -> None:
+    """Show text as Markdown, made visible, without the empty lines that its blocks have around themselves."""
+    from rich.markdown import CodeBlock, Markdown
+    from rich.segment import Segment, Segments
+    from rich.syntax import Syntax
+
+    class Code(CodeBlock):
+        """A block of code without an empty line above and below it."""
+
+        def __rich_console__(self, _console: Console, _options: Any) -> Iterator[Syntax]:
+            code = str(self.text).rstrip()
+            yield Syntax(code, self.lexer_name, theme=self.theme, word_wrap=True, padding=(0, 1))
+
+    class Tight(Markdown):
+        elements: ClassVar[dict[str, Any]] = {**Markdown.elements, "fence": Code, "code_block": Code}
+
+    options = console.options.update_width(min(console.width, MAX_WIDTH))
+    drawn = console.render_lines(Tight(visible(text.strip("\n")), hyperlinks=False), options, pad=False)
+    kept: list[list[Segment]] = []
+    for line in drawn:
+        if not _is_empty(line) or (kept and not _is_empty(kept[-1])):
+            kept.append(line)
+    while kept and _is_empty(kept[-1]):
+        kept.pop()
+    for line in kept:
+        console.print(Segments([*line, Segment.line()]), end="", soft_wrap=True)
+
+
+def _is_empty(line: Sequence[Any]) -> bool:
+    """Return whether a drawn line is empty; one of a block of code has a background."""
+    return all(not part.text.strip() and (part.style is None or part.style.bgcolor is None) for part in line)
 
 
 def _came_to(result: RunResult[Any]) -> str:
@@ -387,11 +428,15 @@ class Terminal:
         """Return the next line that is typed while a run works; ``None`` when nothing more will be typed."""
         return await self.lines.next()
 
+    def is_command(self, text: str) -> bool:
+        """Return whether a line is never an answer; in a chat its commands are none."""
+        return False
+
     def meant(self, text: str) -> str:
         """Return what a line that was typed while a run works says to it."""
         return text
 
-    def keeps(self, text: str) -> bool:
+    async def takes(self, text: str) -> bool:
         """Return whether a line that was typed while a run works is not for the run; nothing is, but in a chat."""
         return False
 
@@ -403,7 +448,9 @@ class Terminal:
         """Return the lines that were typed before anybody asked for one, and drop what was not sent."""
         return self.lines.typed_ahead()
 
-    async def asked(self, question: Question, answer: Callable[[Any], object], other: Callable[[str], object]) -> bool:
+    async def asked(
+        self, question: Question, answer: Callable[[Any], object], other: Callable[[str], Awaitable[object]]
+    ) -> bool:
         """
         Ask until *answer* takes what is typed; return whether it did, and not when nothing more will be typed.
 
@@ -411,22 +458,60 @@ class Terminal:
         before they could see the question: *other* takes it (requirements X47, reliability UI04).
         """
         for line in self.typed_ahead():
-            other(line)
-        self._show(question, MAX_SHOWN)
-        while (typed := await self.line(PERMISSION if question.tool_name else "> ")) is not None:
+            await other(line)
+        self._show(question, self._most())
+        prompt = _prompt(question, self._console.width) if question.tool_name else "> "
+        while (typed := await self.line(prompt)) is not None:
             if question.tool_name and typed.strip() == "v":
                 self._show(question)
                 continue
-            said = _permission(question, typed) if question.tool_name else _choice(question, typed)
+            said = await self._meant(question, typed)
             try:
+                if said is AGAIN:
+                    continue
                 if said is not None:
                     answer(said)
                     return True
             except AnswerRejected as error:
                 self.say(visible(error.message), self._colors.warning)
             else:
-                other(typed)
+                await other(typed)
         return False
+
+    async def _meant(self, question: Question, typed: str) -> Any:
+        """Return the answer that a line is, ``None`` when it is none, ``AGAIN`` when the person went back to the question."""
+        if self.is_command(typed):
+            return None
+        if not question.tool_name:
+            return _choice(question, self.meant(typed))
+        word, _, which = typed.strip().partition(" ")
+        if word.lower() not in ALWAYS or question.remember is None:
+            return _permission(typed)
+        rules = (question.remember, *question.wider)
+        named = _named(rules, which.strip())
+        if which.strip() and named is None:
+            return None
+        return await self._always(rules, named)
+
+    async def _always(self, rules: Sequence[JsonDict], chosen: JsonDict | None) -> Any:
+        """Return the answer that allows for good what the person chose after seeing what it covers (requirements X71)."""
+        if chosen is None:
+            by = _call_in(rules[0]).get("agent")
+            self.say(f"always, without being asked again{f' when {one_line(str(by), 40)} wants it' if by else ''}:")
+            for number, rule in enumerate(rules, start=1):
+                self.say(f"  {number}. {one_line(_breadth(rule), 300)}")
+            chosen = _named(rules, ((await self.line(WHICH)) or "").strip())
+        if chosen is None:
+            return AGAIN
+        if _is_any_input(chosen):
+            tool = one_line(str(_call_in(chosen).get("is", "this tool")), 64)
+            if ((await self.line(UNSEEN.format(tool))) or "").strip().lower() != "yes":
+                return AGAIN
+        return Answer(remember="session", covers="" if chosen is rules[0] else str(chosen["id"]))
+
+    def _most(self) -> int:
+        """Return how many lines of what is asked about are shown at once: the question stays in sight above them."""
+        return max(1, min(MAX_SHOWN, self._console.height - BELOW)) if self._console.is_terminal else MAX_SHOWN
 
     def _show(self, question: Question, most: int | None = None) -> None:
         first, *rest = question.text.splitlines() or [""]
@@ -436,8 +521,11 @@ class Terminal:
             self.say(text, style, gutter="| ")
         if most is not None and len(lines) > most:
             self.say(f"({len(lines) - most} more lines; v shows them)", self._colors.warning, gutter="| ")
-        for number, option in enumerate([] if question.tool_name else question.options, start=1):
+        told = zip_longest([] if question.tool_name else question.options, question.descriptions, fillvalue="")
+        for number, (option, about) in enumerate(told, start=1):
             self.say(f"  {number}. {one_line(option, 200)}")
+            if about:
+                self.say(one_line(about, 400), self._colors.note, gutter=" " * 5)
 
 
 def _about(question: Question, colors: ColorScheme) -> Iterator[tuple[str, str]]:
@@ -469,7 +557,7 @@ def _json(value: Any) -> str:
     return short if len(short) <= MAX_WIDTH else json.dumps(value, indent=2, ensure_ascii=False)
 
 
-def _permission(question: Question, line: str) -> Any:
+def _permission(line: str) -> Any:
     """Return the answer that a line is to a permission question, ``None`` when it is none."""
     word, _, reason = line.strip().partition(" ")
     word = word.lower()
@@ -477,9 +565,87 @@ def _permission(question: Question, line: str) -> Any:
         return Answer(declined=True, reason=reason.strip())
     if reason:
         return None
-    if word in ALWAYS and question.remember is not None:
-        return Answer(remember="session")
     return True if word in (*YES, *ALWAYS) else None
+
+
+AGAIN = object()
+"""What stands for an answer where the person went back to the question."""
+
+
+def _prompt(question: Question, width: int) -> str:
+    """Return the prompt of a permission question, which says on one line what is asked about, however long that was."""
+    tool, size, about = one_line(question.tool_name or "", 30), _size_of(question), _about_what(question, width)
+    offered = [
+        keys if question.remember is not None else keys.replace("a always, ", "").replace("a, ", "") for keys in KEYS
+    ]
+    taken = len(" ".join([part for part in (tool, about, size) if part])) + len(": ") + TYPED
+    keys = next((keys for keys in offered if taken + len(keys) <= width), offered[-1])
+    too_long = taken + len(keys) - width
+    about = _about_what(question, max(ROOM, len(about) - too_long)) if too_long > 0 else about
+    return f"{' '.join([part for part in (tool, about, size) if part])}: {keys}"
+
+
+def _size_of(question: Question) -> str:
+    """Return how many lines the difference adds and removes that a question shows; ``""`` when it shows none."""
+    details = None if question.preview is None else question.preview["details"]
+    diff = next((d for name in ("unified_diff", "diff") if (d := _member(details, name)) is not None), None)
+    if not isinstance(diff, str):
+        return ""
+    lines = diff.splitlines()
+    files = sum(a.startswith("--- ") and b.startswith("+++ ") for a, b in pairwise(lines))
+    added, removed = [sum(line.startswith(sign) for line in lines) - files for sign in "+-"]
+    return f"+{added} -{removed}"
+
+
+def _about_what(question: Question, room: int) -> str:
+    """Return the file, command or address that a call is about, in at most *room* characters; of a file the end stays."""
+    for name in ("path", "file_path", "file", "paths", "files", "command", "argv", "url"):
+        value = thaw(_member(question.details, name))
+        if name in ("command", "argv") and value:
+            text = value if isinstance(value, str) else shlex.join([str(word) for word in value])
+            return one_line(text, room)
+        if value:
+            shown = one_line(value if isinstance(value, str) else ", ".join(map(str, value)), 4_000)
+            return shown if len(shown) <= room else f"...{shown[3 - room :]}"
+    return ""
+
+
+def _member(value: Any, name: str) -> Any:
+    return value.get(name) if isinstance(value, Mapping) else None
+
+
+def _call_in(rule: JsonDict) -> Mapping[str, Any]:
+    """Return what a rule says of the calls that it is about; nothing for one of another kind."""
+    match: Any = rule["match"]
+    call = match.get("call")
+    return call if isinstance(call, Mapping) else {"is": call} if isinstance(call, str) else {}
+
+
+def _is_any_input(rule: JsonDict) -> bool:
+    return bool(_call_in(rule).get("any_input"))
+
+
+def _breadth(rule: JsonDict) -> str:
+    """Return in words what a rule covers that an "always" adds."""
+    call = _call_in(rule)
+    if not call:
+        return str(rule["id"])
+    if _is_any_input(rule):
+        return f"ANY call of {call['is']}, whatever its input"
+    if "prefix" in call:
+        return f"{shlex.join(call['prefix'])} with anything behind it"
+    if "input" in call:
+        return "exactly this call"
+    where = [*call.get("paths", ()), *call.get("hosts", ()), *call.get("origins", ())]
+    return f"{call['is']} for {', '.join(where)}, whatever else it is given"
+
+
+def _named(rules: Sequence[JsonDict], which: str) -> JsonDict | None:
+    """Return the rule that a number means, or the first words of a command; ``None`` when there is none."""
+    if which.isascii() and which.isdigit() and len(which) < DIGITS and 0 < int(which) <= len(rules):
+        return rules[int(which) - 1]
+    words = [(" ".join(_call_in(rule).get("prefix", ())), rule) for rule in rules]
+    return next((rule for prefix, rule in words if which and prefix == " ".join(which.split())), None)
 
 
 DIGITS = 10
@@ -583,7 +749,9 @@ async def _show(handle: RunHandle[Any], screen: Screen, somebody: _Person, *, pe
     async with contextlib.aclosing(handle.events(answers=True)) as events:
         async for event in events:
             screen.on_event(event)
-            if isinstance(event, ev.QuestionAsked) or (permits and isinstance(event, ev.PermissionRequested)):
+            if isinstance(event, ev.QuestionAsked) or (
+                permits and isinstance(event, ev.PermissionRequested) and not event.question.problem
+            ):
                 somebody.news.put_nowait(event.question)
             elif isinstance(event, ev.AnswerReceived):
                 somebody.settled(event.question_id)
@@ -652,12 +820,12 @@ class _Person:
         """Pass on the next line that is typed; return whether there was one."""
         text = await self._terminal.meanwhile()
         if text is not None:
-            self._send(text)
+            await self._send(text)
         return text is not None
 
-    def _send(self, text: str) -> None:
+    async def _send(self, text: str) -> None:
         """Send what was typed; a run that ended meanwhile takes nothing."""
-        if not text.strip() or self._terminal.keeps(text):
+        if not text.strip() or await self._terminal.takes(text):
             return
         try:
             self._handle.send_input(self._terminal.meant(text))
@@ -739,6 +907,6 @@ class TerminalInteractor:
                 await self._terminal.asked(question, answer, self._other)
         return answers[0] if answers else None
 
-    def _other(self, typed: str) -> None:
+    async def _other(self, typed: str) -> None:
         if typed.strip():
             self._terminal.say(f"(no answer, and not sent: {one_line(typed)})")

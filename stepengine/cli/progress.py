@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepengine.cli.render import COLORS, ColorScheme, money, one_line, tokens, visible, wrapped
 from stepengine.data import events as ev
@@ -48,6 +48,13 @@ TODOS = "write_todos"
 LEVELS = ("debug", "info", "warning", "error", "off")
 
 
+class Spent(NamedTuple):
+    """What was used so far, and what it cost; ``None`` when that is unknown."""
+
+    usage: Usage
+    cost: Decimal | None
+
+
 class Progress:
     """
     Shows the events of one run.
@@ -62,6 +69,7 @@ class Progress:
 
     Attributes:
         shows_questions: Whether questions are lines like others; not where somebody is asked them on the same console.
+        filled: Tokens of the root's last prompt and its reply; 0 where no model said it.
     """
 
     def __init__(
@@ -75,6 +83,7 @@ class Progress:
         colors: ColorScheme = COLORS,
     ) -> None:
         self.shows_questions = True
+        self.filled = 0
         self._console = console
         self._colors = colors
         self._verbose = verbose
@@ -219,6 +228,11 @@ class Progress:
         ]
         return Text(" | ".join([p for p in parts if p]), style=self._colors.note)
 
+    @property
+    def spent(self) -> Spent:
+        """What the models of the run have used so far."""
+        return Spent(self._usage, self._cost)
+
     def _line(self, path: str, text: str, style: str = "") -> None:
         from rich.text import Text
 
@@ -270,6 +284,8 @@ class Progress:
         if event.reply is not None:
             self._usage += event.reply.usage or Usage(at_least=True)
             self._cost = add_cost(self._cost, event.reply.cost)
+            if not event.path and event.reply.usage is not None:
+                self.filled = event.reply.usage.prompt_tokens + event.reply.usage.completion_tokens
 
     def _on_phase_changed(self, event: ev.PhaseChanged) -> None:
         if not event.path:

@@ -15,7 +15,7 @@ import re
 import signal
 import sys
 import termios
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -47,6 +47,7 @@ PASTE_LINES = 10
 PASTE_CHARS = 2_000
 PASTE_BYTES = 1024 * 1024
 PASTE = re.compile(r"\[paste \d{1,9}: \d{1,9} lines\]")
+ANSWERS = ("/skip",)
 REFRESH = 0.1
 """How often what goes on is drawn anew, in seconds."""
 SOON = 2.0
@@ -112,6 +113,8 @@ class Prompt(Terminal):
         is_rich: Whether prompt_toolkit reads.
         was_pasted: Whether a part of what was said last was pasted.
         keys: What Ctrl-O (``"c-o"``) and Shift-Tab (``"s-tab"``) do.
+        at_once: Does a command of the chat that need not wait until the turn is over; returns whether it was one.
+        status: What stands on the last line of the terminal while somebody may type there.
     """
 
     def __init__(
@@ -132,6 +135,8 @@ class Prompt(Terminal):
         self.is_rich = self._session is not None
         self.was_pasted = False
         self.keys: dict[str, Callable[[], object]] = {}
+        self.at_once: Callable[[str], Awaitable[bool]] | None = None
+        self.status: Callable[[], str] = str
 
     @contextlib.contextmanager
     def taken(self) -> Iterator[None]:
@@ -218,15 +223,37 @@ class Prompt(Terminal):
             else:
                 return answer
 
-    def keeps(self, text: str) -> bool:
-        """Keep a command of the chat, or of the person's shell, until the turn is over."""
+    def is_command(self, text: str) -> bool:
+        """Return whether a line is a command of the chat, which is never an answer; ``/skip`` is one."""
+        word = "".join(text.split(maxsplit=1)[:1])
+        return word.startswith("/") and word[1:].isascii() and word[1:].isalpha() and text.strip() not in ANSWERS
+
+    async def takes(self, text: str) -> bool:
+        """Do a command of the chat that only tells something; keep others, and those of the person's shell, until the turn is over."""
         is_command = text.startswith(("/", "!")) and not text.startswith("//")
         if is_command and self.was_pasted and text.startswith("!"):
             self.say(PASTED, "yellow")
-        elif is_command:
+        elif is_command and not (text.startswith("/") and self.at_once is not None and await self.at_once(text)):
             self._unsent.append(text)
             self.say("(done when the turn is over)", "dim")
         return is_command
+
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        """What was typed while a turn went on, and is said next."""
+        return tuple(self._unsent)
+
+    def take_back(self, *, to_line: bool = False) -> None:
+        """
+        Have nothing said next.
+
+        With *to_line* what would have been said stands in the line again, where a line can be edited: the last command only
+        where there is nothing else.
+        """
+        words = [text for text in self._unsent if not self.is_command(text)] or self._unsent[-1:]
+        if to_line and self.is_rich:
+            self._draft = "\n".join([*words, *([self._draft] if self._draft else [])])
+        self._unsent.clear()
 
     def meant(self, text: str) -> str:
         """Return what goes to the agent: two slashes stand for one."""
@@ -255,6 +282,7 @@ class Prompt(Terminal):
         """Read once; what is not sent, because somebody else has to be asked, is there again the next time."""
         self.was_pasted, self._accepted = self.was_pasted and keeps and bool(self._draft), None
         self._above.reading = session.app
+        session.bottom_toolbar = self._toolbar() if self.status() else None
         session.app.erase_when_done = bool(refresh_interval)
         draft = self._draft if keeps else ""
         sent = False
@@ -276,6 +304,10 @@ class Prompt(Terminal):
                 self._draft = "" if sent else session.default_buffer.text
         return self._unfolded(said)
 
+    def _toolbar(self) -> Any:
+        """Return what draws the status line, and draws it anew with the line above it."""
+        return lambda: [("class:bottom-toolbar.text", self.status())]
+
     # --- keys ---------------------------------------------------------------------------------------------------------
 
     def _sessions(self, commands: Sequence[str], root: Path) -> tuple[Any, Any]:
@@ -285,11 +317,14 @@ class Prompt(Terminal):
         except ImportError:
             return None, None
         keys = self._bindings()
+        from prompt_toolkit.styles import Style
+
+        style = Style.from_dict({"bottom-toolbar": "noreverse", "bottom-toolbar.text": "ansibrightblack"})
         said: Any = PromptSession(
             history=_kept(self._unfolded), completer=_completer(commands, root), complete_while_typing=False,
-            multiline=True, key_bindings=keys, prompt_continuation="  ", enable_history_search=False,
+            multiline=True, key_bindings=keys, prompt_continuation="  ", enable_history_search=False, style=style,
         )  # fmt: skip
-        return said, PromptSession()
+        return said, PromptSession(style=style)
 
     def _bindings(self) -> Any:
         """Return the keys that are not those of a line editor."""

@@ -14,6 +14,7 @@ from stepengine.errors import DefinitionError
 
 __all__ = (
     "MAX_QUESTIONS",
+    "REFUSED",
     "Answer",
     "AnswerLike",
     "Decision",
@@ -22,12 +23,15 @@ __all__ = (
     "answer_problem",
     "answered",
     "checked_interactor",
+    "covering_rule",
 )
 
 REMEMBERED = "remembered"
 """The ``by`` of an answer that an earlier one with ``remember`` gave."""
 NOBODY = "nobody"
 """The ``by`` of the no that stands for an answer where nobody can give one."""
+REFUSED = "refused"
+"""The ``by`` of the no that stands for an answer where the tool itself says that it will refuse the call."""
 SHOWN_CHARS = 200
 MAX_QUESTIONS = 100
 """How many questions of a run may wait for an answer at once (reliability R23, section 4.9)."""
@@ -35,6 +39,10 @@ MAX_QUESTIONS = 100
 
 def _object_or_none(value: Any) -> JsonDict | None:
     return None if value is None else freeze_object(value)
+
+
+def _objects(value: Iterable[Any]) -> tuple[JsonDict, ...]:
+    return tuple([freeze_object(one) for one in value])
 
 
 def _options(value: str | Iterable[Any]) -> tuple[str, ...]:
@@ -59,8 +67,12 @@ class Question:
             refused with a text.
         preview: For a permission question, what the tool's own ``preview`` says of the call, as ``action`` and ``details``;
             ``None`` when it says nothing. It is made when somebody is asked, so it does not count when questions are compared.
+            Where it has a ``problem``, the tool will refuse the call for that reason, and nobody is asked.
         remember: For a permission question, the rule that ``Answer(remember=...)`` adds, as a policy file has it; its
             ``"id"`` says in words what that allows. ``None`` when a rule would not keep the question from being asked again.
+        wider: Rules that allow more than *remember* does, the narrowest first and the last for any input of the tool.
+            ``Answer(remember=..., covers=rule["id"])`` adds one of them in its place.
+        descriptions: What each of the options means, in their order; empty when nothing is said of them.
     """
 
     id: str
@@ -73,6 +85,13 @@ class Question:
     allow_text: bool = attrs.field(default=False, kw_only=True)
     preview: JsonDict | None = attrs.field(default=None, converter=_object_or_none, eq=False, kw_only=True)
     remember: JsonDict | None = attrs.field(default=None, converter=_object_or_none, eq=False, kw_only=True)
+    wider: tuple[JsonDict, ...] = attrs.field(default=(), converter=_objects, eq=False, kw_only=True)
+    descriptions: tuple[str, ...] = attrs.field(default=(), converter=strings, eq=False, kw_only=True)
+
+    @property
+    def problem(self) -> str:
+        """Why the tool will refuse the call by itself, so that nobody is asked; ``""`` when it will not."""
+        return "" if self.preview is None else str(self.preview.get("problem", ""))
 
 
 @attrs.frozen
@@ -91,6 +110,7 @@ class Answer:
             yes. It is validated and judged like the first one: what is denied stays denied.
         by: Who answered, for the record.
         reason: Why, for the record; the model is told why a call was refused.
+        covers: With *remember*, the id of the rule to add: one of ``Question.wider``, or by default ``Question.remember``.
     """
 
     selected: tuple[str, ...] = attrs.field(default=(), converter=strings)
@@ -100,6 +120,7 @@ class Answer:
     edited_input: JsonDict | None = attrs.field(default=None, converter=_object_or_none, kw_only=True)
     by: str = attrs.field(default="", kw_only=True)
     reason: str = attrs.field(default="", kw_only=True)
+    covers: str = attrs.field(default="", kw_only=True)
 
     @property
     def value(self) -> str:
@@ -139,6 +160,8 @@ def answer_problem(value: AnswerLike, question: Question) -> str | None:
     if answer.edited_input is not None and not (is_permission and answer.agrees):
         what = "refuses the call" if is_permission else "is to a question that is about no tool call"
         return f"{said} has an edited_input, but it {what}"
+    if problem := _covers_problem(answer, question):
+        return f"{said} {problem}"
     unknown = [option for option in answer.selected if option not in question.options]
     if unknown:
         return f"{said} selects {unknown}; its options are {list(question.options)}"
@@ -148,6 +171,25 @@ def answer_problem(value: AnswerLike, question: Question) -> str | None:
         return None
     text = answer.text if len(answer.text) <= SHOWN_CHARS else f"{answer.text[:SHOWN_CHARS]}..."
     return f"{said} is {text!r}, which is none of its options: {', '.join(map(repr, question.options))}"
+
+
+def _covers_problem(answer: Answer, question: Question) -> str | None:
+    """Return what is wrong with the rule that an answer names; a question that was read from a record offers none to look at."""
+    if not answer.covers:
+        return None
+    if answer.remember is None or not answer.agrees:
+        return f"covers {answer.covers!r}, but it makes no rule; that takes a yes with remember='session' or 'always'"
+    if question.remember is None or covering_rule(question, answer.covers) is not None:
+        return None
+    offered = [str(rule["id"]) for rule in (question.remember, *question.wider)]
+    return f"covers {answer.covers!r}, which is not offered; offered are {offered}"
+
+
+def covering_rule(question: Question, covers: str = "") -> JsonDict | None:
+    """Return the rule of that id which a question offers, by default the narrowest; ``None`` when it offers none."""
+    if not covers or question.remember is None:
+        return question.remember
+    return next((rule for rule in (question.remember, *question.wider) if rule["id"] == covers), None)
 
 
 class Interactor(Protocol):
@@ -194,6 +236,7 @@ class Decision:
         rule_id: The rule that decided, for the log.
         options: For an ask, the choices; ``yes`` and ``no`` by default.
         remember: For an ask, the rule that keeps such calls from being asked about again; see ``Question.remember``.
+        wider: For an ask, rules that allow more than that; see ``Question.wider``.
     """
 
     kind: Literal["allow", "deny", "ask"]
@@ -201,6 +244,7 @@ class Decision:
     rule_id: str | None = None
     options: tuple[str, ...] = attrs.field(default=("yes", "no"), converter=_options)
     remember: JsonDict | None = attrs.field(default=None, converter=_object_or_none, kw_only=True)
+    wider: tuple[JsonDict, ...] = attrs.field(default=(), converter=_objects, kw_only=True)
 
     @classmethod
     def allow(cls, *, rule_id: str | None = None) -> Decision:

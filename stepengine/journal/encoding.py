@@ -101,7 +101,8 @@ def describe(item: Item) -> CallModel | Form:
 
 def _asked(question: Question) -> dict[str, Any]:
     """Return the stored form of a question, without what is made anew whenever it is shown."""
-    return bare(question if question.remember is None else attrs.evolve(question, remember=None))
+    is_bare = question.remember is None and not question.descriptions
+    return bare(question if is_bare else attrs.evolve(question, remember=None, wider=(), descriptions=()))
 
 
 def _argument(value: Any) -> Any:

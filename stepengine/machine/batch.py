@@ -16,7 +16,7 @@ from stepengine.data.effects import AskPerson, Leaf
 from stepengine.data.json import canonical
 from stepengine.data.messages import ToolCallPart, ToolResult
 from stepengine.data.outcomes import Failure, Single, Stop
-from stepengine.data.questions import NOBODY, REMEMBERED, Answer, Decision, Question
+from stepengine.data.questions import NOBODY, REFUSED, REMEMBERED, Answer, Decision, Question, covering_rule
 from stepengine.data.tools import FIND_TOOLS
 from stepengine.data.yields import Parallel
 from stepengine.errors import LimitExceeded, LimitReached, StepEngineError
@@ -293,7 +293,15 @@ def _deny(call: Call, message: str) -> None:
 def _permission_question(call: Call, decision: Decision) -> Question:
     name = call.own_call.tool_name
     text = decision.message or f"May {name} run?"
-    return Question("", text, decision.options, tool_name=name, details=call.input, remember=decision.remember)
+    return Question(
+        "",
+        text,
+        decision.options,
+        tool_name=name,
+        details=call.input,
+        remember=decision.remember,
+        wider=decision.wider,
+    )
 
 
 def _asked(run: RunState, asking: Sequence[_Asking], *, together: bool) -> Flow[None]:
@@ -341,11 +349,13 @@ def _permitted(call: Call, effect: AskPerson, answers: Sequence[Answer]) -> Flow
     answer = answers[0]
     if answer.agrees and answer.edited_input is not None:
         return (yield from _edited(call, answer))
-    remembered = effect.questions[0].remember if answer.by == REMEMBERED else None
+    remembered = covering_rule(effect.questions[0], answer.covers) if answer.by == REMEMBERED else None
     rule_id = None if remembered is None else str(remembered["id"])
     yield from _decided(call, "allow" if answer.agrees else "deny", rule_id, answer)
     if answer.by == NOBODY:
         _deny(call, UNATTENDED.format(call.asked.tool_name))
+    elif answer.by == REFUSED:  # by the tool, as it would have been after a yes: nobody's no is counted
+        call.finish(ToolResult.error(answer.reason))
     elif not answer.agrees:
         text = answer.reason or answer.text
         said = f": {text}" if text and text.lower() not in ("no", "n") else "."

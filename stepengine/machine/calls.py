@@ -321,6 +321,8 @@ def ask_effect(run: RunState, *questions: Question, purpose: Any = "question", t
             path=path,
             allow_text=question.allow_text,
             remember=question.remember,
+            wider=question.wider,
+            descriptions=question.descriptions,
         )
         for index, question in enumerate(questions)
     ]

@@ -59,7 +59,7 @@ ASKED = "Denied: this needs a person's approval, and the mode is not to ask."
 UNASKED = "leads to a file about which a person has to be asked first; name the file itself"
 INSTRUCTS = PathRules(INSTRUCTING, ())
 """Who accepts edits of the work has not accepted edits of what instructs (requirements X60)."""
-CALL_KEYS = ("is", "input", "agent", "paths", "hosts")
+CALL_KEYS = ("is", "input", "agent", "paths", "hosts", "prefix", "origins", "any_input")
 RULE_KEYS = ("id", "decision", "match", "scope", "priority", "message", "description")
 
 
@@ -223,19 +223,27 @@ class Policy:
                 context=ctx,
             )
             verdict = self.check(request)
-            remember = self._always(request) if verdict.decision == "ask" else None
+            offered = self._always(request) if verdict.decision == "ask" else []
             return Decision(
-                verdict.decision, verdict.message, verdict.rule.id if verdict.rule else None, remember=remember
+                verdict.decision,
+                verdict.message,
+                verdict.rule.id if verdict.rule else None,
+                remember=offered[0] if offered else None,
+                wider=offered[1:],
             )
 
         return permission
 
-    def _always(self, request: Request) -> JsonDict | None:
-        """Return the rule that "always allow this" adds, as a policy file has it; ``None`` when another one would still ask."""
+    def _always(self, request: Request) -> list[JsonDict]:
+        """
+        Return the rules that "always allow this" may add, as policy files have them, the narrowest first.
+
+        None are offered when another rule would still ask.
+        """
         scope = Scope("user", request.user_id)
-        rule = Rule("allow", Call.of(request), scope=scope)
-        is_enough = self.with_rules(rule).check(request).decision == "allow"
-        return freeze_object(_stored(rule)) if is_enough else None
+        rules = [Rule("allow", call, scope=scope) for call in (Call.of(request), *Call.wider_than(request))]
+        is_enough = self.with_rules(rules[0]).check(request).decision == "allow"
+        return [freeze_object(_stored(rule)) for rule in rules] if is_enough else []
 
     # --- files --------------------------------------------------------------------------------------------------------
 
@@ -600,7 +608,9 @@ def _stored_matcher(rule: Rule) -> Any:
 
 def _stored_call(call: Call) -> Any:
     narrowed = {name: getattr(call, name) for name in CALL_KEYS[1:]}
-    given = {name: list(v) if isinstance(v, tuple) else v for name, v in narrowed.items() if v is not None}
+    given = {
+        name: list(v) if isinstance(v, tuple) else v for name, v in narrowed.items() if v is not None and v is not False
+    }
     return {"is": call.tool, **given} if given else call.tool
 
 
@@ -667,10 +677,16 @@ def _loaded_call(value: Any, where: str) -> Call:
     found = _members(value, CALL_KEYS, where)
     given: dict[str, Any] = {
         name: _typed(found[name], kind, f"{where}.{name}", what)
-        for name, kind, what in (("input", dict, "an object"), ("agent", str, "text"))
+        for name, kind, what in (
+            ("input", dict, "an object"),
+            ("agent", str, "text"),
+            ("any_input", bool, "true or false"),
+        )
         if name in found
     }
-    given |= {name: _words(found[name], f"{where}.{name}", '["src/app.py"]') for name in CALL_KEYS[3:] if name in found}
+    given |= {
+        name: _words(found[name], f"{where}.{name}", '["src/app.py"]') for name in CALL_KEYS[3:-1] if name in found
+    }
     return Call(_typed(found.get("is"), str, f"{where}.is"), **given)
 
 

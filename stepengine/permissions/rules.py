@@ -9,8 +9,9 @@ globs on our own matcher.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import attrs
 from pydantic_core import PydanticCustomError, SchemaError, SchemaValidator, ValidationError, core_schema
@@ -20,7 +21,7 @@ from stepengine.data.json import JsonDict, canonical, freeze_object
 from stepengine.data.messages import strings
 from stepengine.data.tools import ToolSpec
 from stepengine.errors import DefinitionError, ToolError
-from stepengine.permissions.commands import CommandForm, denies, permits
+from stepengine.permissions.commands import LAUNCHERS, CommandForm, denies, permits
 from stepengine.tools.argv import Argv, Script, parse_command
 from stepengine.tools.files.rules import folded
 from stepengine.tools.search.patterns import GlobPattern
@@ -30,7 +31,16 @@ Effect: TypeAlias = Literal["allow", "deny", "ask"]
 COMMANDS = ("command", "argv")
 PATHS = ("path", "paths", "file", "files", "file_path", "folder", "directory", "directories", "cwd")
 URLS = ("url", "urls")
-PLAIN_URL = re.compile(r"[a-z][a-z0-9+.-]*://([A-Za-z0-9.-]*[A-Za-z0-9])\.?(?::[0-9]{1,5})?(?:[/?#][!-\[\]-~]*)?")
+PLACES = ("destination", "target", "endpoint")
+"""Members that hold a path or a web address, as the tool likes; who allows a call for good has seen them."""
+DECLARED = frozenset({"read", "write", "network"})
+"""Categories whose tools are about the files and addresses that they name; of other tools nobody knows what a call is about."""
+DURATIONS = frozenset({"timeout", "timeout_seconds"})
+"""Members that say nothing of what a command does."""
+PREFIX_WORDS = 3
+"""Of how many words the longest beginning of a command is that is offered to be allowed with anything behind it."""
+USUAL_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443, "ftp": 21}
+PLAIN_URL = re.compile(r"([a-z][a-z0-9+.-]*)://([A-Za-z0-9.-]*[A-Za-z0-9])\.?(?::([0-9]{1,5}))?(?:[/?#][!-\[\]-~]*)?")
 
 
 @attrs.frozen(kw_only=True)
@@ -298,14 +308,29 @@ class Domain:
         return f"domain {self.host}" + (f" for {self.tool}" if self.tool else "")
 
 
-def _host_of(url: str) -> str | None:
-    """Return the host that every program reads in an address, as the web tools do; ``None`` for one that is not plain."""
+class _Origin(NamedTuple):
+    """Where an address leads."""
+
+    scheme: str
+    host: str
+    port: int | None
+
+
+def _origin_of(url: str) -> _Origin | None:
+    """Return where every program reads that an address leads, as the web tools do; ``None`` for one that is not plain."""
     try:
-        return parse_url(url).host.lower()
+        found = parse_url(url)
+        return _Origin(found.scheme, found.host.lower(), found.port)
     except ToolError:
         # The web tools refuse more than what is unclear, such as this machine and other schemes.
         plain = PLAIN_URL.fullmatch(url)
-        return None if plain is None else plain[1].lower()
+        return None if plain is None else _Origin(plain[1], plain[2].lower(), int(plain[3]) if plain[3] else None)
+
+
+def _host_of(url: str) -> str | None:
+    """Return the host of an address; ``None`` as ``_origin_of``."""
+    origin = _origin_of(url)
+    return None if origin is None else origin.host
 
 
 @attrs.frozen
@@ -392,10 +417,16 @@ class Call:
 
     Attributes:
         tool: The tool's name.
-        input: Only calls whose input equals it, a command in it read word by word.
+        input: Only calls whose input equals it, a command in it read word by word. With *prefix*, the input but for the
+            command, members that are ``None``, and how long it may take.
         agent: Only calls of this agent.
         paths: Only calls that name files, and no others than these.
         hosts: Only calls that name web addresses, and of no other hosts than these.
+        prefix: Only calls of one command that begins with these words, whatever follows them; never a shell script.
+        origins: Only calls that name web addresses, and no others than below these: scheme, host and port, and the call's
+            ``method`` in front where it has one, such as ``"POST https://api.example.org"``.
+        any_input: Somebody was told that any input is meant. It narrows nothing; without it a rule of a policy file that people
+            once made, and that names no more than the tool, answers no question.
     """
 
     kind: ClassVar[str] = "call"
@@ -404,46 +435,97 @@ class Call:
     agent: str | None = attrs.field(default=None, kw_only=True)
     paths: tuple[str, ...] | None = attrs.field(default=None, converter=_texts_or_none, kw_only=True)
     hosts: tuple[str, ...] | None = attrs.field(default=None, converter=_texts_or_none, kw_only=True)
+    prefix: tuple[str, ...] | None = attrs.field(default=None, converter=_texts_or_none, kw_only=True)
+    origins: tuple[str, ...] | None = attrs.field(default=None, converter=_texts_or_none, kw_only=True)
+    any_input: bool = attrs.field(default=False, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         _not_empty(self.tool, 'the name of a tool, such as "read_files"')
+        if self.prefix is not None and not all(self.prefix or [""]):
+            msg = 'the prefix of a call is the first words of a command, such as ["git", "log"]'
+            raise DefinitionError(msg)
 
     @classmethod
     def of(cls, request: Request) -> Call:
         """
         Return what a person who allows a call for good has seen of it: the agent, the tool, and what it is about.
 
-        Of programs, and of addresses that are not plain, that is the whole input; else the files and hosts that it names.
+        Of a tool of the category ``read``, ``write`` or ``network`` that is the files and addresses that the call names, if
+        they are plain; of every other call its whole input.
         """
         agent = request.agent_id or None
-        paths, hosts = _paths_in(request), _hosts_in(request)
-        if request.tool.category == "execute" or None in hosts:
+        paths, origins = _paths_in(request), _origins_in(request)
+        if request.tool.category not in DECLARED or None in origins or not (paths or origins):
             return cls(request.tool.name, _as_words(request), agent=agent)
-        named = sorted([host for host in hosts if host is not None])
-        return cls(request.tool.name, agent=agent, paths=sorted(paths) or None, hosts=named or None)
+        named = sorted([origin for origin in origins if origin is not None])
+        return cls(request.tool.name, agent=agent, paths=sorted(paths) or None, origins=named or None)
+
+    @classmethod
+    def wider_than(cls, request: Request) -> tuple[Call, ...]:
+        """
+        Return what else a person may allow for good who sees a call, the narrowest first.
+
+        Of a command that is each of its beginnings, of at most three words and not where the program starts others; at last
+        any input of the tool.
+        """
+        agent, found, words = request.agent_id or None, list[Call](), _only_command(request)
+        if words and words[0].rpartition("/")[2].casefold() not in LAUNCHERS:
+            rest = _beside_command(request)
+            lengths = range(min(PREFIX_WORDS, len(words)), 0, -1)
+            found += [cls(request.tool.name, rest, agent=agent, prefix=words[:length]) for length in lengths]
+        return (*found, cls(request.tool.name, agent=agent, any_input=True))
 
     def matches(self, request: Request, _decision: Effect) -> bool:
         """Return whether the rule is about a call."""
         if request.tool.name != self.tool or (self.agent is not None and _same(self.agent) != _same(request.agent_id)):
             return False
-        if self.input is not None and _as_words(request) != self.input:
+        if self.prefix is not None and _only_command(request)[: len(self.prefix)] != self.prefix:
             return False
-        return _is_within(self.paths, _paths_in(request)) and _is_within(self.hosts, _hosts_in(request))
+        if self.input is not None and self.input != (_as_words if self.prefix is None else _beside_command)(request):
+            return False
+        is_there = _is_within(self.paths, _paths_in(request)) and _is_within(self.origins, _origins_in(request))
+        return is_there and _is_within(self.hosts, _hosts_in(request))
 
     def __str__(self) -> str:
         by = "" if self.agent is None else f" by {self.agent}"
+        if self.prefix is not None:
+            beside = f" beside {canonical(self.input)}" if self.input else ""
+            return f"the command {shlex.join(self.prefix)} with anything behind it, of {self.tool}{by}{beside}"
         if self.input is not None:
             return f"the call {self.tool} {canonical(self.input)}{by}"
         paths = "" if self.paths is None else f" for {', '.join(self.paths)}"
-        return f"calls of {self.tool}{by}{paths}" + ("" if self.hosts is None else f" to {', '.join(self.hosts)}")
+        where = [*(self.hosts or ()), *(self.origins or ())]
+        return f"{'any calls' if self.any_input else 'calls'} of {self.tool}{by}{paths}" + (
+            f" to {', '.join(where)}" if where else ""
+        )
 
 
 def _paths_in(request: Request) -> set[str]:
-    return {_plain_path(path) for path in request.texts(PATHS)}
+    named = [*request.texts(PATHS), *[place for place in request.texts(PLACES) if "://" not in place]]
+    return {_plain_path(path) for path in named}
+
+
+def _urls_in(request: Request) -> list[str]:
+    return [*request.texts(URLS), *[place for place in request.texts(PLACES) if "://" in place]]
 
 
 def _hosts_in(request: Request) -> set[str | None]:
-    return {_host_of(url) for url in request.texts(URLS)}
+    return {_host_of(url) for url in _urls_in(request)}
+
+
+def _origins_in(request: Request) -> set[str | None]:
+    """Return where a call reaches and how: each address by method, scheme, host and port; ``None`` for one that is not plain."""
+    method = request.input.get("method")
+    how = f"{method.upper()} " if isinstance(method, str) and method else ""
+    origins = [_origin_of(url) for url in _urls_in(request)]
+    return {None if origin is None else how + _shown_origin(origin) for origin in origins}
+
+
+def _shown_origin(origin: _Origin) -> str:
+    """Return an origin without the port that its scheme has anyway."""
+    host = f"[{origin.host}]" if ":" in origin.host else origin.host
+    is_usual = origin.port is None or origin.port == USUAL_PORTS.get(origin.scheme)
+    return f"{origin.scheme}://{host}" + ("" if is_usual else f":{origin.port}")
 
 
 def _is_within(allowed: Sequence[str] | None, found: set[Any]) -> bool:
@@ -454,6 +536,19 @@ def _as_words(request: Request) -> JsonDict:
     """Return the input with its commands as lists of words; a script, which only a shell can read, stays as it is."""
     read = {name: _command_of(request.input[name]) for name in COMMANDS if request.input.get(name) is not None}
     return freeze_object({**request.input, **{n: list(c) for n, c in read.items() if not isinstance(c, Script)}})
+
+
+def _only_command(request: Request) -> Argv:
+    """Return the words of the one command that a call runs; nothing for a script, and where there are several."""
+    commands = request.commands
+    return commands[0] if len(commands) == 1 and not isinstance(commands[0], Script) else ()
+
+
+def _beside_command(request: Request) -> JsonDict:
+    """Return what an input says beside its command and how long that may take."""
+    left_out = {*COMMANDS, *DURATIONS}
+    given = {name: value for name, value in request.input.items() if name not in left_out and value is not None}
+    return freeze_object(given)
 
 
 Matcher: TypeAlias = Call | Every | ToolNamed | Category | Command | Path | Domain | Regex | When

@@ -19,6 +19,7 @@ from stepengine.data.json import JsonDict, canonical, freeze
 from stepengine.data.questions import (
     MAX_QUESTIONS,
     NOBODY,
+    REFUSED,
     REMEMBERED,
     Answer,
     AnswerLike,
@@ -26,6 +27,7 @@ from stepengine.data.questions import (
     Question,
     answer_problem,
     answered,
+    covering_rule,
 )
 from stepengine.data.tools import Ordinary
 from stepengine.errors import AnswerRejected, LimitExceeded, StepEngineError
@@ -38,6 +40,10 @@ __all__ = ("Desk", "Remembered", "shown_questions")
 
 ASKED_AGAIN = 3
 """How often an interactor whose answer is none is asked the same question again (requirements X54)."""
+
+
+OF_INPUT = {"input", "prefix", "paths", "hosts", "origins"}
+"""Members of a rule about calls that say something of one input."""
 
 
 class RuleStore(Protocol):
@@ -93,16 +99,17 @@ class Remembered:
         except (StepEngineError, OSError) as error:
             LOGGER.warning("%r is not kept for other processes: %s", rule["id"], error)
 
-    def allow(self, question: Question) -> bool:
-        """Return whether a question has its answer already."""
-        rule = question.remember
-        if rule is None or canonical(rule) in self._rules:
-            return rule is not None
+    def covering(self, question: Question) -> JsonDict | None:
+        """Return the rule by which a question has its answer already, the narrowest of those that it offers."""
+        offered = [] if question.remember is None else [question.remember, *question.wider]
         try:
-            return self.store is not None and self.store.knows(rule)
+            return next((rule for rule in offered if self._has(rule)), None)
         except (StepEngineError, OSError) as error:
             LOGGER.warning("what was allowed for good cannot be looked up: %s", error)
-            return False
+            return None
+
+    def _has(self, rule: JsonDict) -> bool:
+        return canonical(rule) in self._rules or (self.store is not None and self.store.knows(rule))
 
     def forget(self, ids: Collection[str]) -> None:
         """Drop the rules of these ids, all without one."""
@@ -113,12 +120,12 @@ class Remembered:
 
 def rule_of(question: Question, answer: Answer) -> JsonDict | None:
     """Return the rule that an answer makes, if it makes one."""
-    rule = question.remember
+    rule = covering_rule(question, answer.covers)
     if rule is None or not answer.agrees or answer.remember is None:
         return None
     call: Any = rule["match"].get("call")
     # A rule about what one input holds is not made of an answer that has put another one in its place.
-    is_of_input = isinstance(call, Mapping) and bool(call.keys() & {"input", "paths", "hosts"})
+    is_of_input = isinstance(call, Mapping) and bool(call.keys() & OF_INPUT)
     return rule if answer.edited_input is None or not is_of_input else None
 
 
@@ -176,6 +183,7 @@ class Desk:
         self._interactor = interactor
         self._threads = threads
         self._open: dict[str, _Open] = {}
+        self._shown: dict[tuple[str, int], tuple[Question, ...]] = {}
         self._attending = 0
         self._waiting = 0
 
@@ -210,7 +218,8 @@ class Desk:
         """
         Return one answer per question; ``None`` where nobody is there to give one.
 
-        An interactor is asked one question after another; those that wait for a handle are open at once.
+        An interactor is asked one question after another; those that wait for a handle are open at once. A permission for a
+        call that its tool will refuse is not asked for: the answer is the tool's own no.
 
         Args:
             questions: What is asked.
@@ -227,12 +236,26 @@ class Desk:
                     await self._threads.run("policy file", partial(self._of_session.keep, question, answer))
         return answers
 
+    def shown(self, item: Item) -> tuple[Question, ...]:
+        """Return the questions of an ``AskPerson`` as people are shown them, the same until ``forget_shown``."""
+        key = item.path, item.effect.seq
+        if key not in self._shown:
+            self._shown[key] = shown_questions(item)
+        return self._shown[key]
+
+    def forget_shown(self, item: Item) -> None:
+        """Render the questions of an ``AskPerson`` anew the next time."""
+        self._shown.pop((item.path, item.effect.seq), None)
+
     def knows(self, question: Question) -> bool:
         """Return whether somebody allowed what is asked for good, so that nobody is asked."""
-        return self.remembered.allow(question) or self._of_session.allow(question)
+        return self._covering(question) is not None
+
+    def _covering(self, question: Question) -> JsonDict | None:
+        return self.remembered.covering(question) or self._of_session.covering(question)
 
     async def _asked(self, questions: Sequence[Question], interactor: Interactor | None) -> list[Answer | None]:
-        answers = [self._up_front(question) for question in questions]
+        answers = [self._up_front(question) or _refusal(question) for question in questions]
         somebody = interactor or self._interactor
         if somebody is not None:
             for index, question in enumerate(questions):
@@ -279,7 +302,10 @@ class Desk:
                 if problem is None:
                     return answered(self._given[key], question)
                 self._misfits[question.id] = problem
-        return Answer(text="yes", by=REMEMBERED) if self.knows(question) else None
+        rule = self._covering(question)
+        if rule is None:
+            return None
+        return Answer(text="yes", by=REMEMBERED, covers="" if rule is question.remember else str(rule["id"]))
 
     @property
     def open(self) -> tuple[Question, ...]:
@@ -361,6 +387,11 @@ class Desk:
         return said
 
 
+def _refusal(question: Question) -> Answer | None:
+    """Return the no of a tool that says in its preview that it will refuse the call."""
+    return Answer(declined=True, by=REFUSED, reason=question.problem) if question.problem else None
+
+
 def _check_answer(value: Any, whose: str) -> None:
     if not isinstance(value, str | bool | Answer):
         msg = f"the answer {whose} is {value!r}; it is a string, a bool or an Answer"
@@ -394,7 +425,10 @@ def _preview(item: Item, question: Question) -> JsonDict | None:
         return None
     try:
         shown: ToolPreview | None = render(question.details)
-        return None if shown is None else JsonDict({"action": str(shown.action), "details": freeze(shown.details)})
+        if shown is None:
+            return None
+        preview = {"action": str(shown.action), "details": freeze(shown.details)}
+        return JsonDict(preview | ({"problem": str(shown.problem)} if shown.problem else {}))
     except Exception as error:  # noqa: BLE001  (a preview is the tool author's code)
         LOGGER.warning("the preview of %r failed at question %r", question.tool_name, question.id, exc_info=error)
         return None

@@ -280,7 +280,7 @@ def _show_start(tree: RunTree, item: Item) -> int:
     if is_deferred(item):
         # Whoever sees that it began may have its result at once, before the call has come to its body.
         tree.deferred.expect(item)
-    for event in started(item):
+    for event in started(item, tree.desk.shown(item) if type(item.effect) is AskPerson else ()):
         tree.emit(event)
     return tree.elapsed()
 
@@ -288,6 +288,8 @@ def _show_start(tree: RunTree, item: Item) -> int:
 def _show_end(tree: RunTree, item: Item, outcome: Single, began: int) -> None:
     if is_deferred(item):
         tree.deferred.forget(item)
+    if type(item.effect) is AskPerson:
+        tree.desk.forget_shown(item)
     for event in finished(item, outcome, tree.elapsed() - began):
         tree.emit(event)
 

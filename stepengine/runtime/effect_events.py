@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, assert_never
 
 from stepengine.data.effects import AskPerson, CallFunction, CallModel, CallTool, Spawn
@@ -23,7 +24,6 @@ from stepengine.data.messages import ToolResult
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.questions import Question
 from stepengine.data.state import ChildResult, RunStatus
-from stepengine.runtime.asking import shown_questions
 from stepengine.runtime.performer import Item, child_path
 
 __all__ = ("finished", "started")
@@ -31,8 +31,8 @@ __all__ = ("finished", "started")
 STOPPED = "the run ended before this gave a result"
 
 
-def started(item: Item) -> list[Event]:
-    """Return what is shown before an effect is performed."""
+def started(item: Item, questions: Sequence[Question] = ()) -> list[Event]:
+    """Return what is shown before an effect is performed; *questions* are those of a permission as people are shown them."""
     effect = item.effect
     at: dict[str, Any] = {"path": item.path, "seq": effect.seq}
     match effect:
@@ -52,7 +52,7 @@ def started(item: Item) -> list[Event]:
         case CallFunction():
             return [PerformStarted(**at, name=effect.call.name)]
         case AskPerson(purpose="permission"):
-            return [_requested(at, item, effect, question) for question in shown_questions(item)]
+            return [_requested(at, item, effect, question) for question in questions]
         case AskPerson():
             return [QuestionAsked(**at, question=q) for q in effect.questions]
         case Spawn():

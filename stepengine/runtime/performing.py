@@ -58,7 +58,6 @@ from stepengine.errors import (
 )
 from stepengine.models._stopping import note_usage, usage_when_stopped
 from stepengine.permissions import Request
-from stepengine.runtime.asking import shown_questions
 from stepengine.runtime.logs import LOGGER, Lines
 from stepengine.runtime.performer import IO, Item, child_path
 from stepengine.runtime.rates import Notice, Obstacle, ParsingRegistry, queued
@@ -326,11 +325,13 @@ class Innermost:
         return await value if inspect.isawaitable(value) else value
 
     async def _ask(self, item: Item, io: IO) -> Single:
-        questions = shown_questions(item)
+        questions = self._tree.desk.shown(item)
         try:
             answers = await self._tree.desk.ask(questions, _interactor_of(item))
         except LimitExceeded as error:
             return self._failure(item, error)
+        finally:
+            self._tree.desk.forget_shown(item)
         waiting = tuple([q for q, answer in zip(questions, answers, strict=True) if answer is None])
         if waiting:
             return Stop("suspended", self._elapsed(), questions=waiting)

@@ -260,10 +260,21 @@ def control_tools() -> list[Tool[..., Any]]:
 def _questions(value: JsonDict) -> list[Question]:
     return [
         Question(
-            "", q["question"], q.get("options", ()), q.get("multi_select", False), allow_text=bool(q.get("options"))
+            "",
+            q["question"],
+            q.get("options", ()),
+            q.get("multi_select", False),
+            allow_text=bool(q.get("options")),
+            descriptions=_descriptions(q.get("options", ())),
         )
         for q in value["questions"]
     ]
+
+
+def _descriptions(options: Sequence[Any]) -> list[str]:
+    """Return what is said of each option; nothing when nothing is said of any."""
+    said = [str(option.get("description") or "") if isinstance(option, Mapping) else "" for option in options]
+    return said if any(said) else []
 
 
 def _answers(answers: Sequence[Answer]) -> ToolResult:

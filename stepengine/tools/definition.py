@@ -41,10 +41,12 @@ class ToolPreview:
     Attributes:
         action: What will happen, in a few words, such as ``"Write src/app.py"``.
         details: More, such as a diff or a command line.
+        problem: Why the tool will refuse the call; then nobody is asked, and the model is told this at once.
     """
 
     action: str
     details: JsonValue = attrs.field(default=None, converter=freeze)
+    problem: str = attrs.field(default="", kw_only=True)
 
 
 class ToolOptions(TypedDict, total=False):

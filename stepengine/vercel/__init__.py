@@ -377,6 +377,8 @@ class _Page:
         yield self._data("progress", told, transient=True)
 
     def _requested(self, event: PermissionRequested) -> Iterator[Chunk]:
+        if event.question.problem:
+            return  # the tool refuses the call by itself
         if self._version < APPROVALS_FROM:
             yield from self._asked(event)
             return

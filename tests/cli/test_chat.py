@@ -18,12 +18,15 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from stepengine.cli import bench
 from stepengine.cli.app import app
-from stepengine.cli.chat import COMMANDS, UNDONE, Chat
-from stepengine.cli.console import Lines, Screen, console_on, follow
+from stepengine.cli.chat import COMMANDS, UNDONE, Chat, _fitted
+from stepengine.cli.console import Lines, Screen, Terminal, console_on, follow, show_markdown
 from stepengine.cli.prompt import (
     PASTE_BYTES,
     PASTED,
@@ -37,11 +40,13 @@ from stepengine.cli.prompt import (
 )
 from stepengine.cli.recording import entries, runs_folder
 from stepengine.data import events as ev
+from stepengine.data.messages import AssistantMessage, UserMessage
+from stepengine.data.state import AgentState
 from stepengine.data.usage import Usage
 from stepengine.runtime.handle import RunHandle
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
 
-from .terminal import READY, Person, people
+from .terminal import CODES, READY, Person, people
 
 WRITES = tool_call("write_file", {"path": "b.txt", "content": "colour\n"})
 REAL_MODELS = bench.models_of
@@ -183,6 +188,94 @@ def test_a_conversation_is_saved_forked_and_compacted(chats: Any) -> None:
     assert not any("first" in said for said in last)
     assert "  turn 3 " in result.stdout
     assert "what you said" in result.stdout
+
+
+CHOOSES = tool_call("ask_user", {"questions": [{"question": "Which one?", "options": ["red", "blue"]}]})
+
+
+@pytest.mark.spec("interfaces:IF78")
+def test_at_a_question_commands_that_tell_something_answer_at_once_and_none_is_an_answer(chats: Any) -> None:
+    result, model = chats(
+        tool_call("write_todos", {"todos": [{"task": "look", "completed": True}]}, usage=Usage(100, 20)), CHOOSES,
+        text("Fine."), typed="go\n/cost\n/hlep\n/help\n/diff\n/mode\n/mode plan\n/todos\n2\n/quit\n",
+    )  # fmt: skip
+    lines = result.stdout.splitlines()
+    answered = next(at for at, line in enumerate(lines) if "< ask_user ok" in line)
+    before, after = "\n".join(lines[:answered]), "\n".join(lines[answered:])
+    at_once = (
+        "this turn so far   at least 100 tokens in, 20 out",
+        "there is no /hlep; did you mean /help?",
+        "  /quit ",
+        "nothing was written in this chat",
+        "now: default",
+    )
+
+    assert at_once == tuple([said for said in at_once if said in before and said not in after])
+    assert 2 == before.count("(done when the turn is over)")
+    assert ("mode plan, from" in after, "  [x] look" in after.partition("completed")[2]) == (True, True)
+    assert [["go"]] * 3 == [[m.text for m in call.messages if m.role == "user"] for call in model.calls]
+    assert '"selected":["blue"]' in model.calls[-1].messages[-1].text.replace(" ", "")
+
+
+def test_what_was_written_is_shown_while_the_turn_goes_on(chats: Any) -> None:
+    result, _ = chats(WRITES, CHOOSES, text("Fine."), typed="/mode accept_edits\ngo\n/diff\n1\n")
+
+    assert "b.txt" in result.stdout.partition("? Which one?")[2].partition("< ask_user ok")[0]
+
+
+WORDS = st.text("ab/.", min_size=1, max_size=150)
+
+
+@given(st.sampled_from(["openai/gpt-5", f"a/{'m' * 90}"]), WORDS, st.integers(20, 200))
+def test_the_status_line_fits_and_gives_up_the_provider_first_and_then_the_folder(
+    model: str, folder: str, width: int
+) -> None:
+    after = ["87 % of context left", "$0.0123"]
+    line = _fitted(model, "plan", Path("/", folder), after, width)
+    whole = " | ".join([model, "plan", str(Path("/", folder)), *after])
+
+    assert len(line) < width
+    assert line == whole or len(whole) >= width or len(model) > 60
+    assert line.endswith(" | ".join(after)) or width < 110
+
+
+def test_of_what_waits_after_a_stop_words_go_back_into_the_line_and_a_command_only_alone(folder: Path) -> None:
+    for waiting, line in ((["one", "/clear", "//two"], "one\n//two"), (["/clear", "/todos"], "/todos")):
+        for to_line in (True, False):
+            prompt = prompt_in(folder)
+            prompt._unsent = [*waiting]
+            prompt.take_back(to_line=to_line)
+
+            assert ((), line if to_line else "") == (prompt.waiting, prompt._draft)
+
+
+@pytest.mark.spec("interfaces:IF68", "reliability:UI01")
+def test_markdown_is_drawn_without_needless_empty_lines_and_code_keeps_its_own() -> None:
+    code = "def a():\n    pass\n\n\ndef b():\n    pass"
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=40, color_system="truecolor")
+    show_markdown(console, f"\n\nOne \x1b[2J\n\n- a\n- b\n\n```python\n{code}\n```\n\n\nTwo\n\n")
+    lines = [CODES.sub("", line).rstrip() for line in file.getvalue().splitlines()]
+    drawn = [f" {line}".rstrip() for line in code.splitlines()]
+
+    assert [r"One \x1b[2J", "", " • a", " • b", "", *drawn, "", "Two"] == lines
+
+
+@pytest.mark.spec("interfaces:IF77")
+@pytest.mark.parametrize("markdown", [True, False])
+def test_what_was_said_before_is_shown_as_it_was_while_it_was_said(markdown: bool) -> None:
+    file = io.StringIO()
+    chat = object.__new__(Chat)
+    chat._console = Console(file=file, width=40)
+    chat._terminal = cast("Any", Terminal(chat._console, Lines(io.StringIO())))
+    chat._shown = {"markdown": markdown}
+    said = (UserMessage("Say **it**.", tags=("USER_PROMPT",)), AssistantMessage("It is **bold**.\n\n- a"))
+    state = AgentState(run_id="r", message_history=said)
+    chat.goes_on(cast("Any", SimpleNamespace(state=state, pending_questions=())), None)
+    shown = [line.rstrip() for line in file.getvalue().splitlines()]
+
+    reply = ["It is bold.", "", " • a"] if markdown else ["  It is **bold**.", "", "  - a"]
+    assert ["> Say **it**.", *reply] == shown
 
 
 def prompt_in(folder: Path, typed: str = "") -> Prompt:
@@ -665,6 +758,41 @@ def test_what_is_typed_while_a_reply_streams_is_sent_and_commands_wait_for_the_e
 
     assert "second" == (folder / "last").read_text()
     there.types("/quit\r")
+    assert 0 == there.leaves()
+
+
+@pytest.mark.deep
+@pytest.mark.spec("interfaces:IF71", "interfaces:IF72", "interfaces:IF78")
+@pytest.mark.parametrize(
+    ("answer", "sees"), [("n\r", "> "), ("\r", "> second"), ("y\r", "> second")], ids=["no", "back", "yes"]
+)
+def test_commands_answer_during_a_turn_and_ctrl_c_asks_about_what_waits(
+    somebody: Any, folder: Path, answer: str, sees: str
+) -> None:
+    there = somebody(program=gated("text('Never.'), last"))
+    there.sees(READY)
+    there.types("\x1b[30;1R")  # where the cursor is, as a terminal says it when it is asked
+    there.sees("m | default | ")
+    there.types("first\r")
+    there.sees("calling model")
+    there.types("/cost\r")
+    there.sees("this turn so far")
+    there.types("/hlep\r")
+    there.sees("did you mean /help?")
+    there.types("second\r")
+    there.sees("(sent;")
+    there.types("\x03")
+    there.sees("not said yet: second", "say it now?")
+    there.types(answer)
+    there.sees(READY if answer == "n\r" else sees)
+    there.types("third\r" if answer != "y\r" else "")
+    there.sees("calling model")
+    for number in (1, 2):
+        (folder / f"gate{number}").touch()
+    there.sees("Heard.", "completed", READY)
+    there.types("/quit\r")
+
+    assert {"n\r": "third", "\r": "secondthird", "y\r": "second"}[answer] == (folder / "last").read_text()
     assert 0 == there.leaves()
 
 

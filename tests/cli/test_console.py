@@ -20,21 +20,36 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.cells import cell_len
+from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from stepengine import AgentDefinition, Answer, Ask, Engine, Hooks, RunStatus, load_agent, tool
+from stepengine import AgentDefinition, Answer, Ask, Engine, Hooks, Limits, RunStatus, load_agent, tool
 from stepengine.cli import ColorScheme, ConsoleRenderer, TerminalInteractor, bench
 from stepengine.cli.app import app
 from stepengine.cli.chat import chat
-from stepengine.cli.console import LIVE_LINES, MAX_SHOWN, PERMISSION, Lines, Screen, Terminal, _choice, console_on
+from stepengine.cli.console import (
+    KEYS,
+    LIVE_LINES,
+    MAX_SHOWN,
+    TYPED,
+    WHICH,
+    Lines,
+    Screen,
+    Terminal,
+    _choice,
+    _prompt,
+    console_on,
+)
 from stepengine.cli.recording import entries
 from stepengine.data import events as ev
 from stepengine.data.questions import Question
 from stepengine.data.state import AgentState, RunPhase, RunResult
 from stepengine.errors import AnswerRejected
 from stepengine.events import PermissionDecided, PermissionRequested, PhaseChanged, RunFinished, TextDelta
-from stepengine.journal import FileJournal
+from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.permissions import Policy, Rule
 from stepengine.testing import ScriptedModel, text, tool_call
 from stepengine.tools import ask_user_tool, file_tools, shell_tools
@@ -74,6 +89,7 @@ async def shown(engine: Engine, typed: str, **options: Any) -> tuple[RunResult[A
 
 WRITES = tool_call("write_file", {"path": "b.txt", "content": "colour\n"})
 REMOVES = tool_call("run_terminal_command", {"command": "rm a.txt"})
+ASKED = "write_file b.txt +1 -0: y yes, n no (n REASON), a always, v all > "
 ASKS = tool_call("ask_user", {"questions": [{"question": "Which one?", "options": ["British", "American"]}]})
 
 
@@ -123,9 +139,135 @@ async def test_a_question_is_answered_by_a_number_or_by_text(folder: Path, typed
     ]
 
 
+@pytest.mark.spec("requirements:X71")
+@pytest.mark.parametrize(
+    ("typed", "ran"),
+    [
+        ("a\n2\nn\nn\n", ["git log -1", "git log -1"]),
+        ("a\n3\nn\nn\n", ["git log -1", "git log --all", "git log -1"]),
+        ("a git log\nn\nn\n", ["git log -1", "git log --all", "git log -1"]),
+        ("a\n1\nn\nn\nn\n", ["git log -1", "git log -1"]),
+        ("a\n5\nyes\n", ["git log -1", "git log --all", "git push", "git log -1"]),
+        ("a\n5\ny\nn\nn\nn\nn\n", []),
+        ("a\n\nn\nn\nn\nn\n", []),
+        ("a\n9\nn\nn\nn\nn\n", []),
+    ],
+    ids=["two words and an option", "by number", "by its words", "this call", "any", "not twice", "none", "no number"],
+)
+async def test_an_always_says_what_it_covers_before_it_does_and_any_input_is_asked_for_twice(
+    folder: Path, typed: str, ran: list[str]
+) -> None:
+    done: list[str] = []
+
+    @tool(category="execute")
+    def sh(command: str) -> str:
+        """Run."""
+        done.append(command)
+        return "ran"
+
+    commands = ["git log -1", "git log --all", "git push", "git log -1"]
+    model = ScriptedModel([*[tool_call("sh", {"command": command}) for command in commands], text("Ok.")])
+    agent = AgentDefinition("worker", model="scripted/m", tools=[sh])
+    _, out = await shown(Engine([agent], models=model, permissions=Policy()), typed)
+
+    assert ran == done
+    covered = [
+        "  1. exactly this call",
+        "  2. git log -1 with anything behind it",
+        "  3. git log with anything behind it",
+        "  4. git with anything behind it",
+        "  5. ANY call of sh, whatever its input",
+    ]
+    assert ([] if typed.startswith("a git") else covered) == re.findall(r"^  \d\..*", out, re.MULTILINE)
+
+
+@pytest.mark.spec("requirements:M15")
+async def test_a_call_that_its_tool_will_refuse_is_asked_about_by_nobody_and_the_model_is_told_why(
+    folder: Path,
+) -> None:
+    """
+    Nobody's no is counted for it, and the record knows that no person said it.
+    """
+    wrong = [
+        tool_call("write_file", {"path": "../out", "content": ""}),
+        tool_call("str_replace", {"path": "a.txt", "replacements": [{"old_string": "nowhere", "new_string": "x"}]}),
+        tool_call("run_terminal_command", {"command": "cat a.txt | wc"}),
+    ]
+    journal = MemoryJournal()
+    engine, _ = worker(*wrong, WRITES, text("Ok."), folder=folder)
+    out = io.StringIO()
+    async with engine, engine.start("worker", "Go.", journal=journal, limits=Limits(max_denials=1)) as handle:
+        result = await ConsoleRenderer(handle, input=io.StringIO("y\n"), output=out).run()
+        again = await engine.replay(journal)
+
+    assert RunStatus.COMPLETED is result.status is again.status
+    assert 1 == out.getvalue().count("? May ")
+    assert ["error", "error", "error", "ok"] == [call.result.status for call in result.tool_calls]
+    told = [call.result.text for call in result.tool_calls]
+    assert ["outside" in told[0] or ".." in told[0], "0 times" in told[1], "needs a shell" in told[2]] == [True] * 3
+    assert 3 == b"".join(journal.content().splitlines()).count(b'"by":"refused"')
+
+
+async def test_what_is_said_of_the_options_of_a_question_is_shown_below_them_and_is_in_no_record(folder: Path) -> None:
+    options = [{"label": "SQLite", "description": "One file\x1b[2J"}, {"label": "Other", "description": ""}, "None"]
+    asks = tool_call("ask_user", {"questions": [{"question": "Which?", "options": options}]})
+    journal = MemoryJournal()
+    engine, _ = worker(asks, text("Fine."), folder=folder)
+    out = io.StringIO()
+    async with engine, engine.start("worker", "Go.", journal=journal) as handle:
+        await ConsoleRenderer(handle, input=io.StringIO("1\n"), output=out).run()
+
+    lines = out.getvalue().splitlines()
+    at = lines.index("? Which?")
+    assert ["  1. SQLite", r"     One file\x1b[2J", "  2. Other", "  3. None"] == lines[at + 1 : at + 5]
+    assert b"descriptions" not in journal.content()
+
+
+WORDS = st.text("ab/. -", max_size=120)
+
+
+@pytest.mark.spec("interfaces:IF73")
+@given(
+    st.sampled_from(["write_file", "run_terminal_command", "x" * 64]),
+    WORDS,
+    st.integers(0, 2_000),
+    st.integers(76, 200),
+)
+def test_the_prompt_of_a_permission_says_tool_file_and_size_on_one_line_with_room_to_type(
+    name: str, path: str, added: int, width: int
+) -> None:
+    diff = "--- a\n+++ b\n@@ @@\n" + "+--x\n" * added + "--- y\n-x\n"
+    preview = {"action": "Do", "details": {"unified_diff": diff}}
+    question = Question("q", "May it?", tool_name=name, details={"path": path}, preview=preview)
+    prompt = _prompt(question, width)
+    size = f" +{added} -2: "
+
+    assert len(prompt) + TYPED <= width
+    assert (name[:27], True) == (prompt[:27][: len(name)], size in prompt)
+    if len(path) + len(name) + len(size) + len(KEYS[-1]) + TYPED < width and path == " ".join(path.split()):
+        assert f"{path}{size}" in prompt
+    assert "\n" not in prompt
+
+
+@pytest.mark.spec("interfaces:IF73")
+@pytest.mark.parametrize("rows", [10, 24, 60])
+async def test_on_a_terminal_a_long_difference_leaves_its_question_in_sight(folder: Path, rows: int) -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=80, height=rows, no_color=True)
+    terminal = Terminal(console, Lines(io.StringIO("n\n")))
+    preview = {"action": "Write", "details": {"unified_diff": "--- a\n+++ b\n" + "+x\n" * 300}}
+    question = Question("q", "May it?", tool_name="write_file", details={"path": "a"}, preview=preview)
+    await terminal.asked(question, lambda _: None, None)  # type: ignore[arg-type]  # nothing else is said
+    lines = out.getvalue().splitlines()
+
+    assert "? May it?" in lines[0]
+    assert len(lines) < rows - 2
+    assert "more lines; v shows them" in out.getvalue()
+
+
 async def test_always_is_not_asked_again_in_this_run(folder: Path) -> None:
     engine, _ = worker(WRITES, WRITES, text("Twice."), folder=folder)
-    result, out = await shown(engine, "a\n")
+    result, out = await shown(engine, "a\n1\n")
 
     assert (["ok", "ok"], 1) == ([c.result.status for c in result.tool_calls], out.count("? May write_file run?"))
 
@@ -151,10 +293,10 @@ async def test_text_that_would_steer_the_terminal_is_shown(folder: Path) -> None
         tool_call("write_file", {"path": "b.txt", "content": "\x1b]0;t\x07"}),
         text("\x1b[31mred"), folder=folder,
     )  # fmt: skip
-    _, out = await shown(engine, "n\nn\n")
+    _, out = await shown(engine, "n\n")
 
     assert "\x1b" not in out
-    assert {r"| Write 'b\x1b[2J', which will be refused", r"| +\x1b]0;t\x07", r"\x1b[31mred"} <= set(out.splitlines())
+    assert {r"| +\x1b]0;t\x07", r"\x1b[31mred"} <= set(out.splitlines())
 
 
 async def test_where_the_input_ends_at_a_question_the_run_suspends(folder: Path, tmp_path: Path) -> None:
@@ -317,15 +459,15 @@ async def test_what_was_typed_before_the_question_could_be_seen_does_not_answer_
     A line that was sent is something that the person says; one that was not sent is dropped.
     """
     asked, said = Question("q1", "May rm run?", tool_name="rm"), []
+
+    async def other(line: str) -> None:
+        said.append(f"other {line}")
+
     with terminal() as (keyboard, stream):
         os.write(keyboard, b"y\nhalf of an ans")
         lines = Lines(stream)
         await asyncio.to_thread(lines_there, stream)
-        there = asyncio.ensure_future(
-            Terminal(console_on(io.StringIO()), lines).asked(
-                asked, said.append, lambda line: said.append(f"other {line}")
-            )
-        )
+        there = asyncio.ensure_future(Terminal(console_on(io.StringIO()), lines).asked(asked, said.append, other))
         await asyncio.sleep(0.05)
         before = list(said)
         os.write(keyboard, b"n no\n")
@@ -479,11 +621,12 @@ def test_what_is_allowed_for_good_is_allowed_for_the_rest_of_the_chat(
     And Ctrl-D at the end leaves; where somebody sits there, the engine refuses nothing by itself.
     """
     asked: list[str] = []
+    answers = ["a", "1"]
     words: list[str | None] = ["Write it.", "Again.", None]
 
     async def line(_: Terminal, prompt: str) -> str | None:
         asked.append(prompt)
-        return "a" if prompt == PERMISSION else words.pop(0)
+        return answers.pop(0) if prompt in (ASKED, WHICH) else words.pop(0)
 
     monkeypatch.setattr(Terminal, "line", line)
     model = ScriptedModel([WRITES, text("Written."), WRITES, text("Written again.")])
@@ -493,7 +636,7 @@ def test_what_is_allowed_for_good_is_allowed_for_the_rest_of_the_chat(
         code = chat(agent="coder", model=["scripted/m"])
         monkeypatch.undo()
 
-    assert (0, ["> ", PERMISSION, "> ", "> "]) == (code, asked)
+    assert (0, ["> ", ASKED, WHICH, "> ", "> "]) == (code, asked)
     assert "colour\n" == (folder / "b.txt").read_text()
 
 
@@ -502,13 +645,13 @@ def test_what_is_allowed_for_good_is_allowed_for_the_rest_of_the_chat(
 def test_what_was_allowed_for_good_is_asked_about_again_when_it_is_forgotten(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], between: list[str]
 ) -> None:
-    answers = ["a", "n"]
+    answers = ["a 1", "n"]
     words: list[str | None] = [
         "/forget 1", "Write it.", *between, "/rules", "/forget 2", "/forget x", "Again.", "/forget 1", "/rules", "More.", None,
     ]  # fmt: skip
 
     async def line(_: Terminal, prompt: str) -> str | None:
-        return answers.pop(0) if prompt == PERMISSION else words.pop(0)
+        return answers.pop(0) if prompt.startswith("write_file b.txt") else words.pop(0)
 
     monkeypatch.chdir(folder)
     monkeypatch.setattr(Terminal, "line", line)

@@ -274,6 +274,7 @@ WRONG: dict[str, list[Any]] = {
     "JsonDict": [None, 1, "a", True, [], [["a", 1]]],
     "JsonDict | None": [1, "a", True, []],
     "tuple[str, ...]": [None, 1, "ab", {}, [1], ["a", None], [["a"]]],
+    "tuple[JsonDict, ...]": [None, 1, "ab", {}, [1], ["a"], [None], [[]]],
     "Sequence[str]": [None, 1, "ab", {}, [1], ["a", None]],
     "StopReason": [None, 1, True, "because", "END_TURN", [], {}],
     "RunStatus": [None, 1, True, "done", [], {}],

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,6 +25,7 @@ from stepengine import (
     Limits,
     Parallel,
     StepText,
+    Tool,
     ToolCall,
     tool,
 )
@@ -339,6 +341,8 @@ class Person:
 
 
 ALWAYS = Answer(remember="session")
+PUTS = "allow any calls of put by lead in user"
+ANY_PUT = Answer(remember="session", covers=PUTS)
 
 
 def puts(*numbers):
@@ -348,19 +352,25 @@ def puts(*numbers):
 @pytest.mark.spec("requirements:M11", "requirements:X29", "reliability:PM31")
 def test_what_a_person_always_allows_is_asked_once_and_a_deny_still_wins(world):
     policy = Policy([Rule("deny", only(9), id="never nine", scope="agent:lead")])
-    person = Person(put=ALWAYS, get=True)
+    person = Person(put=ANY_PUT, get=True)
     result = world.run([*puts(1), *puts(2, 9), GET, *puts(3), text("ok")], policy, interactor=person)
 
     assert RunStatus.COMPLETED is result.status
     assert [("put", {"x": 1}), ("get", {"x": 2})] == person.asked
     assert [("put", 1), ("put", 2), ("get", 2), ("put", 3)] == world.done
-    rule = "allow calls of put by lead in user"
+    rule = PUTS
     expected = [("allow", None), ("allow", rule), ("deny", "never nine"), ("allow", None), ("allow", rule)]
     assert expected == [(decision, by) for _, decision, by in world.decided()]
     requested = [e for e in world.events if isinstance(e, PermissionRequested)]
     assert ["put", "get"] == [e.tool_name for e in requested]
-    match = {"call": {"is": "put", "agent": "lead"}}
-    assert {"id": rule, "decision": "allow", "match": match, "scope": "user"} == requested[0].remember
+    offered = {
+        "id": rule,
+        "decision": "allow",
+        "match": {"call": {"is": "put", "agent": "lead", "any_input": True}},
+        "scope": "user",
+    }
+    assert [offered] == list(requested[0].question.wider)
+    assert {"is": "put", "agent": "lead", "input": {"x": 1}} == requested[0].remember["match"]["call"]
 
 
 @pytest.mark.spec("reliability:PM29")
@@ -397,7 +407,11 @@ def test_an_always_for_a_command_is_for_exactly_its_words_and_for_a_script_for_e
 
 @pytest.mark.spec("requirements:M11", "requirements:M10")
 def test_an_always_holds_for_its_session_and_its_user_and_is_listed_and_cleared(world):
-    person = Person(put=ALWAYS)
+    class Generous(Person):
+        def ask(self, question):
+            return attrs.evolve(super().ask(question), covers=question.wider[-1]["id"])
+
+    person = Generous(put=ALWAYS)
     agent = AgentDefinition("lead", model="m/m", tools=["put"])
     model = ScriptedModel([reply for _ in range(6) for reply in (PUT, text("ok"))])
     with Engine([agent], world.tools, model, permissions=Policy(), interactor=person) as engine:
@@ -408,10 +422,10 @@ def test_an_always_holds_for_its_session_and_its_user_and_is_listed_and_cleared(
             return len(person.asked) - before
 
         assert [1, 0] == [asked(session_id="a"), asked(session_id="a")]
-        assert [Rule("allow", Call("put", agent="lead"), scope="user")] == list(engine.remembered("a"))
+        assert [Rule("allow", Call("put", agent="lead", any_input=True), scope="user")] == list(engine.remembered("a"))
         assert 1 == asked(session_id="b")
         assert 1 == asked(session_id="a", user_id="eve")
-        engine.forget("a", "allow calls of put by lead in user")
+        engine.forget("a", PUTS)
         assert ["user:eve"] == [str(rule.scope) for rule in engine.remembered("a")]
         assert 1 == asked(session_id="a")
         engine.forget("a")
@@ -424,7 +438,7 @@ def test_an_always_is_known_from_the_record_alone_after_a_resume_and_in_a_replay
     journal, agent = MemoryJournal(), AgentDefinition("lead", model="m/m", tools=["put", "get"])
     rest = [*puts(3), text("ok")]
     with Engine([agent], world.tools, ScriptedModel([*puts(1, 2), GET]), permissions=Policy()) as engine:
-        first = engine.run_sync("lead", "go", journal=journal, session_id="s", answers={"q1": ALWAYS})
+        first = engine.run_sync("lead", "go", journal=journal, session_id="s", answers={"q1": ANY_PUT})
         assert ["get"] == [q.tool_name for q in first.pending_questions]
     with Engine([agent], world.tools, ScriptedModel(rest), permissions=Policy()) as other:
         second = other.resume_sync(journal, answers={first.pending_questions[0].id: True})
@@ -479,10 +493,93 @@ def test_an_always_is_for_the_agent_the_files_and_the_hosts_that_were_seen():
     assert [
         "allow calls of put by lead for a/b in user",
         "allow calls of put by lead for a/c in user",
-        "allow calls of get by lead to docs.example.org in user",
-        "allow calls of get by lead to example.org in user",
+        "allow calls of get by lead to https://docs.example.org in user",
+        "allow calls of get by lead to https://example.org in user",
     ] == named[:4]
     assert "allow calls of put by other for a/b in user" == named[-1]
+
+
+@pytest.mark.spec("requirements:X71")
+def test_an_always_for_what_nobody_knows_the_meaning_of_is_for_exactly_this_call():
+    """
+    Tools of MCP servers, tools without a category, and tools that name neither files nor addresses.
+    """
+    ran = []
+
+    def body(given):
+        ran.append(given)
+        return "ran"
+
+    def made(name, category, member):
+        schema = {"type": "object", "properties": {member: {"type": "string"}}, "required": [member]}
+        return Tool(name, "Run.", schema, body, category=category)
+
+    kinds = [("sh__exec", "mcp", "command"), ("plain", "", "path"), ("own", "paint", "path"), ("note", "write", "text")]
+    calls = [(name, {member: value}) for name, _, member in kinds for value in ("ls", "rm -rf /", "ls")]
+
+    def steps(ctx):
+        for call in calls:
+            yield ToolCall(*call)
+
+    tools = [made(*kind) for kind in kinds]
+    person = Person(**{name: ALWAYS for name, _, _ in kinds})
+    agent = AgentDefinition("lead", tools=tools, handle_steps=steps)
+    with Engine([agent], permissions=Policy(), interactor=person) as engine:
+        engine.run_sync("lead", "go").unwrap()
+
+    assert [call for at, call in enumerate(calls) if at % 3 != 2] == person.asked
+    assert len(calls) == len(ran)
+
+
+@pytest.mark.spec("requirements:X71")
+def test_a_question_offers_a_command_with_anything_behind_it_and_any_input_narrowest_first():
+    ran = []
+
+    @tool(category="execute")
+    def sh(command: str, cwd: str | None = None, timeout: int = 1) -> str:
+        """Run."""
+        ran.append(command)
+        return "ran"
+
+    class Reading(Person):
+        wider = ()
+
+        def ask(self, question):
+            self.wider = self.wider or question.wider
+            answer = super().ask(question)
+            log = [rule["id"] for rule in question.wider if " git log with anything " in rule["id"]]
+            return attrs.evolve(answer, covers=log[0]) if log else False
+
+    commands = [
+        {"command": "git log -5"},
+        {"command": "git log --stat src", "timeout": 9},
+        {"command": "git log"},
+        {"command": "git log -5", "cwd": "there"},
+        {"command": "git push"},
+        {"command": "git log; rm -rf /"},
+        {"command": "env git log"},
+    ]
+    person = Reading(sh=ALWAYS)
+    agent = AgentDefinition("lead", model="m/m", tools=[sh])
+    model = ScriptedModel([*[tool_call("sh", call) for call in commands], text("ok")])
+    with Engine([agent], models=model, permissions=Policy(), interactor=person) as engine:
+        engine.run_sync("lead", "go")
+
+    assert [commands[at]["command"] for at in (0, 3, 4, 5, 6)] == [seen["command"] for _, seen in person.asked]
+    assert ["git log -5", "git log", "git", None] == [
+        " ".join(rule["match"]["call"]["prefix"]) if "prefix" in rule["match"]["call"] else None
+        for rule in person.wider
+    ]
+    assert [c["command"] for c in commands[:4]] == ran
+
+
+@pytest.mark.spec("requirements:X71", "requirements:K9")
+def test_an_answer_covers_only_what_its_question_offers(world):
+    person = Person(put=Answer(remember="session", covers="allow everything"))
+    result = world.run([PUT, text("ok")], Policy(), interactor=person)
+
+    assert RunStatus.SUSPENDED is result.status
+    assert [] == world.done
 
 
 # --- what holds for every process -------------------------------------------------------------------------------------
@@ -511,17 +608,26 @@ def shared(world, path, replies, answer, **options):
 def test_what_a_person_allows_for_good_is_known_to_every_process_with_the_same_policy_file(world, policy_file):
     replies = [*puts(1, 2), text("ok")]
     assert 2 == shared(world, policy_file, replies, True)[1]
-    assert 1 == shared(world, policy_file, replies, ALWAYS)[1]
-    assert 1 == shared(world, policy_file, replies, Answer(remember="always"))[1]
+    assert 1 == shared(world, policy_file, replies, ANY_PUT)[1]
+    assert 1 == shared(world, policy_file, replies, Answer(remember="always", covers=PUTS))[1]
     result, asked = shared(world, policy_file, replies, False)
     file = PolicyFile(policy_file)
 
     assert (0, [False, False]) == (asked, [call.is_error for call in result.tool_calls])
-    assert ["allow calls of put by lead in user"] == [rule.id for rule in file.remembered]
+    assert [PUTS] == [rule.id for rule in file.remembered]
     assert Policy([Rule.allow_tool("get")], remembered=file.remembered) == Policy.load(policy_file)
-    file.forget("allow calls of put by lead in user")
+    file.forget(PUTS)
     assert () == file.remembered
     assert 2 == shared(world, policy_file, replies, False)[1]
+
+
+@pytest.mark.spec("requirements:X71")
+def test_what_was_kept_for_a_tool_before_anybody_was_told_that_any_input_is_meant_answers_nothing(world, policy_file):
+    old = Rule("allow", Call("put", agent="lead"), scope="user")
+    Policy(remembered=[old]).save(policy_file)
+
+    assert 2 == shared(world, policy_file, [*puts(1, 2), text("ok")], True)[1]
+    assert [old] == list(PolicyFile(policy_file).remembered)
 
 
 @pytest.mark.spec("requirements:M11", "requirements:X29")
@@ -826,7 +932,7 @@ def test_what_is_forgotten_while_a_run_goes_on_is_asked_about_again_in_it(world)
                 engine.forget("s")
             return super().ask(question)
 
-    person = Clearing(put=ALWAYS, get=True)
+    person = Clearing(put=ANY_PUT, get=True)
     with Engine([agent], world.tools, model, permissions=Policy(), interactor=person) as engine:
         engine.run_sync("lead", "go", session_id="s")
 
@@ -835,7 +941,7 @@ def test_what_is_forgotten_while_a_run_goes_on_is_asked_about_again_in_it(world)
 
 NUMBERS = st.integers(7, 10)
 SAID = st.one_of(
-    st.sampled_from([True, False, "yes", "no", "perhaps", ALWAYS, Answer(declined=True)]),
+    st.sampled_from([True, False, "yes", "no", "perhaps", ALWAYS, ANY_PUT, Answer(declined=True)]),
     st.builds(lambda x, **more: Answer(edited_input={"x": x}, **more), NUMBERS, remember=st.sampled_from([None, "session"])),
 )  # fmt: skip
 
@@ -847,7 +953,7 @@ SAID = st.one_of(
 )
 def test_whatever_people_answer_what_is_denied_never_runs_and_what_runs_was_seen_by_somebody(replies, said):
     """
-    A nine is denied. Everything else runs only as a person saw it, or wrote it, or after one allowed the tool for good.
+    A nine is denied. Everything else runs only as a person saw it, or wrote it, or after one allowed any input for good.
     """
     world, journal = World(), MemoryJournal()
     answers = iter(said * 12)
@@ -860,7 +966,7 @@ def test_whatever_people_answer_what_is_denied_never_runs_and_what_runs_was_seen
             self.asked.append(question.details["x"])
             if isinstance(answer, Answer) and answer.edited_input:
                 self.asked.append(answer.edited_input["x"])
-            self.always = self.always or getattr(answer, "remember", None) is not None
+            self.always = self.always or bool(getattr(answer, "covers", ""))
             return answer
 
     person = Anybody()
@@ -878,7 +984,7 @@ def test_whatever_people_answer_what_is_denied_never_runs_and_what_runs_was_seen
 
 def test_where_a_rule_would_still_ask_no_always_is_offered_and_none_is_kept(world):
     strict = Policy([Rule.ask_for_tool("put", scope="user", priority=1)])
-    person = Person(put=ALWAYS)
+    person = Person(put=ANY_PUT)
     world.run([*puts(1, 2), text("ok")], strict, interactor=person)
 
     assert 2 == len(person.asked)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import fnmatch
 import itertools
 import json
+import shlex
 import subprocess
 import sys
 
@@ -548,6 +549,9 @@ CALLS = st.builds(
     agent=st.none() | st.sampled_from(["lead", "other"]),
     paths=st.none() | st.lists(st.sampled_from(["p", "/p", "p/q"]), min_size=1),
     hosts=st.none() | st.just(["example.org"]),
+    prefix=st.none() | st.sampled_from([["git"], ["git", "log"]]),
+    origins=st.none() | st.just(["POST https://example.org:8443"]),
+    any_input=st.booleans(),
 )
 
 
@@ -557,3 +561,55 @@ def test_calls_that_were_allowed_for_good_come_back_from_a_file_as_they_were(cal
     policy = Policy(remembered=[Rule("allow", call) for call in calls])
 
     assert policy == Policy.from_json(json.loads(json.dumps(policy.to_json())))
+
+
+SITE = {"url": "https://api.example.org/a", "method": "get"}
+MOVED = {"path": "a/b", "destination": "c", "content": "x"}
+
+
+@pytest.mark.spec("requirements:X71")
+@pytest.mark.parametrize(
+    ("category", "seen", "changed", "is_same"),
+    [
+        ("network", SITE, {"url": "https://API.example.org:443/b?c=d", "method": "GET"}, True),
+        ("network", SITE, {"url": "http://api.example.org/a"}, False),
+        ("network", SITE, {"url": "https://api.example.org:8443/a"}, False),
+        ("network", SITE, {"url": "https://example.org/a"}, False),
+        ("network", SITE, {"method": "DELETE"}, False),
+        ("network", SITE, {"method": None}, False),
+        ("network", SITE, {"endpoint": "https://evil.example/"}, False),
+        ("network", {"endpoint": "https://[2001:db8::1]/a"}, {"endpoint": "https://[2001:db8::1]:443/b"}, True),
+        ("network", {"endpoint": "https://[2001:db8::1]/a"}, {"endpoint": "https://[2001:db8::1]:444/b"}, False),
+        ("write", MOVED, {"content": "y", "path": "./a/b"}, True),
+        ("write", MOVED, {"destination": "d"}, False),
+        ("write", MOVED, {"target": "e"}, False),
+        ("write", MOVED, {"path": "a"}, False),
+        ("mcp", MOVED, {"content": "y"}, False),
+        ("", SITE, {"url": "https://api.example.org/b"}, False),
+    ],
+)
+def test_what_is_allowed_for_good_is_for_what_was_seen_and_for_nothing_else(category, seen, changed, is_same):
+    spec = ToolSpec("some", category=category)
+    call = Call.of(request(spec, **seen))
+
+    assert call.matches(request(spec, **seen), "allow")
+    assert is_same == call.matches(request(spec, **seen | changed), "allow")
+    assert is_same == (call == Call.of(request(spec, **seen | changed)))
+
+
+WORDS = st.lists(st.sampled_from(["git", "log", "push", "-5", "a b", "sudo", ";", "*"]), min_size=1, max_size=5)
+
+
+@pytest.mark.spec("requirements:X71", "reliability:PM29")
+@given(WORDS, WORDS)
+def test_a_command_with_anything_behind_it_is_any_that_begins_with_its_words_and_no_script(seen, other):
+    sh = ToolSpec("sh", category="execute")
+    found = Call.wider_than(request(sh, command=seen))
+    prefixes = [call.prefix for call in found if call.prefix is not None]
+
+    assert [tuple(seen[:n]) for n in range(min(3, len(seen)), 0, -1) if seen[0] != "sudo"] == prefixes
+    assert Call("sh", agent="lead", any_input=True) == found[-1]
+    for call in found[:-1]:
+        assert call.matches(request(sh, command=other), "allow") == (tuple(other[: len(call.prefix)]) == call.prefix)
+        assert not call.matches(request(sh, command=f"{shlex.join(seen)}; true"), "allow")
+        assert not call.matches(request(sh, command=seen, cwd="elsewhere"), "allow")

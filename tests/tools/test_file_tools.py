@@ -570,7 +570,6 @@ def test_a_run_that_goes_on_from_another_knows_what_that_one_had_read(tmp_path: 
             "+oNE",
         ),
         (("delete_file", {"path": "a"}), "Delete 'a'", "+++ /dev/null"),
-        (("write_file", {"path": ".env", "content": ""}), "Write '.env', which will be refused", ""),
     ],
 )
 @pytest.mark.parametrize("meddles", [False, True])
@@ -595,8 +594,39 @@ def test_a_person_is_shown_the_difference_and_a_file_that_changed_then_is_left(
 
     assert ana.seen.preview is not None
     assert action == ana.seen.preview["action"]
-    assert line in str(ana.seen.preview["details"].get("unified_diff", "")).split("\n") or not line
-    assert call.is_error == (meddles or not line)
-    if meddles and line:
+    assert line in str(ana.seen.preview["details"]["unified_diff"]).split("\n")
+    assert call.is_error == meddles
+    if meddles:
         assert "since its difference was shown" in call.result.text
         assert "one by hand\n" == file.read_text()
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        ("write_file", {"path": ".env", "content": ""}),
+        ("write_file", {"path": "../out", "content": ""}),
+        ("write_file", {"path": "a/b", "content": ""}),
+        ("str_replace", {"path": "a", "replacements": [{"old_string": "nowhere", "new_string": "x"}]}),
+        ("str_replace", {"path": "none", "replacements": [{"old_string": "one", "new_string": "x"}]}),
+        ("delete_file", {"path": "none"}),
+    ],
+    ids=str,
+)
+def test_what_will_be_refused_is_asked_about_by_nobody_and_refused_in_the_same_words(
+    tmp_path: Path, wanted: tuple[str, Any]
+) -> None:
+    (tmp_path / "a").write_text("one\n")
+    asked: list[Question] = []
+
+    class Ana:
+        def ask(self, question: Question) -> bool:
+            asked.append(question)
+            return True
+
+    unasked, judged = [
+        run_of(tmp_path, lambda: iter([wanted]), engine=options).tool_calls[0]
+        for options in ({}, {"permissions": Permissions(), "interactor": Ana()})
+    ]
+
+    assert ([], "error", unasked.result.text) == (asked, judged.result.status, judged.result.text)

@@ -979,10 +979,13 @@ def test_the_tools_say_what_they_may_do(root: Path) -> None:
     ids=str,
 )  # fmt: skip
 def test_a_person_is_shown_the_whole_command(root: Path, input: Any, action: str, details: Any) -> None:
-    tool: Tool[..., Any] = shell_tools(root)[0]
+    tool: Tool[..., Any] = shell_tools(root, allow_shell=True)[0]
     preview = tool.preview(input)
+    refused = shell_tools(root)[0].preview(input)
 
     assert preview is not None
+    assert refused is not None
+    assert bool(refused.problem) == ("script" in (details or {}) or details is None)
     assert preview.action == action
     assert details is None or details == preview.details
 

@@ -394,7 +394,7 @@ class _Writer:
             done = Done(display(self._root.parts(path)), old, change(old))
         except (ToolError, OSError) as error:
             why = error.message if isinstance(error, ToolError) else error.strerror or type(error).__name__
-            return ToolPreview(f"{verb} {path!r}, which will be refused", {"problem": why})
+            return ToolPreview(f"{verb} {path!r}, which will be refused", {"problem": why}, problem=why)
         self._shown[_key(given)] = old.digest
         while len(self._shown) > SHOWN_DIFFS:
             self._shown.popitem(last=False)

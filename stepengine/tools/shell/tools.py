@@ -11,6 +11,7 @@ import os
 import signal
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,7 +21,7 @@ from stepengine.data.json import JsonDict, compact
 from stepengine.data.messages import SideEffect, ToolResult
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import ToolError
-from stepengine.tools.argv import Argv, Script, parse_command, shown_command
+from stepengine.tools.argv import Argv, Script, shown_command
 from stepengine.tools.context import ToolContext
 from stepengine.tools.conversion import RESULT_CHARS
 from stepengine.tools.decorator import tool
@@ -191,7 +192,13 @@ CONFINED = "files that may hold secrets, or that a rule denies, are left out"
 def command_tools(shell: Shell) -> list[Tool[..., Any]]:
     """Return the tools that run programs below the root of *shell*."""
 
-    @tool(category="execute", annotations=RUNS, timeout=FOREVER, preview=_preview, aliases={"command": ("cmd", "argv")})
+    @tool(
+        category="execute",
+        annotations=RUNS,
+        timeout=FOREVER,
+        preview=partial(_preview, shell),
+        aliases={"command": ("cmd", "argv")},
+    )
     async def run_terminal_command(  # noqa: D417  (the context is no parameter of the tool)
         ctx: ToolContext,
         command: Annotated[str | list[str], Field(min_length=1)],
@@ -411,14 +418,15 @@ def _log(ctx: ToolContext, command: Argv | Script, process: Process, ending: End
     )
 
 
-def _preview(input: JsonDict) -> ToolPreview:
+def _preview(shell: Shell, input: JsonDict) -> ToolPreview:
     """Return how a call looks to a person who is asked about it (reliability UI05, PM24): all of it, nothing hidden."""
     given: Any = input.get("command", "")
     try:
-        command = parse_command(given)
+        command = shell.read(given)
     except ToolError as error:
-        return ToolPreview("Run a command that will be refused", {"problem": error.message})
-    details: dict[str, Any] = {"cwd": input.get("cwd") or "."}
+        details = {"command": given, "problem": error.message}
+        return ToolPreview("Run a command that will be refused", details, problem=error.message)
+    details = {"cwd": input.get("cwd") or "."}
     if isinstance(command, Script):
         details |= {"script": shown_command(command), "needs_a_shell_because_of": command.reason}
         action = "Run a shell script"
