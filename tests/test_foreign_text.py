@@ -884,7 +884,10 @@ PLACES = (
             *(of(word, "<tool_call><function=a>") for word in ("<parameter=", "<parameter=a>\n", "</parameter>", ">")),
             of("[", "<tool_call>"),
             of("[", "<tool_call><function=a><parameter=b>"),
+            *(of(word) for word in ("<codebuff_tool_call>", "<codebuff_tool_call></tool_call>")),
+            of('{"a":', "<codebuff_tool_call>"),
         ),
+        ("models/openai_chat/written.py:OPEN",),
     ),
     Place(
         "thoughts that a model wrote",

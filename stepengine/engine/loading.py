@@ -19,8 +19,10 @@ from typing import Any
 from stepengine.data.definition import AgentDefinition, normalised_id
 from stepengine.errors import DefinitionError
 from stepengine.machine.author import noted, raised_at
+from stepengine.machine.spawning import name_of_published, stands_for
+from stepengine.runtime.logs import log_once
 
-__all__ = ("agent_file", "agent_folders", "load_agent", "load_agents")
+__all__ = ("agent_file", "agent_folders", "bundled_agent", "load_agent", "load_agents")
 
 NEAR = 0.75
 EXPECTED = "`agent = AgentDefinition(...)` at module level"
@@ -33,7 +35,7 @@ def load_agent(path_or_id: str | Path, *, folders: Iterable[Path] = ()) -> Agent
     Args:
         path_or_id: A path to a ``.py`` file, or an agent's id. An id is looked for in ``./agents``, then in *folders*, then
             among the agents that come with stepengine; its file is called like the id, with ``_`` for ``-``, or holds an
-            agent of that id.
+            agent of that id. Of ``publisher/name@version`` the name is looked for, and the version is not checked.
         folders: More folders to look in.
 
     Raises:
@@ -58,7 +60,7 @@ def agent_file(path_or_id: str | Path, *, folders: Iterable[Path] = ()) -> Path:
     if path.is_dir():
         msg = f"{str(path)!r} is a folder; load_agents(...) loads all agents of one"
         raise DefinitionError(msg)
-    wanted = normalised_id(str(path_or_id))
+    wanted = normalised_id(_name_of(str(path_or_id)))
     places = agent_folders(folders)
     for folder in places:
         found = _find(folder, wanted)
@@ -88,12 +90,33 @@ def load_agents(folder: str | Path) -> tuple[AgentDefinition[Any], ...]:
 
 def agent_folders(more: Iterable[Path] = ()) -> tuple[Path, ...]:
     """Return the folders in which an id is looked for, in order, *more* of them after ``./agents``; only those that exist."""
-    package = Path(__file__).resolve().parent.parent
-    folders = [Path("agents"), *more, package / "_agents"]
-    checkout = package.parent
-    if (checkout / "pyproject.toml").is_file():
-        folders.append(checkout / "agents")
+    folders = [Path("agents"), *more, *_bundled_folders()]
     return tuple([f for f in folders if f.is_dir()])
+
+
+def bundled_agent(agent_id: str) -> AgentDefinition[Any] | None:
+    """Return the agent of that id that comes with stepengine, ``None`` when there is none."""
+    for folder in _bundled_folders():
+        file = folder / f"{normalised_id(agent_id).replace('-', '_')}.py"
+        if file.is_file():
+            return _agent_of(file)
+    return None
+
+
+def _bundled_folders() -> list[Path]:
+    package = Path(__file__).resolve().parent.parent
+    checkout = package.parent
+    return [package / "_agents", *([checkout / "agents"] if (checkout / "pyproject.toml").is_file() else [])]
+
+
+def _name_of(agent_id: str) -> str:
+    """Return the name in ``publisher/name@version``, else *agent_id*: without a version it may be a path."""
+    name = name_of_published(agent_id) if "@" in agent_id else None
+    if name is None:
+        return agent_id
+    told = stands_for(agent_id, name)
+    log_once(told)
+    return name
 
 
 def _files(folder: Path) -> Iterator[Path]:
