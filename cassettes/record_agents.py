@@ -48,6 +48,11 @@ SUFFIX = ".sample"
 WRITTEN = 1_767_225_600
 """When the files of every copy were changed last; tools that show the newest first then go by names."""
 MODEL = "scripted/model"
+RULES = (
+    RedactField("/duration_seconds"),
+    RedactPattern(r"\bin \d+\.\d{3}s", "time"),
+    RedactPattern(r'(?<="duration_seconds":)[\d.]+', "time"),
+)
 BUNDLED = {agent.id: agent for agent in load_agents(HERE.parent / "agents")}
 
 
@@ -178,7 +183,9 @@ def publish(root: Path) -> None:
     shutil.copytree(root, origin)
     git = home / "git"
     # Commands see neither our home nor our variables, so the address is turned into a path by a `git` of our own.
-    git.write_text(f'#!/bin/sh\nexec {shutil.which("git")} -c url."file://{home}/".insteadOf=https://git.example/ "$@"\n')
+    git.write_text(
+        f'#!/bin/sh\nexec {shutil.which("git")} -c url."file://{home}/".insteadOf=https://git.example/ "$@"\n'
+    )
     git.chmod(0o755)
     by = ["-c", "user.name=Shop", "-c", "user.email=shop@example.com"]
     for words in (["init", "-q", "-b", "main"], ["add", "-A"], [*by, "commit", "-qm", "A shop"]):
@@ -230,12 +237,7 @@ def performed(agent_id: str, play: Play, root: Path, journal: JournalLike | None
 
 def journal_at(path: Path) -> FileJournal:
     """Return a journal for git: the same run gives the same bytes, how long commands took left out."""
-    rules = [
-        RedactField("/duration_seconds"),
-        RedactPattern(r"\bin \d+\.\d{3}s", "time"),
-        RedactPattern(r'(?<="duration_seconds":)[\d.]+', "time"),
-    ]
-    return FileJournal(path, link=False, stable=True, redact=rules)
+    return FileJournal(path, link=False, stable=True, redact=RULES)
 
 
 def record(agent_id: str, folder: Path) -> Path:
