@@ -78,8 +78,7 @@ def test_the_script_records_the_same_run_again(name: str, tmp_path: Path) -> Non
 
 
 def outcome(file: Path) -> Any:
-    last: Any = json.loads(file.read_bytes().splitlines()[-1])
-    return last["outcome"]["value"]["output"] if "outcome" in last else last
+    return json.loads(file.read_bytes().splitlines()[-1])["value"]["output"]
 
 
 def test_what_an_unlisted_tool_did_there_is_a_listed_one_that_the_model_may_not_call(tmp_path: Path) -> None:
