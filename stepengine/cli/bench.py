@@ -406,6 +406,7 @@ def family(agent: AgentDefinition[Any], file: str = "", folders: Iterable[Path] 
         DefinitionError: when an id names no agent.
     """
     from stepengine.engine import load_agent
+    from stepengine.machine.spawning import name_of_published
 
     def by_id(agent_id: str) -> AgentDefinition[Any]:
         beside = Path(file).with_name(f"{agent_id.replace('-', '_')}.py") if file.endswith(".py") else None
@@ -423,7 +424,7 @@ def family(agent: AgentDefinition[Any], file: str = "", folders: Iterable[Path] 
             found[normalised_id(definition.id)] = definition
             for child in definition.spawnable_agents:
                 if isinstance(child, str):
-                    named.append(child)
+                    named.append(name_of_published(child) or child)
                 else:
                     held.append(child)
     return list(found.values())
