@@ -972,7 +972,7 @@ PLACES = (
         "id of an agent",
         lambda text: matching_id(text, ["a/b@1", "c"]),
         (of("a"), of("a/"), of("@"), of("/"), of("_")),
-        ("machine/spawning.py:PARTS",),
+        ("data/definition.py:PARTS",),
     ),
     Place(
         "thoughts in a text",

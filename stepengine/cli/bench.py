@@ -16,7 +16,7 @@ import attrs
 from stepengine.cli.options import Options
 from stepengine.cli.render import is_terminal
 from stepengine.cli.settings import Settings, UsageProblem
-from stepengine.data.definition import AgentDefinition, normalised_id
+from stepengine.data.definition import AgentDefinition, name_of_published, normalised_id
 from stepengine.data.limits import Limits
 from stepengine.data.models import ModelReply
 from stepengine.data.usage import Usage
@@ -406,7 +406,6 @@ def family(agent: AgentDefinition[Any], file: str = "", folders: Iterable[Path] 
         DefinitionError: when an id names no agent.
     """
     from stepengine.engine import load_agent
-    from stepengine.machine.spawning import name_of_published
 
     def by_id(agent_id: str) -> AgentDefinition[Any]:
         beside = Path(file).with_name(f"{agent_id.replace('-', '_')}.py") if file.endswith(".py") else None

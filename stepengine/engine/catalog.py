@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from stepengine.data.definition import AgentDefinition, normalised_id
+from stepengine.data.definition import AgentDefinition, name_of_published, normalised_id
 from stepengine.data.hooks import HOOK_POINTS, Change, HookContext, Hooks
 from stepengine.data.json import JsonDict, compact, freeze
 from stepengine.data.limits import Limits
@@ -25,7 +25,7 @@ from stepengine.engine.loading import bundled_agent
 from stepengine.engine.schemas import Compiled, compiled
 from stepengine.errors import AgentError, DefinitionError
 from stepengine.machine.finding import with_finder
-from stepengine.machine.spawning import matching_id, name_of_published, stands_for
+from stepengine.machine.spawning import matching_id, stands_for
 from stepengine.permissions import Policy
 from stepengine.runtime.logs import log_once
 from stepengine.tools.control import set_output_binding

@@ -16,10 +16,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from stepengine.data.definition import AgentDefinition, normalised_id
+from stepengine.data.definition import AgentDefinition, name_of_published, normalised_id
 from stepengine.errors import DefinitionError
 from stepengine.machine.author import noted, raised_at
-from stepengine.machine.spawning import name_of_published, stands_for
+from stepengine.machine.spawning import stands_for
 from stepengine.runtime.logs import log_once
 
 __all__ = ("agent_file", "agent_folders", "bundled_agent", "load_agent", "load_agents")

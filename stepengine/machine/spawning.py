@@ -7,11 +7,10 @@ nothing, the others run (generator-contract L2 to L6).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from stepengine.data.definition import normalised_id
+from stepengine.data.definition import normalised_id, parts_of_id
 from stepengine.data.effects import Spawn
 from stepengine.data.json import JsonDict
 from stepengine.data.messages import ToolCallPart
@@ -20,14 +19,7 @@ from stepengine.data.tools import Entry, Spawning
 from stepengine.errors import AgentError
 from stepengine.machine.state import RunState
 
-__all__ = ("children_of", "matching_id", "name_of_published", "not_allowed", "resolved", "stands_for")
-
-PARTS = re.compile(r"(?:(?P<publisher>[^/@]+)/)?(?P<name>[^/@]+)(?:@(?P<version>[^/@]+))?")
-
-
-def _parts(agent_id: str) -> tuple[str | None, str | None, str | None]:
-    found = PARTS.fullmatch(normalised_id(agent_id.strip()))
-    return (found["publisher"], found["name"], found["version"]) if found else (None, None, None)
+__all__ = ("children_of", "matching_id", "not_allowed", "resolved", "stands_for")
 
 
 def matching_id(wanted: str, allowed: Sequence[str] | Mapping[str, Any]) -> str | None:
@@ -41,22 +33,16 @@ def matching_id(wanted: str, allowed: Sequence[str] | Mapping[str, Any]) -> str 
     key = normalised_id(wanted.strip())
     if key in allowed:
         return key
-    publisher, name, version = _parts(wanted)
+    publisher, name, version = parts_of_id(wanted)
     if name is None:
         return None
     is_theirs = False
     for candidate in allowed:
-        theirs = _parts(candidate)
+        theirs = parts_of_id(candidate)
         if name == theirs[1] and publisher in (None, theirs[0]) and version in (None, theirs[2]):
             return candidate
         is_theirs = is_theirs or theirs[:2] == (publisher, name)
     return name if publisher and not is_theirs and name in allowed else None
-
-
-def name_of_published(agent_id: str) -> str | None:
-    """Return the name in ``publisher/name[@version]``; ``None`` for an id without a publisher."""
-    publisher, name, _ = _parts(agent_id)
-    return name if publisher else None
 
 
 def stands_for(wanted: str, found: str) -> str:
