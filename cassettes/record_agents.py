@@ -11,9 +11,11 @@ documentation would say is written down, too, so nothing leaves this machine.
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,7 @@ from stepengine import (
     load_agents,
 )
 from stepengine.journal import FileJournal, JournalLike, RedactField, RedactPattern
+from stepengine.mcp import mcp_tools
 from stepengine.models import ModelReply, ModelRequest, Provider
 from stepengine.testing import tool_call, tool_calls
 from stepengine.tools import Fetched, SearchHit, file_tools, followup_tools, search_tools, shell_tools, web_tools
@@ -45,6 +48,11 @@ SUFFIX = ".sample"
 WRITTEN = 1_767_225_600
 """When the files of every copy were changed last; tools that show the newest first then go by names."""
 MODEL = "scripted/model"
+RULES = (
+    RedactField("/duration_seconds"),
+    RedactPattern(r"\bin \d+\.\d{3}s", "time"),
+    RedactPattern(r'(?<="duration_seconds":)[\d.]+', "time"),
+)
 BUNDLED = {agent.id: agent for agent in load_agents(HERE.parent / "agents")}
 
 
@@ -61,6 +69,8 @@ class Play:
         params: Its params.
         previous: The conversation that it continues.
         host: The agent that is run, when the recorded one is run by another; a definition.
+        stand_in: Makes the agent that is recorded, with something of this script in the place of what it would start.
+        prepare: Puts into the folder, or into the home, what the run finds there.
     """
 
     own: Sequence[ModelReply | str] = ()
@@ -69,6 +79,8 @@ class Play:
     params: Mapping[str, Any] | None = None
     previous: Sequence[UserMessage | AssistantMessage] = ()
     host: Any = None
+    stand_in: Callable[[], Any] | None = None
+    prepare: Callable[[Path], None] = lambda _: None
 
 
 class Cast(Provider):
@@ -133,6 +145,54 @@ class Web:
         return Fetched(url, 200, "text/plain", f"This is {url}. Money is not counted in floats.".encode())
 
 
+def with_browser() -> AgentDefinition[Any]:
+    """Return ``browser-use`` with a browser that shows the same two pages to everybody."""
+    from mcp.server import MCPServer
+
+    shown = {"at": "about:blank", "name": ""}
+    server = MCPServer("browser")
+
+    def navigate_page(url: str) -> str:
+        shown["at"] = url
+        return f"Navigated to {url}."
+
+    def take_snapshot() -> str:
+        done = 'uid=3 heading "Order taken"' if shown["name"] else 'uid=1 textbox "Name"\nuid=2 button "Order"'
+        return f'url={shown["at"]} title="Shop"\n{done}'
+
+    def fill(uid: str, value: str) -> str:
+        shown["name"] = value
+        return f"Filled {uid}."
+
+    def click(uid: str) -> str:
+        return f"Clicked {uid}."
+
+    def list_console_messages() -> str:
+        return "[error] favicon.ico: 404"
+
+    for function in (navigate_page, take_snapshot, fill, click, list_console_messages):
+        server.add_tool(
+            function, name=function.__name__, description=f"{function.__name__.replace('_', ' ')}.".capitalize()
+        )
+    return attrs.evolve(BUNDLED["browser-use"], tools=(mcp_tools(server, name="browser"),))
+
+
+def publish(root: Path) -> None:
+    """Have ``git`` find a repository of the sample's files where ``librarian`` looks for one, without a network."""
+    origin, home = Path(os.environ["HOME"]) / "shop.git", Path(os.environ["HOME"])
+    shutil.copytree(root, origin)
+    git = home / "git"
+    # Commands see neither our home nor our variables, so the address is turned into a path by a `git` of our own.
+    git.write_text(
+        f'#!/bin/sh\nexec {shutil.which("git")} -c url."file://{home}/".insteadOf=https://git.example/ "$@"\n'
+    )
+    git.chmod(0o755)
+    by = ["-c", "user.name=Shop", "-c", "user.email=shop@example.com"]
+    for words in (["init", "-q", "-b", "main"], ["add", "-A"], [*by, "commit", "-qm", "A shop"]):
+        subprocess.run([str(git), "-C", str(origin), *words], check=True)  # noqa: S603 - the words stand above
+    os.environ["PATH"] = os.pathsep.join([str(home), os.environ["PATH"]])
+
+
 @contextmanager
 def sample() -> Iterator[Path]:
     """Give a temporary copy of the sample shop; commands find this interpreter as ``python3``, and nothing is at home."""
@@ -162,7 +222,8 @@ def tools_for(root: Path) -> list[Any]:
 
 def performed(agent_id: str, play: Play, root: Path, journal: JournalLike | None, **options: Any) -> RunResult[Any]:
     """Run a play in a folder, once and to its end; every reply that is written has to be asked for."""
-    agent = play.host or BUNDLED[agent_id]
+    agent = play.stand_in() if play.stand_in else play.host or BUNDLED[agent_id]
+    play.prepare(root)
     cast = Cast(play, agent.id)
     previous = AgentState.from_messages(play.previous) if play.previous else None
     with Engine([agent], tools_for(root), cast, default_model=MODEL, workspace=root, **options) as engine:
@@ -176,12 +237,7 @@ def performed(agent_id: str, play: Play, root: Path, journal: JournalLike | None
 
 def journal_at(path: Path) -> FileJournal:
     """Return a journal for git: the same run gives the same bytes, how long commands took left out."""
-    rules = [
-        RedactField("/duration_seconds"),
-        RedactPattern(r"\bin \d+\.\d{3}s", "time"),
-        RedactPattern(r'(?<="duration_seconds":)[\d.]+', "time"),
-    ]
-    return FileJournal(path, link=False, stable=True, redact=rules)
+    return FileJournal(path, link=False, stable=True, redact=RULES)
 
 
 def record(agent_id: str, folder: Path) -> Path:
@@ -245,6 +301,7 @@ IMPLEMENTATIONS = [{"id": "A", "content": "-1\n+2"}, {"id": "B", "content": "-1\
 IMPLEMENTING = "Use this strategy: {}"
 WAYS = ("one more line", "a table of discounts")
 QUESTIONS = ("Is 100 itself included?", "Is it simple?")
+CLONED = ".librarian/shop-c9db86ed"
 LONG = "The shop sells apples, bread and cheese. " * 200
 
 
@@ -357,9 +414,44 @@ PLAYS: dict[str, Play] = {
             ],
         },
     ),
+    "browser-use": Play(
+        prompt="Does the shop take an order?",
+        params={"url": "http://localhost:8000/"},
+        own=[
+            tool_call("browser__navigate_page", {"url": "http://localhost:8000/"}),
+            tool_call("browser__take_snapshot", {}),
+            tool_calls(
+                tool_call("browser__fill", {"uid": "1", "value": "Ada"}), tool_call("browser__click", {"uid": "2"})
+            ),
+            tool_calls(tool_call("browser__take_snapshot", {}), tool_call("browser__list_console_messages", {})),
+            output(
+                overall_status="success",
+                summary="An order with a name is taken.",
+                results=[{"name": "order with a name", "passed": True, "details": "The page says: Order taken."}],
+                final_url="http://localhost:8000/",
+                console_errors=["favicon.ico: 404"],
+            ),
+        ],
+        stand_in=with_browser,
+    ),
     "file-lister": Play(prompt=WHERE, own=[LISTED]),
     "file-picker": Play(prompt=WHERE, said=LOOKED),
     "glob-matcher": Play(params={"patterns": [{"pattern": "**/*.py"}, {"pattern": "*.md", "cwd": "docs"}]}),
+    "librarian": Play(
+        prompt="How is an order added up?",
+        params={"repo_url": "https://git.example/shop.git"},
+        own=[
+            tool_call("list_directory", {"path": CLONED}),
+            tool_call("code_search", {"pattern": "total", "cwd": CLONED}),
+            tool_call("read_files", {"paths": [f"{CLONED}/shop.py"]}),
+            output(
+                answer="total() in shop.py adds up price times count.",
+                relevant_files=[f"{CLONED}/shop.py"],
+                clone_dir=CLONED,
+            ),
+        ],
+        prepare=publish,
+    ),
     "planner": Play(
         prompt=REQUEST, own=[tool_call("read_files", {"paths": ["shop.py"]}), "1. shop.py: take 10 % off."]
     ),

@@ -884,7 +884,10 @@ PLACES = (
             *(of(word, "<tool_call><function=a>") for word in ("<parameter=", "<parameter=a>\n", "</parameter>", ">")),
             of("[", "<tool_call>"),
             of("[", "<tool_call><function=a><parameter=b>"),
+            *(of(word) for word in ("<codebuff_tool_call>", "<codebuff_tool_call></tool_call>")),
+            of('{"a":', "<codebuff_tool_call>"),
         ),
+        ("models/openai_chat/written.py:OPEN",),
     ),
     Place(
         "thoughts that a model wrote",
@@ -969,7 +972,7 @@ PLACES = (
         "id of an agent",
         lambda text: matching_id(text, ["a/b@1", "c"]),
         (of("a"), of("a/"), of("@"), of("/"), of("_")),
-        ("machine/spawning.py:PARTS",),
+        ("data/definition.py:PARTS",),
     ),
     Place(
         "thoughts in a text",

@@ -152,7 +152,7 @@ def taught() -> Iterator[tuple[str, str]]:
     """
     Give the file and the code of every example, of every Python block of the pages, and of every shipped agent.
     """
-    for file in sorted([*ROOT.glob("examples/*.py"), *ROOT.glob("agents/*.py")]):
+    for file in sorted([*ROOT.glob("examples/**/*.py"), *ROOT.glob("agents/*.py")]):
         yield file.name, file.read_text(encoding="utf-8")
     for page in sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")]):
         for block in re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):

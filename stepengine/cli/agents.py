@@ -13,7 +13,7 @@ from stepengine.cli.exits import Exit, complain
 from stepengine.cli.options import Config
 from stepengine.cli.render import draws_lines, dumps, message_of, say, visible
 from stepengine.cli.settings import UsageProblem, in_force
-from stepengine.data.definition import AgentDefinition, normalised_id
+from stepengine.data.definition import AgentDefinition, name_of_published, normalised_id
 from stepengine.errors import DefinitionError
 from stepengine.tools.spawning import carried_by
 
@@ -145,6 +145,11 @@ def tree_lines(agents: Iterable[AgentDefinition[Any]]) -> list[str]:
     return lines
 
 
+def _key(agent_id: str) -> str:
+    """Return what an agent is found by: its id, and of one with a publisher the name."""
+    return name_of_published(agent_id) or normalised_id(agent_id)
+
+
 def _children(agents: Iterable[AgentDefinition[Any]]) -> dict[str, list[str]]:
     """Return id to the ids of those that it may spawn, those that are given inside others included."""
     found: dict[str, list[str]] = {}
@@ -155,7 +160,7 @@ def _children(agents: Iterable[AgentDefinition[Any]]) -> dict[str, list[str]]:
         if key in found:
             continue
         given = [*agent.spawnable_agents, *carried_by(agent.tools)]
-        found[key] = list(dict.fromkeys([normalised_id(c if isinstance(c, str) else c.id) for c in given]))
+        found[key] = list(dict.fromkeys([_key(c if isinstance(c, str) else c.id) for c in given]))
         waiting += [c for c in given if not isinstance(c, str)]
     return found
 

@@ -16,7 +16,7 @@ import attrs
 from stepengine.cli.options import Options
 from stepengine.cli.render import is_terminal
 from stepengine.cli.settings import Settings, UsageProblem
-from stepengine.data.definition import AgentDefinition, normalised_id
+from stepengine.data.definition import AgentDefinition, name_of_published, normalised_id
 from stepengine.data.limits import Limits
 from stepengine.data.models import ModelReply
 from stepengine.data.usage import Usage
@@ -429,7 +429,7 @@ def family(agent: AgentDefinition[Any], file: str = "", folders: Iterable[Path] 
             found[normalised_id(definition.id)] = definition
             for child in definition.spawnable_agents:
                 if isinstance(child, str):
-                    named.append(child)
+                    named.append(name_of_published(child) or child)
                 else:
                     held.append(child)
     return list(found.values())

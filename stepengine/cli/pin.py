@@ -17,7 +17,7 @@ from stepengine.cli.journals import found
 from stepengine.cli.judging import CheckText, case_of, cleaned, interrupted_or
 from stepengine.cli.options import File, Last, Options, with_options
 from stepengine.cli.settings import UsageProblem
-from stepengine.data.definition import AgentDefinition, normalised_id
+from stepengine.data.definition import AgentDefinition, name_of_published, normalised_id
 
 __all__ = ("pin",)
 
@@ -132,7 +132,7 @@ def _named(agents: Sequence[AgentDefinition[Any]]) -> list[str]:
     """Return the ids by which agents name others, of those that none of them holds: what is held comes with its holder."""
     children = [child for agent in agents for child in agent.spawnable_agents]
     held = {normalised_id(child.id) for child in (*agents[:1], *children) if not isinstance(child, str)}
-    named = [child for child in children if isinstance(child, str)]
+    named = [name_of_published(child) or child for child in children if isinstance(child, str)]
     return list({normalised_id(child): child for child in named if normalised_id(child) not in held}.values())
 
 

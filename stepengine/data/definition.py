@@ -20,7 +20,17 @@ from stepengine.data.sources import ToolSource
 from stepengine.data.tools import ToolLike
 from stepengine.errors import DataError, DefinitionError
 
-__all__ = ("AgentDefinition", "HandleSteps", "InputSchema", "OutputMode", "PromptLike", "Schema", "normalised_id")
+__all__ = (
+    "AgentDefinition",
+    "HandleSteps",
+    "InputSchema",
+    "OutputMode",
+    "PromptLike",
+    "Schema",
+    "name_of_published",
+    "normalised_id",
+    "parts_of_id",
+)
 
 OutputMode: TypeAlias = Literal["last_message", "all_messages", "structured_output"]
 Schema: TypeAlias = "type[Any] | Mapping[str, Any]"
@@ -29,6 +39,7 @@ HandleSteps: TypeAlias = Callable[[StepContext[Any]], Generator[Any, Any, Any]]
 Out = TypeVar("Out", default=Any)
 
 ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+PARTS = re.compile(r"(?:(?P<publisher>[^/@]+)/)?(?P<name>[^/@]+)(?:@(?P<version>[^/@]+))?")
 
 
 class PromptLike(Protocol):
@@ -72,6 +83,18 @@ class InputSchema:
 
     prompt: str | None = attrs.field(default=None, converter=_described, validator=fine(PROMPT))
     params: Schema | None = attrs.field(default=None, converter=_schema, validator=fine(or_none(SCHEMA)))
+
+
+def parts_of_id(agent_id: str) -> tuple[str | None, str | None, str | None]:
+    """Return publisher, name and version of ``[publisher/]name[@version]``, and of what is no such id nothing."""
+    found = PARTS.fullmatch(normalised_id(agent_id.strip()))
+    return (found["publisher"], found["name"], found["version"]) if found else (None, None, None)
+
+
+def name_of_published(agent_id: str) -> str | None:
+    """Return the name in ``publisher/name[@version]``; ``None`` for an id without a publisher."""
+    publisher, name, _ = parts_of_id(agent_id)
+    return name if publisher else None
 
 
 def normalised_id(agent_id: str) -> str:

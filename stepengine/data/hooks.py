@@ -92,7 +92,7 @@ class StepContext(Generic[Params]):
         ``set_messages`` with ``[*ctx.inherited_messages, *ctx.prompt_messages]`` lets children that take the conversation
         over see what is asked for, and neither params nor instructions that are not theirs.
         """
-        return (UserMessage(self.prompt, ("USER_PROMPT",)),) if self.prompt else ()
+        return (UserMessage(self.prompt, ("USER_PROMPT",)),) if self.prompt.strip() else ()
 
     def now(self) -> datetime:
         """Return the run's recorded time (UTC), as of the last outcome; equal on every replay."""

@@ -396,6 +396,7 @@ class ToolResult:
         side_effects: What it did to the world.
         change: What the tool wants changed in its run, such as ``Change(context={...})``; made once, when the call has
             run, so that the next call and every hook see it.
+        structured: What ``data`` is where *content* says the same in words, as with control tools; no model reads it.
     """
 
     content: tuple[ResultPart, ...] = attrs.field(default=(), converter=result_parts)
@@ -405,6 +406,7 @@ class ToolResult:
     credits_used: float = attrs.field(default=0, kw_only=True)
     side_effects: tuple[SideEffect, ...] = attrs.field(default=(), converter=tuple_of, kw_only=True)
     change: Change | None = attrs.field(default=None, kw_only=True)
+    structured: JsonValue = attrs.field(default=None, converter=freeze, kw_only=True)
 
     text = _Text()
 
@@ -436,7 +438,9 @@ class ToolResult:
 
     @property
     def data(self) -> JsonValue:
-        """The value of the first JSON part, or ``None`` when there is none."""
+        """What *structured* holds, else the value of the first JSON part; ``None`` when there is neither."""
+        if self.structured is not None:
+            return self.structured
         for part in self.content:
             if isinstance(part, JsonPart):
                 return part.value

@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 
-from stepengine.data.definition import AgentDefinition, normalised_id
+from stepengine.data.definition import AgentDefinition, name_of_published, normalised_id
 from stepengine.data.hooks import HOOK_POINTS, Change, HookContext, Hooks
 from stepengine.data.json import JsonDict, compact, freeze
 from stepengine.data.limits import Limits
@@ -22,12 +22,13 @@ from stepengine.data.messages import ToolCallPart, system_reminder
 from stepengine.data.questions import Decision
 from stepengine.data.sources import ToolSource
 from stepengine.data.tools import ToolBinding, ToolLike, ToolSpec
-from stepengine.engine.loading import bundled_agent, bundled_agents
+from stepengine.engine.loading import bundled_agent, bundled_agents, bundled_id
 from stepengine.engine.schemas import Compiled, compiled
 from stepengine.errors import AgentError, DefinitionError
 from stepengine.machine.finding import with_finder
-from stepengine.machine.spawning import matching_id
+from stepengine.machine.spawning import matching_id, stands_for
 from stepengine.permissions import Policy, PolicyFile
+from stepengine.runtime.logs import log_once
 from stepengine.tools.control import set_output_binding
 from stepengine.tools.names import BUNDLED, line_for
 from stepengine.tools.spawning import BUILT_IN, carried_by, direct_tool, params_schema
@@ -54,6 +55,7 @@ class Agent:
         hooks: The engine's hooks followed by its own.
         limits: The limits that it sets; what it leaves open is taken from the engine's.
         openings: The ``pre_run`` hooks, among *hooks*, by which its sources give it their tools.
+        notes: What results of its runs are to say: which agents stand for ids with a publisher.
     """
 
     definition: AgentDefinition[Any]
@@ -65,6 +67,7 @@ class Agent:
     hooks: Hooks
     limits: Limits
     openings: tuple[Callable[..., Any], ...]
+    notes: tuple[str, ...]
     _family: Mapping[str, Agent] = attrs.field(repr=False)
 
     def child(self, key: str) -> Agent:
@@ -146,13 +149,23 @@ class Catalog:
         if not isinstance(agent, str):
             msg = f"an agent is given by its id or as an AgentDefinition, not as {agent!r}"
             raise AgentError(msg)
-        known = self._agents.get(normalised_id(agent))
+        known = self._agents.get(normalised_id(agent)) or self._published(agent)
         if known is None:
             ids = ", ".join([repr(d.id) for d in self.definitions])
             hint = "" if for_models else _no_agent(agent, self._agents)
             msg = f"no agent has the id {agent!r}; known are: {ids or 'none'}{hint}"
             raise AgentError(msg)
         return known
+
+    def _published(self, agent_id: str) -> Agent | None:
+        """Return the agent that ``publisher/name[@version]`` stands for: one of the engine's, else a bundled one."""
+        name = name_of_published(agent_id)
+        if name is None:
+            return None
+        bundled = None if name in self._agents else bundled_agent(name)
+        if name in self._agents or bundled is not None:
+            log_once(stands_for(agent_id, name))
+        return self._agents.get(name) if bundled is None else self._meet(bundled)
 
     def _meet(self, definition: AgentDefinition[Any]) -> Agent:
         """Return an agent that was given for one run; the last ones are kept, so that they are checked once."""
@@ -193,7 +206,7 @@ class Catalog:
         self, given: Sequence[AgentDefinition[Any]], also: Iterable[AgentDefinition[Any]] = ()
     ) -> dict[str, Agent]:
         """Return *given* and what they may spawn, checked; where they name others by id, those are the engine's."""
-        definitions = _collected(given, also)
+        definitions = _collected(given, also, self._agents)
         family: dict[str, Agent] = dict(self._agents)
         made = {key: self._agent_of(d, family, {**self._agents, **definitions}) for key, d in definitions.items()}
         family.update(made)
@@ -215,6 +228,7 @@ class Catalog:
             raise _no_tools(definition, missing, [*tools, *self._sources])
         check_hooks(f"agent {definition.id!r}", definition.hooks)
         spawnable = tuple([_spawnable(definition, wanted, ids) for wanted in definition.spawnable_ids])
+        notes = [stands_for(*pair) for pair in zip(definition.spawnable_ids, spawnable, strict=True)]
         direct = _direct(definition, [ids[key] for key in spawnable], tools)
         tools |= direct
         offered = (*listed, *direct)
@@ -234,6 +248,7 @@ class Catalog:
             hooks=self._hooks_of(definition, tools, openings),
             limits=definition.limits.over(self._limits),
             openings=openings,
+            notes=tuple(filter(None, notes)),
             family=family,
         )
 
@@ -340,12 +355,18 @@ def _direct(
     return made
 
 
-def _collected(given: Iterable[Any], also: Iterable[AgentDefinition[Any]] = ()) -> dict[str, AgentDefinition[Any]]:
-    """Return definitions and those that they may spawn, or carry in their tools, by normalised id."""
+def _collected(
+    given: Iterable[Any], also: Iterable[AgentDefinition[Any]], others: Mapping[str, Any]
+) -> dict[str, AgentDefinition[Any]]:
+    """
+    Return definitions and those that they may spawn, or carry in their tools, by normalised id.
+
+    Where one names ``publisher/name@version``, and neither they nor *others* are called so, a bundled agent is meant.
+    """
     found = _unique(given)
     waiting = list(found.values())
     met = list(also)
-    while waiting or met:
+    while waiting or met or (met := _bundled(found, others)):
         for child in met:
             key = normalised_id(child.id)
             if key not in found:
@@ -355,6 +376,15 @@ def _collected(given: Iterable[Any], also: Iterable[AgentDefinition[Any]] = ()) 
                 raise _twice(child.id)
         met = _children(waiting.pop(0)) if waiting else []
     return found
+
+
+def _bundled(found: Mapping[str, AgentDefinition[Any]], others: Mapping[str, Any]) -> list[AgentDefinition[Any]]:
+    """Return the bundled agents that *found* name by ids with a publisher, which nothing else is called."""
+    named = {
+        name_of_published(c) for d in found.values() for c in d.spawnable_agents if isinstance(c, str) and "/" in c
+    }
+    bundled = [bundled_agent(name) for name in sorted(filter(None, named)) if name not in found and name not in others]
+    return [agent for agent in bundled if agent is not None]
 
 
 def _children(definition: AgentDefinition[Any]) -> list[AgentDefinition[Any]]:
@@ -437,7 +467,7 @@ def _all_of(names: Sequence[str]) -> str:
 
 def _no_agent(agent_id: str, known: Iterable[str]) -> str:
     """Return what is known of an agent that an engine does not have: that it comes with the package, or a likelier id."""
-    found = bundled_agent(agent_id)
+    found = bundled_id(agent_id)
     if found is not None:
         return f"; it comes with stepengine: give it as load_agent({found!r})"
     near = get_close_matches(normalised_id(agent_id), [*known, *bundled_agents()], 1)

@@ -15,10 +15,12 @@ from typing import Any, Self
 
 import attrs
 
-from stepengine.data.definition import AgentDefinition, normalised_id
+from stepengine.data.definition import AgentDefinition, name_of_published, normalised_id
 from stepengine.engine.beside import module_at
 from stepengine.errors import DefinitionError
 from stepengine.machine.author import noted, raised_at
+from stepengine.machine.spawning import stands_for
+from stepengine.runtime.logs import log_once
 
 __all__ = (
     "AgentPlace",
@@ -29,6 +31,7 @@ __all__ = (
     "agents_in",
     "bundled_agent",
     "bundled_agents",
+    "bundled_id",
     "load_agent",
     "load_agents",
     "load_folder",
@@ -95,7 +98,8 @@ def load_agent(path_or_id: str | Path, *, folders: Iterable[Path] = ()) -> Agent
     Args:
         path_or_id: A path to a ``.py`` file, with ``#id`` where it holds several agents, or an agent's id. An id is looked for
             in ``./agents``, then in *folders*, then among the agents that come with stepengine; its file is called like the
-            id, with ``_`` for ``-``, or holds an agent of that id.
+            id, with ``_`` for ``-``, or holds an agent of that id. Of ``publisher/name@version`` the name is looked for, and
+            the version is not checked.
         folders: More folders to look in.
 
     Raises:
@@ -124,7 +128,7 @@ def agent_place(path_or_id: str | Path, *, folders: Iterable[Path] = ()) -> Agen
 
 
 def _place_of_id(agent_id: str, places: tuple[Path, ...]) -> AgentPlace:
-    wanted = normalised_id(agent_id)
+    wanted = normalised_id(_name_of(agent_id))
     broken: list[DefinitionError] = []
     for folder in places:
         found = _find(folder, wanted, broken)
@@ -200,10 +204,26 @@ def bundled_agents() -> list[str]:
     return [file.stem.replace("_", "-") for folder in _own_folders() for file in _files(folder)]
 
 
-def bundled_agent(agent_id: str) -> str | None:
+def bundled_id(agent_id: str) -> str | None:
     """Return the id of an agent that comes with stepengine, as ``load_agent`` takes it; ``None`` for any other."""
     wanted = normalised_id(agent_id)
     return wanted if wanted in bundled_agents() else None
+
+
+def bundled_agent(agent_id: str) -> AgentDefinition[Any] | None:
+    """Return the agent of that id that comes with stepengine, ``None`` when there is none."""
+    wanted = bundled_id(agent_id)
+    places = [folder / f"{(wanted or '').replace('-', '_')}.py" for folder in _own_folders()]
+    return next((AgentPlace(file, wanted).load() for file in places if wanted and file.is_file()), None)
+
+
+def _name_of(agent_id: str) -> str:
+    """Return the name in ``publisher/name@version``, else *agent_id*: without a version it may be a path."""
+    name = name_of_published(agent_id) if "@" in agent_id else None
+    if name is None:
+        return agent_id
+    log_once(stands_for(agent_id, name))
+    return name
 
 
 def _own_folders() -> list[Path]:

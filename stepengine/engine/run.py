@@ -172,6 +172,7 @@ class EngineRun:
         tree = self.tree
         warnings = [*finished.warnings, *tree.hub.warnings]
         warnings += tree.desk.unused
+        warnings += [note for note in tree.root.plan.planned_from.notes if note not in warnings]
         if tree.inbox and not tree.hub.goes_on:
             warnings.append(
                 f"the run ended before {len(tree.inbox)} of the messages that were sent to it were delivered"

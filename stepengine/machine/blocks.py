@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from stepengine.data.json import JsonDict, freeze
 from stepengine.errors import DataError
 
-__all__ = ("Block", "Broken", "Text", "split_blocks")
+__all__ = ("Block", "Broken", "Text", "mark_in", "of_codebuff", "split_blocks")
 
 FENCE = "```"
 OPEN = re.compile(r"```|<(tool_call|codebuff_tool_call)>")
+MARKS = ("<tool_call>", "<codebuff_tool_call>", "[TOOL_CALLS]", "<function=", "<|tool_call")
+"""Words with which models begin a call that they write into their text."""
 BLANK = re.compile(r"\s*")
 DECODER = json.JSONDecoder()
 BROKEN = 100
@@ -43,6 +46,11 @@ class Broken(NamedTuple):
 
     name: str
     problem: str
+
+
+def mark_in(text: str) -> str:
+    """Return the word with which a call begins in *text*, ``""`` when there is none."""
+    return next((mark for mark in MARKS if mark in text), "")
 
 
 def split_blocks(text: str) -> list[Text | Block | Broken]:
@@ -93,14 +101,15 @@ def _skip_blank(text: str, position: int) -> int:
     return match.end() if match else position
 
 
+def of_codebuff(value: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return what codebuff's form names as the tool, and the input that stands beside it."""
+    return value.get("cb_tool_name"), {k: v for k, v in value.items() if k not in ("cb_tool_name", "cb_easp")}
+
+
 def _read(tag: str, value: Any) -> Block | Broken:
     if not isinstance(value, dict):
         return Broken("", f"the block holds a {type(value).__name__}, not an object")
-    if tag == "tool_call":
-        name, given = value.get("name"), value.get("input", {})
-    else:
-        name = value.get("cb_tool_name")
-        given = {k: v for k, v in value.items() if k not in ("cb_tool_name", "cb_easp")}
+    name, given = (value.get("name"), value.get("input", {})) if tag == "tool_call" else of_codebuff(value)
     if not isinstance(name, str) or not name:
         return Broken("", "the block names no tool")
     if not isinstance(given, dict):

@@ -41,7 +41,7 @@ from stepengine.machine.author import Author, Returned
 from stepengine.machine.control import run_control
 from stepengine.machine.protocol import CALLS, Flow
 from stepengine.machine.signals import Stopped, merged
-from stepengine.machine.spawning import children_of
+from stepengine.machine.spawning import children_of, resolved
 from stepengine.machine.state import RunState, is_spent, raised
 
 __all__ = (
@@ -216,7 +216,7 @@ class Child(Member):
         self.handed_out = (
             ef.Spawn(
                 run.number(),
-                asked.agent_id,
+                self._agent_id(),
                 asked.prompt,
                 run.plan.mend_params(asked.agent, asked.params) if asked.params else asked.params,
                 definition=None if isinstance(asked.agent, str) else asked.agent,
@@ -226,6 +226,11 @@ class Child(Member):
             ),
         )
         return self.handed_out
+
+    def _agent_id(self) -> str:
+        """Return the id that was asked for, or the one that an id with a publisher stands for."""
+        wanted = self._asked.agent_id
+        return (resolved(self.run, wanted) or wanted) if "/" in wanted else wanted
 
     def take(self, outcomes: Sequence[Single]) -> Stop | None:
         """Take the child's result, and count it."""
@@ -768,6 +773,7 @@ def named(result: ToolResult, call: ToolCallPart) -> ToolResult:
         credits_used=result.credits_used,
         side_effects=result.side_effects,
         change=result.change,
+        structured=result.structured,
     )
 
 

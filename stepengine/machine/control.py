@@ -33,6 +33,11 @@ def run_control(run: RunState, action: Action, value: JsonDict) -> ToolResult:
     return _ACTIONS[action](run, value)
 
 
+def _told(message: str) -> ToolResult:
+    """Return what a control tool answers: words for models, and ``{"message": ...}`` as data for handlers (T21 to T28)."""
+    return ToolResult.text(message, structured=JsonDict({"message": message}))
+
+
 def _set_output(run: RunState, value: JsonDict) -> ToolResult:
     _warn_of_mode(run)
     candidates: list[JsonValue] = [value]
@@ -40,7 +45,7 @@ def _set_output(run: RunState, value: JsonDict) -> ToolResult:
         candidates.append(value["data"])
     if run.plan.validate_output is None:
         run.set_output(candidates[-1])
-        return ToolResult.text("Output set.")
+        return _told("Output set.")
     refused: list[tuple[str, ...]] = []
     for candidate in candidates:
         try:
@@ -48,7 +53,7 @@ def _set_output(run: RunState, value: JsonDict) -> ToolResult:
         except OutputMissing as error:
             refused.append(error.issues or (error.message,))
         else:
-            return ToolResult.text("Output set.")
+            return _told("Output set.")
     run.refuse_output(min(refused, key=len))
     listed = "; ".join(run.output_issues)
     return ToolResult.error(f"Invalid output, the earlier one stays: {listed}. Given: {compact(value)}")
@@ -69,32 +74,32 @@ def _warn_of_mode(run: RunState) -> None:
 def _set_messages(run: RunState, value: JsonDict) -> ToolResult:
     history = from_dicts(value["messages"])
     run.apply(Change(messages=history), "set_messages")
-    return ToolResult.text(f"History replaced by {len(history)} messages.")
+    return _told(f"History replaced by {len(history)} messages.")
 
 
 def _add_message(run: RunState, value: JsonDict) -> ToolResult:
     kind = UserMessage if value["role"] == "user" else AssistantMessage
     run.history.add([kind(value["content"], value.get("tags", ()), ttl=value.get("ttl"))])
-    return ToolResult.text("Message added.")
+    return _told("Message added.")
 
 
 def _end_turn(_: RunState, value: JsonDict) -> ToolResult:
-    return ToolResult.text(value.get("message") or "Turn ended.")
+    return _told(value.get("message") or "Turn ended.")
 
 
 def _task_completed(_: RunState, __: JsonDict) -> ToolResult:
-    return ToolResult.text("Task completed.")
+    return _told("Task completed.")
 
 
 def _write_todos(run: RunState, value: JsonDict) -> ToolResult:
     run.apply(Change(context=JsonDict({"todos": value["todos"]})))
     run.side_events.todos(value["todos"])
     done = sum(bool(todo["completed"]) for todo in value["todos"])
-    return ToolResult.text(f"{done} of {len(value['todos'])} done.")
+    return _told(f"{done} of {len(value['todos'])} done.")
 
 
 def _think_deeply(_: RunState, __: JsonDict) -> ToolResult:
-    return ToolResult.text("Thought noted.")
+    return _told("Thought noted.")
 
 
 def _lookup_agent_info(run: RunState, value: JsonDict) -> ToolResult:

@@ -16,8 +16,10 @@ import attrs
 
 from stepengine.data.messages import (
     AssistantMessage,
+    AssistantPart,
     Message,
     TextPart,
+    ThinkingPart,
     TimeToLive,
     ToolCallPart,
     ToolMessage,
@@ -237,7 +239,7 @@ class History:
 
     def inheritable(self, call_id: str = "") -> Sides:
         """
-        Return what a child may inherit: no step-scoped messages, but what the open reply said before its call.
+        Return what a child may inherit: no step-scoped messages, but what the open reply thought and said before its call.
 
         Args:
             call_id: The call of the open reply that spawns; ``""`` for a handler's own.
@@ -259,11 +261,11 @@ class History:
         return Sides(record, record if same else _kept(left.view, [m for m in left.view if m != said]))
 
     def _said_before(self, call_id: str) -> AssistantMessage | None:
-        said = []
+        said: list[AssistantPart] = []
         for part in self.open_reply.content if self.open_reply is not None else ():
             if type(part) is ToolCallPart and part.tool_call_id == call_id:
                 break
-            if type(part) is TextPart and part.text.strip():
+            if (type(part) is TextPart and part.text.strip()) or (type(part) is ThinkingPart and _is_thought(part)):
                 said.append(part)
         return AssistantMessage(tuple(said), ("OPEN_REPLY",)) if said else None
 
@@ -320,6 +322,11 @@ def left_by(state: AgentState, opening: Sequence[Message]) -> AgentState:
 
 def _less(messages: Transcript, gone: Sequence[Message]) -> Transcript:
     return _kept(messages, [m for m in messages if not any(m is g for g in gone)])
+
+
+def _is_thought(part: ThinkingPart) -> bool:
+    """Return whether a thought says something, or holds what its provider wants back in the place of words."""
+    return bool(part.text.strip() or part.provider_data)
 
 
 def _is_one_call(message: AssistantMessage) -> bool:

@@ -140,7 +140,7 @@ def _open(run: RunState) -> None:
             f"agent {run.agent.id!r} has no handler, and {', '.join(useless)} in its tools is for handlers: no model gets it"
         )
     added: list[UserMessage] = []
-    content = "\n\n".join([t for t in (plan.prompt, _shown_params(plan)) if t])
+    content = "\n\n".join([t for t in (plan.prompt, _shown_params(plan)) if t.strip()])
     if content:
         added.append(quick_user((TextPart(content),), ("USER_PROMPT",)))
     if run.waiting and run.agent.handle_steps is None and run.reopen_step(added):
@@ -202,7 +202,7 @@ def _context(run: RunState) -> StepContext:
         created=plan.created,
         elapsed=lambda: run.now,
         notify=run.side_events.notify,
-        is_asked=bool(plan.prompt or plan.params_json),
+        is_asked=bool(plan.prompt.strip() or plan.params_json),
     )
 
 

@@ -7,11 +7,10 @@ nothing, the others run (generator-contract L2 to L6).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from stepengine.data.definition import normalised_id
+from stepengine.data.definition import normalised_id, parts_of_id
 from stepengine.data.effects import Spawn
 from stepengine.data.json import JsonDict
 from stepengine.data.messages import ToolCallPart
@@ -20,39 +19,53 @@ from stepengine.data.tools import Entry, Spawning
 from stepengine.errors import AgentError
 from stepengine.machine.state import RunState
 
-__all__ = ("children_of", "matching_id", "not_allowed")
-
-PARTS = re.compile(r"(?:(?P<publisher>[^/@]+)/)?(?P<name>[^/@]+)(?:@(?P<version>[^/@]+))?")
-
-
-def _parts(agent_id: str) -> tuple[str | None, str | None, str | None]:
-    found = PARTS.fullmatch(normalised_id(agent_id.strip()))
-    return (found["publisher"], found["name"], found["version"]) if found else (None, None, None)
+__all__ = ("children_of", "matching_id", "not_allowed", "resolved", "stands_for")
 
 
 def matching_id(wanted: str, allowed: Sequence[str] | Mapping[str, Any]) -> str | None:
     """
     Return the first id in *allowed* that *wanted* means, or ``None`` (generator-contract L2).
 
-    Ids are ``[publisher/]name[@version]``, and ``_`` counts as ``-``. What *wanted* leaves out matches anything.
+    Ids are ``[publisher/]name[@version]``, and ``_`` counts as ``-``. What *wanted* leaves out matches anything. One with a
+    publisher of whom nothing of that name is there means the agent that is called so alone, as a bundled one or one of the
+    engine's own is; ``stands_for`` says that its version is not checked.
     """
     key = normalised_id(wanted.strip())
     if key in allowed:
         return key
-    publisher, name, version = _parts(wanted)
+    publisher, name, version = parts_of_id(wanted)
     if name is None:
         return None
+    is_theirs = False
     for candidate in allowed:
-        theirs = _parts(candidate)
+        theirs = parts_of_id(candidate)
         if name == theirs[1] and publisher in (None, theirs[0]) and version in (None, theirs[2]):
             return candidate
-    return None
+        is_theirs = is_theirs or theirs[:2] == (publisher, name)
+    return name if publisher and not is_theirs and name in allowed else None
+
+
+def stands_for(wanted: str, found: str) -> str:
+    """Return what is to be said where *found* was taken for *wanted* by its name alone; ``""`` for nothing."""
+    if "/" not in wanted or "/" in found:
+        return ""
+    return f"the agent {found!r} stands for {wanted.strip()!r}: publishers and versions are not checked"
 
 
 def not_allowed(agent_id: str, wanted: str, allowed: Sequence[str] | Mapping[str, Any], hint: str = "") -> AgentError:
     """Return the error for an agent that *agent_id* may not spawn, which lists those that it may (reliability SP04)."""
     msg = f"agent {agent_id!r} may not spawn {wanted!r}; it may spawn: {', '.join(allowed) or 'none'}{hint}"
     return AgentError(msg)
+
+
+def resolved(run: RunState, wanted: str) -> str | None:
+    """Return the id of the agent that *wanted* means in this run, and say once where it is taken by its name alone."""
+    found = matching_id(wanted, run.plan.agents or {})
+    told = stands_for(wanted, found) if found is not None else ""
+    if told and told not in run.warnings:
+        run.warn(told)
+        run.side_events.warning(told)
+    return found
 
 
 def children_of(
@@ -74,7 +87,7 @@ def _child(
     if entry.refused is not None:
         return ChildResult(agent_id=agent_id, status="failed", error=entry.refused)
     if entry.definition is None and agents is not None:
-        found = matching_id(agent_id, agents)
+        found = resolved(run, agent_id)
         if found is None:
             hint = f". {agent_id!r} is a tool: call it directly" if agent_id in run.offered else ""
             error = not_allowed(run.agent.id, agent_id, agents, hint)

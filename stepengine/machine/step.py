@@ -37,6 +37,7 @@ from stepengine.data.yields import StepWith
 from stepengine.errors import ContextOverflow, LimitExceeded, LimitReached, ModelError, StepEngineError
 from stepengine.machine import hooks
 from stepengine.machine.batch import called_by_model, run_batch
+from stepengine.machine.blocks import mark_in
 from stepengine.machine.calls import Call
 from stepengine.machine.protocol import Flow
 from stepengine.machine.signals import Stopped
@@ -371,6 +372,8 @@ def _heard(run: RunState, reply: Reply) -> Flow[None]:
     thinking, text = reply.message.thinking, reply.message.text
     if thinking or "<" in text:
         run.think(*thinking, *parted(text).thoughts)
+    if not reply.calls and run.offered and ("<" in text or "[" in text):
+        _warn_of_written_call(run, reply.model)
     if not run.plan.watched():
         return
     # They belong to the model call, as its deltas do: it is the last effect that was numbered.
@@ -381,6 +384,21 @@ def _heard(run: RunState, reply: Reply) -> Flow[None]:
         yield from run.notify(ev.TextCompleted(path=path, seq=seq, text=text))
     if _is_empty(reply.model.content):
         yield from run.notify(ev.Warned(path=path, seq=seq, message="The model sent an empty reply."))
+
+
+def _warn_of_written_call(run: RunState, reply: ModelReply) -> None:
+    """Say once in the result that a model wrote a call into its text, which then is text and nothing more."""
+    mark = mark_in(reply.said)
+    if not mark:
+        return
+    told = (
+        f"agent {run.agent.id!r}: the model wrote {mark!r} into its text, which looks like a tool call, and nothing was called. "
+        "OpenAIChatProvider(..., written_calls=True) reads <tool_call> and <codebuff_tool_call> blocks; a service that gives "
+        "models their tools wants prompts that show no such blocks"
+    )
+    if told not in run.warnings:
+        run.warn(told)
+        run.side_events.warning(told)
 
 
 def _is_empty(parts: Sequence[AssistantPart]) -> bool:

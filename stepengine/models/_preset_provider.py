@@ -83,7 +83,7 @@ class PresetProvider(HttpProvider):
         transport: An ``httpx2.AsyncBaseTransport`` in place of the network, for replay and tests.
         timeouts: How long calls may take; by default as the preset says.
         headers: HTTP headers to send with every request, such as OpenRouter's ``HTTP-Referer`` and ``X-Title``.
-        written_calls: Whether calls that the model wrote as ``<tool_call>`` into its text are read as calls (Chat
+        written_calls: Whether calls that the model wrote as ``<tool_call>`` or ``<codebuff_tool_call>`` into its text are read as calls (Chat
             Completions), for servers without a parser of the model's own form; a stream has shown them as text by then.
         written_thoughts: Whether thoughts that the model wrote between ``<think>`` or ``[THINK]`` at the beginning of its text
             are read as thinking (Chat Completions).

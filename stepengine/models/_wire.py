@@ -22,6 +22,7 @@ from stepengine.data.messages import (
     ToolCallPart,
     ToolMessage,
     ToolReferencePart,
+    UserPart,
 )
 from stepengine.data.models import ModelRequest, ModelSettings
 from stepengine.data.tools import ToolChoice, ToolSpec
@@ -304,6 +305,11 @@ def document_text(name: str, data: bytes) -> str:
 def filled(parts: Sequence[ResultPart]) -> list[ResultPart]:
     """Return *parts* without empty texts."""
     return [part for part in parts if not isinstance(part, TextPart) or part.text]
+
+
+def spoken(parts: Sequence[UserPart]) -> list[UserPart]:
+    """Return *parts* of a user message without blank texts, which say nothing and which some servers refuse."""
+    return [part for part in parts if not isinstance(part, TextPart) or part.text.strip()]
 
 
 def goes_on(before: AssistantPart | None, part: AssistantPart) -> bool:

@@ -64,7 +64,7 @@ class Preset:
         bridged: Models, as a regular expression, that refuse a message of the user right after a tool's result.
         plain_schemas: Models, as a regular expression, whose schemas must do without ``$ref``, ``const`` and null unions.
         strict: Models, as a regular expression, that can be asked to keep to a schema strictly.
-        written_calls: Whether calls that the model wrote as ``<tool_call>`` into its text are read as calls.
+        written_calls: Whether calls that the model wrote as ``<tool_call>`` or ``<codebuff_tool_call>`` into its text are read as calls.
         written_thoughts: Whether thoughts that the model wrote between tags at the beginning of its text are read as such.
         cache_key: Whether to name the conversation, so that it meets the same prompt cache.
         key_member: How a name for the prompt cache is called; ``""`` when it cannot be given.

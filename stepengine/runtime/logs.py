@@ -12,6 +12,7 @@ import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, Literal
 
 import attrs
@@ -20,7 +21,7 @@ from stepengine.data.events import Event, ModelStarted, RunFinished, StepStarted
 from stepengine.data.state import AgentState, RunResult
 from stepengine.redaction import KNOWN
 
-__all__ = ("LOGGER", "EventFile", "Lines", "LogObserver", "write")
+__all__ = ("LOGGER", "EventFile", "Lines", "LogObserver", "log_once", "write")
 
 OWNER_ONLY = 0o600
 LOGGER = logging.getLogger("stepengine")
@@ -33,6 +34,13 @@ LEVELS: Mapping[str, int] = {
     "warn": logging.WARNING,
     "error": logging.ERROR,
 }
+
+
+@cache
+def log_once(text: str) -> None:
+    """Write a warning that belongs to no run, once in a process; ``""`` is nothing."""
+    if text:
+        LOGGER.warning("%s", text)
 
 
 class Lines(ABC):

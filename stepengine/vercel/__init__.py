@@ -448,7 +448,8 @@ def _call_id(event: Any) -> str:
 
 
 def _output(result: ToolResult) -> Any:
-    return result.text if result.data is None else plain(result.data)
+    # What the conversation holds of it, so that a page that is loaded again shows the same.
+    return result.text if result.data is None or result.structured is not None else plain(result.data)
 
 
 Shown = Mapping[type[Event], Callable[[_Page, Any], Iterator[Chunk]]]

@@ -87,6 +87,7 @@ def test_the_required_agents_are_there_and_are_called_like_their_files() -> None
         base2 base2-lite base2-max base2-fast base2-plan editor editor-multi-prompt editor-implementor best-of-n-selector
         thinker thinker-best-of-n thinker-selector file-picker file-lister code-searcher directory-lister glob-matcher
         researcher-web researcher-docs basher code-reviewer code-reviewer-multi-prompt planner coder context-pruner
+        librarian browser-use
     """
     files = {file.stem.replace("_", "-") for file in (ROOT / "agents").glob("[!_]*.py")}
 
@@ -101,7 +102,8 @@ def test_agent_files_use_public_names_only(file: Path) -> None:
     """
     They import the front door, its public submodules, pydantic, the standard library, and each other.
     """
-    public = {"stepengine", "stepengine.context", "stepengine.errors", "stepengine.tools", "stepengine.permissions"}
+    modules = ("context", "errors", "tools", "permissions", "mcp")
+    public = {"stepengine", *(f"stepengine.{module}" for module in modules)}
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             assert all(alias.name.partition(".")[0] in sys.stdlib_module_names for alias in node.names)

@@ -18,6 +18,8 @@ from stepengine.cli.app import app
 from stepengine.testing import ScriptedModel, tool_call, tool_calls
 
 AGENTS = Path(__file__).resolve().parents[2] / "agents"
+OUTSIDE = ("browser-use", "librarian")
+"""What they teach starts a browser from the network, or clones from it; their recorded runs are replayed instead."""
 WITHOUT_MODEL = ("basher", "code-searcher", "directory-lister", "glob-matcher")
 
 
@@ -62,6 +64,7 @@ def command(*arguments: str, replies: Any = None, code: int = 0) -> Result:
         ("base2", ["--write"], "'base2' runs programs with run_terminal_command; allow that with --shell"),
         ("base2-max", ["--shell"], "'base2-max' changes files with str_replace, write_file; allow that with --write"),
         ("coder", ["--write"], "'coder' runs programs with run_terminal_command; allow that with --shell"),
+        ("librarian", [], "'librarian' runs programs with run_terminal_command; allow that with --shell"),
         ("basher", [], "'basher' runs programs with run_terminal_command; allow that with --shell"),
         ("researcher-web", [], "'researcher-web' reaches the web with read_url, web_search; allow that with --web URL"),
         ("researcher-docs", [], "'researcher-docs' reaches the web with read_docs; allow that with --web URL"),
@@ -129,7 +132,7 @@ def test_without_a_model_the_command_line_says_what_helps_also_when_a_child_need
     assert "--model anthropic/" in said
 
 
-@pytest.mark.parametrize("arguments", taught(), ids=lambda a: a[1])
+@pytest.mark.parametrize("arguments", [a for a in taught() if a[1] not in OUTSIDE], ids=lambda a: a[1])
 def test_the_command_that_an_agent_teaches_is_accepted(arguments: list[str]) -> None:
     """
     With nobody to play the model, an agent that needs one fails at its first request, and the others complete.
@@ -175,3 +178,23 @@ def test_no_search_finds_the_journal_of_its_own_run(journal: str, agent: str, pa
         ["run.jsonl", "run.before-1.jsonl"] if journal == "run.jsonl" else ["runs.db", "runs.db-wal", "runs.db-shm"]
     )
     assert [] == [name for name in hidden if f'"{name}' in found or f"/{name}" in found or f"{name}:" in found]
+
+
+@pytest.mark.spec("generator-contract:L2")
+def test_ids_with_a_publisher_are_those_of_the_files_beside_or_of_bundled_agents(folder: Path) -> None:
+    """
+    Whether they stand on the command line or in a file; the kid is held by no definition and stands in a file beside.
+    """
+    (folder / "kid.py").write_text(
+        "from stepengine import AgentDefinition\n\ndef handle_steps(ctx):\n    return 'hello'\n    yield\n\n"
+        "agent = AgentDefinition('kid', handle_steps=handle_steps)\n"
+    )
+    (folder / "boss.py").write_text(
+        "from stepengine import AgentCall, AgentDefinition\n\nKIDS = ['acme/kid@1.2.3', 'codebuff/code-searcher']\n\n"
+        "def handle_steps(ctx):\n    return (yield from AgentCall(KIDS[0]))\n\n"
+        "agent = AgentDefinition('boss', spawnable_agents=KIDS, handle_steps=handle_steps)\n"
+    )
+    searched = '{"search_queries": [{"pattern": "total"}]}'
+
+    assert "hello\n" == command("run", "boss.py", "-q").stdout
+    assert "shop.py" in command("run", "codebuff/code-searcher@0.0.1", "--params", searched, "-q").stdout

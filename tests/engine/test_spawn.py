@@ -8,6 +8,7 @@ import json
 from decimal import Decimal
 from typing import Any
 
+import attrs
 import pydantic
 import pytest
 
@@ -23,13 +24,14 @@ from stepengine import (
     RunStatus,
     ToolCall,
     Usage,
+    load_agent,
     tool,
 )
 from stepengine.errors import DefinitionError, LimitExceeded, LimitReached
 from stepengine.events import AgentFinished, AgentSpawned, RunStarted
 from stepengine.models import ModelReply
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
-from stepengine.tools import agent_tool, ask_user_tool, control_tools, spawn_tools, task_tool
+from stepengine.tools import agent_tool, ask_user_tool, control_tools, search_tools, spawn_tools, task_tool
 from tests.engine.sums import add
 
 pytestmark = pytest.mark.anyio
@@ -218,7 +220,9 @@ async def test_what_models_write_instead_of_a_list_of_objects_is_understood(give
         ("echo_one", True),
         (" echo-one ", True),
         ("Echo-one", False),
-        ("acme/echo-one", False),
+        ("acme/echo-one", True),
+        ("acme/echo_one@0.0.1", True),
+        ("acme/echo", False),
         ("echo-one@1.0.0", False),
         ("echo", False),
         ("", False),
@@ -248,6 +252,51 @@ def test_parts_that_a_request_leaves_out_match_anything_and_the_first_match_wins
         None,
     ]
     assert matching_id("helper", allowed[:2]) == "acme/helper@1"
+
+
+KID = AgentDefinition("kid", description="Says hello.", handle_steps=echo)
+
+
+@pytest.mark.spec("generator-contract:L2")
+async def test_an_id_with_a_publisher_means_the_given_agent_of_that_name_and_says_once_that_no_version_is_checked():
+    wanted = "codebuff/kid@0.0.1"
+
+    def both(ctx):
+        one = yield from AgentCall(wanted, "a")
+        many = yield ToolCall("spawn_agents", {"agents": [{"agent_type": wanted, "prompt": "b"}] * 2})
+        return [one, *[child["output"] for child in many.tool_result.data]]
+
+    boss = AgentDefinition("boss", spawnable_agents=[wanted], handle_steps=both)
+    told = f"the agent 'kid' stands for {wanted!r}: publishers and versions are not checked"
+    async with Engine([boss, KID]) as engine:
+        result = await engine.run("acme/boss@9.9.9")
+        alone = await engine.run("boss")
+
+    assert ["a/{}", "b/{}", "b/{}"] == result.unwrap()
+    assert [told] == [*result.warnings] == [*alone.warnings]
+    assert ["kid"] * 3 == [child.agent_id for child in result.children]
+
+
+@pytest.mark.spec("generator-contract:L2")
+async def test_a_publisher_id_that_the_engine_has_no_agent_for_means_a_bundled_one_and_else_is_refused(tmp_path):
+    def searching(ctx):
+        found = yield from AgentCall("codebuff/code-searcher@0.0.1", params={"search_queries": [{"pattern": "needle"}]})
+        return found
+
+    (tmp_path / "hay.txt").write_text("a needle\n")
+    boss = AgentDefinition("boss", spawnable_agents=["codebuff/code-searcher@0.0.1"], handle_steps=searching)
+    async with Engine([boss], search_tools(tmp_path)) as engine:
+        result = await engine.run("boss")
+        own = await engine.run("codebuff/code-searcher@2.0.0", params={"search_queries": [{"pattern": "needle"}]})
+
+    assert result.unwrap() == own.unwrap()
+    assert "hay.txt" in str(own.unwrap())
+    assert load_agent("codebuff/code-searcher@0.0.1") is load_agent("code-searcher")
+    for unknown in ("codebuff/nobody@0.0.1", "code-searcher@0.0.1"):
+        with pytest.raises(DefinitionError, match="which no agent is called"):
+            Engine([attrs.evolve(boss, spawnable_agents=(unknown,))], search_tools(tmp_path))
+    with pytest.raises(DefinitionError, match="no agent has the id 'codebuff/nobody@1'"):
+        load_agent("codebuff/nobody@1")
 
 
 # --- agents as tools --------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from stepengine.data import yields as y
 from stepengine.data.events import ToolFinished, ToolStarted
 from stepengine.data.hooks import Change, Hooks
 from stepengine.data.json import compact
-from stepengine.data.messages import AssistantMessage, ThinkingPart, ToolCallPart, ToolMessage, UserMessage
+from stepengine.data.messages import AssistantMessage, TextPart, ThinkingPart, ToolCallPart, ToolMessage, UserMessage
 from stepengine.data.state import RunStatus
 from stepengine.data.tools import Action, Asking, Control, Spawning
 from stepengine.data.transcript import Transcript
@@ -69,6 +69,41 @@ def test_control_tools_of_a_model_have_events_and_a_result_but_no_effect():
     assert [e.tool_name for e in played.seen(ToolStarted)] == [e.tool_name for e in played.seen(ToolFinished)]
     assert played.seen(ToolStarted)[1].input == {"todos": TODOS}
     assert played.seen(ToolFinished)[2].result.tool_call_id == "c3"
+
+
+ANSWERED = {
+    "write_todos": ({"todos": TODOS}, "1 of 2 done."),
+    "think_deeply": ({"thought": "hm"}, "Thought noted."),
+    "set_output": ({"answer": 1}, "Output set."),
+    "add_message": ({"role": "user", "content": "note"}, "Message added."),
+    "set_messages": ({"messages": []}, "History replaced by 0 messages."),
+    "task_completed": ({}, "Task completed."),
+}
+
+
+@pytest.mark.parametrize("tool", ANSWERED)
+@pytest.mark.spec(*(f"generator-contract:T{row}" for row in (21, 23, 24, 25, 26, 28)))
+def test_a_handler_gets_the_answer_of_a_control_tool_as_a_message_and_the_record_holds_its_words(tool):
+    given, words = ANSWERED[tool]
+
+    def handler(ctx):
+        answered = yield y.ToolCall(tool, given, include_tool_call=False)
+        return [answered.tool_result.data, answered.tool_result.text]
+
+    played = play(agent(handler, output_mode="structured_output"))
+    assert played.output == [{"message": words}, words]
+    assert played.tool_calls[0].result.data == {"message": words}
+
+
+@pytest.mark.spec("generator-contract:T27", "generator-contract:T23")
+def test_what_a_model_reads_of_a_control_tool_are_words_as_in_the_runs_that_were_recorded():
+    replies = [reply(call("think_deeply", thought="hm"), call("end_turn", message="bye"))]
+    played = play(agent(tools=["think_deeply", "end_turn"]), World(replies=replies))
+    assert [m.content for m in played.history if m.role == "tool"] == [
+        (TextPart("Thought noted."),),
+        (TextPart("bye"),),
+    ]
+    assert [c.result.data for c in played.tool_calls] == [{"message": "Thought noted."}, {"message": "bye"}]
 
 
 @pytest.mark.spec("generator-contract:T25", "requirements:C14", "requirements:C6")

@@ -9,7 +9,7 @@ from stepengine.data import yields as y
 from stepengine.data.effects import AskPerson, Gather, Spawn
 from stepengine.data.hooks import Change, Hooks
 from stepengine.data.json import compact
-from stepengine.data.messages import UserMessage
+from stepengine.data.messages import ThinkingPart, UserMessage
 from stepengine.data.outcomes import Stop
 from stepengine.data.questions import Answer, Question
 from stepengine.data.state import RunStatus
@@ -79,6 +79,30 @@ def test_a_child_may_inherit_what_the_open_reply_said_before_its_call():
     world = World(replies=[reply(*parts), reply("x")], children={"a": spawned})
     run(world=world, tools=["spawn_agents"], hooks=shortened)
     assert seen[3] == (["go", "first"], ["short", "first"])
+
+
+@pytest.mark.spec("generator-contract:L15")
+def test_a_child_inherits_the_thoughts_of_the_open_reply_before_its_call_and_no_later_ones():
+    seen = []
+
+    def spawned(effect):
+        *_, last = effect.parent().message_history
+        seen.append([(type(p).__name__, p.text) for p in last.content] if last.role == "assistant" else last.text)
+        return child()
+
+    entry = {"agents": [{"agent_type": "a"}]}
+    signed = ThinkingPart("", provider_data={"provider": "p", "signature": "s"})
+    parts = [thought("hm"), thought(" "), call("spawn_agents", entry), signed, "said", thought("late")]
+    world = World(
+        replies=[reply(*parts, call("spawn_agents", entry), thought("over")), reply("x")], children={"a": spawned}
+    )
+    run(world=world, tools=["spawn_agents"])
+    before = [("ThinkingPart", "hm")]
+    assert seen == [before, [*before, ("ThinkingPart", ""), ("TextPart", "said"), ("ThinkingPart", "late")]]
+
+    world = World(replies=[reply(call("spawn_agents", entry)), reply("x")], children={"a": spawned})
+    run(world=world, tools=["spawn_agents"])
+    assert seen[2] == "go"
 
 
 def test_spawn_agents_is_an_error_only_when_every_child_failed_and_shows_models_as_json():

@@ -458,3 +458,26 @@ def test_an_error_that_author_code_raised_names_its_line_in_an_agent_without_a_h
     first, second = [play(agent(h), World(replies=[raised()])).error for h in (None, default_handler)]
     assert first.__notes__ == second.__notes__
     assert __file__ in first.__notes__[0]
+
+
+@pytest.mark.parametrize("prompt", ["", " ", "\n\t "])
+@pytest.mark.spec("generator-contract:G5")
+def test_a_prompt_of_blanks_is_no_message(prompt):
+    asked = play(agent(instructions_prompt="Rules."), World(replies=[reply("x")]), prompt=prompt)
+    assert asked.shown == ["user: Rules.", "assistant: x"]
+
+
+@pytest.mark.parametrize("prompt", ["", " ", "\n\t "])
+def test_a_prompt_of_blanks_takes_nothing_away_from_what_was_inherited(prompt):
+    def handler(ctx):
+        return [[m.text for m in ctx.inherited_messages], len(ctx.prompt_messages)]
+        yield
+
+    before = AgentState.from_messages([UserMessage("earlier", ("USER_PROMPT",))])
+    played = play(agent(handler, output_mode="structured_output"), state=before, prompt=prompt)
+    assert played.output == [["earlier"], 0]
+
+
+def test_params_without_a_prompt_are_a_message_of_their_own():
+    with_params = play(agent(), World(replies=[reply("x")]), prompt="\n", params_json={"k": 1})
+    assert with_params.shown[0] == 'user: {\n  "k": 1\n}'

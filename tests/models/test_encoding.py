@@ -26,7 +26,7 @@ from stepengine.data.models import ModelRequest, ModelSettings, Thinking
 from stepengine.data.transcript import Transcript
 from stepengine.errors import ModelError
 from stepengine.models.anthropic.decode import decode as decode_anthropic
-from tests.models.wires import MANUAL, MODEL, PNG, TOOL, body, call, made, provider_of, result, sent
+from tests.models.wires import FOUR, MANUAL, MODEL, PNG, TOOL, body, call, made, provider_of, result, sent
 
 # --- both wires -----------------------------------------------------------------------------------------------------
 
@@ -400,6 +400,33 @@ def test_empty_messages_are_left_out_and_an_empty_request_says_something(name):
     )
     assert [m["role"] for m in messages] == ["user"]
     assert [piece["text"] for piece in messages[0]["content"]] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("name", FOUR)
+@pytest.mark.spec("providers:PV37")
+def test_what_a_user_did_not_say_reaches_no_wire(name):
+    blank, picture = UserMessage(" \n\t"), ImagePart(data=PNG)
+    said = [UserMessage("a"), UserMessage([picture, "b"])]
+
+    assert sent(name, *said) == sent(name, blank, said[0], blank, UserMessage([" ", picture, "", "b", "\n"]))
+    assert sent(name) == sent(name, blank, tail=(blank,))
+
+
+@pytest.mark.parametrize("kind", ["thinking", "redacted"])
+@pytest.mark.spec("generator-contract:L15")
+def test_anthropic_is_sent_no_message_that_ends_with_a_thought(kind):
+    data = {"provider": "anthropic", "model": "claude-sonnet-4-5"}
+    data |= {"signature": "s"} if kind == "thinking" else {"redacted": "zz"}
+    thought = ThinkingPart("hm", provider_data=data)
+    alone = sent("anthropic", UserMessage("go"), AssistantMessage([thought, thought]), UserMessage("b"))
+    assert [m["role"] for m in alone] == ["user"]
+    _, said, _ = sent("anthropic", UserMessage("go"), AssistantMessage([thought, "x", thought]), UserMessage("b"))
+    assert [block["type"] for block in said["content"]] == [
+        "thinking" if kind == "thinking" else "redacted_thinking",
+        "text",
+    ]
+    _, called, _ = sent("anthropic", UserMessage("go"), AssistantMessage([thought, call(1)]), result(1))
+    assert [block["type"] for block in called["content"]][1:] == ["tool_use"]
 
 
 @pytest.mark.spec("providers:PV37")

@@ -40,6 +40,7 @@ RESULTS = {
         **{key: [] for key in ("instructions", "deeper", "skills", "warnings")},
         "facts": {"platform": "linux"},
     },
+    "stepengine.mcp.source.McpTools.listing": {"tools": [], "prompts": [], "left_out": []},
     "run_terminal_command": {"command": "ls", "exit_code": 0, "stdout": "a.py\n" * 2_000},
 }
 EDIT = {"path": "a.py", "replacements": [{"old_string": "1", "new_string": "2"}]}
@@ -47,6 +48,14 @@ SETTINGS = {
     **{f"base2{variant}": {"replies": brief} for variant in ("", "-fast", "-lite", "-max", "-plan")},
     "basher": {"params": {"command": "ls", "what_to_summarize": "the files"}},
     "best-of-n-selector": {"params": {"implementations": [{"id": "A", "content": "x"}]}},
+    "librarian": {
+        "params": {"repo_url": "https://git.example/shop.git"},
+        "replies": [
+            tool_call("list_directory", {"path": "."}),
+            tool_call("set_output", {"answer": "x", "relevant_files": [], "clone_dir": "."}),
+            text("ok"),
+        ],
+    },
     "code-reviewer-multi-prompt": {"params": {"prompts": ["Is it right?", "Is it simple?"]}},
     "code-searcher": {"params": {"search_queries": [{"pattern": "x"}, {"pattern": "y"}]}},
     "directory-lister": {"params": {"directories": [{"path": "."}, {"path": "src"}]}},

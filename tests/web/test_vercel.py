@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from stepengine import Answer, Question, Usage
+from stepengine import AgentDefinition, Answer, Engine, Question, Usage
 from stepengine.data import events as ev
 from stepengine.data.state import RunStatus
 from stepengine.errors import InputError, StepEngineError
+from stepengine.testing import ScriptedModel, tool_call
+from stepengine.tools import control_tools
 from stepengine.vercel import answers_of, prompt_of, sse, vercel
 
 from .scenes import BUSY, SCENES, TODOS, TOLD, UNTOLD, all_of, engine
@@ -74,6 +76,14 @@ async def scene(name: str, **options: Any) -> list[dict[str, Any]]:
     agent, replies = SCENES[name]
     async with engine(replies) as running:
         return await shown(running.stream(agent, "go", session_id="t"), **options)
+
+
+async def test_a_page_is_shown_the_words_of_a_control_tool_as_the_conversation_holds_them() -> None:
+    agent = AgentDefinition("thinker", model="test/m", tools=control_tools())
+    async with Engine([agent], models=ScriptedModel([tool_call("think_deeply", {"thought": "hm"})])) as running:
+        chunks = await shown(running.stream(agent, "go"))
+
+    assert ["Thought noted."] == [c["output"] for c in chunks if c["type"] == "tool-output-available"]
 
 
 @pytest.mark.spec("interfaces:IF41")

@@ -111,6 +111,7 @@ def encode_messages(request: ModelRequest, flags: Flags) -> bytes:
     return joiner.joined(nudge=not is_paused(request))
 
 
+THINKING = frozenset(("thinking", "redacted_thinking"))
 NUDGE_BLOCK = encoded({"type": "text", "text": NUDGE})
 OPEN = {"user": b'{"role":"user","content":[', "assistant": b'{"role":"assistant","content":['}
 
@@ -160,8 +161,8 @@ def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> Turn: 
     made = made_by_model(message)
     after = joined([_text(MADE), *[_content(part, flags) for part in made]]) if made else b""
     if not calls:
-        return Turn("assistant", joined(_answered(blocks)), after=after)
-    if flags.manual and blocks[0]["type"] not in {"thinking", "redacted_thinking"}:
+        return Turn("assistant", joined(_ended(_answered(blocks))), after=after)
+    if flags.manual and blocks[0]["type"] not in THINKING:
         texts = {call.tool_call_id: encoded(_text(_call_text(call))) for call in calls}
         said = joined([block for block in blocks if block["type"] != "tool_use"])
         return Turn("assistant", said, texts=texts, after=after)
@@ -177,6 +178,13 @@ def _answered(blocks: list[Json]) -> list[Json]:
         for index, block in enumerate(blocks)
         if block["type"] != "server_tool_use" or index == last or block.get("id") in results
     ]
+
+
+def _ended(blocks: list[Json]) -> list[Json]:
+    """Leave out thinking at the end: the API answers 400, "The final block in an assistant message cannot be `thinking`"."""
+    while blocks and blocks[-1]["type"] in THINKING:
+        blocks = blocks[:-1]
+    return blocks
 
 
 def _call_text(call: ToolCallPart) -> str:

@@ -56,6 +56,7 @@ from stepengine.models._wire import (
     media_label,
     plain_text,
     safe_name,
+    spoken,
     turns_of,
 )
 from stepengine.models._wire import Turn as BaseTurn
@@ -149,7 +150,7 @@ def encode_message(message: Message, flags: Flags, *, own_ids: bool = True) -> T
     """Encode one message; *own_ids* false leaves out the provider's ids."""
     match message:
         case UserMessage():
-            return Turn("user", joined([_content(part, flags) for part in message.content]))
+            return Turn("user", joined([_content(part, flags) for part in spoken(message.content)]))
         case AssistantMessage():
             return _assistant(message, flags, own_ids)
         case ToolMessage():

@@ -57,6 +57,7 @@ from stepengine.models._wire import (
     made_by_model,
     result_text,
     safe_name,
+    spoken,
     turns_of,
     wire_ids,
 )
@@ -171,7 +172,7 @@ def encode_message(message: Message, flags: Flags, *, own_ids: bool = True) -> T
 
 
 def _user(message: UserMessage, flags: Flags) -> bytes:
-    parts = filled(message.content)
+    parts = spoken(message.content)
     if not parts:
         return b""
     if len(parts) == 1 and isinstance(parts[0], TextPart):

@@ -10,6 +10,7 @@ from typing import Any
 
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.errors import ModelError
+from stepengine.machine.blocks import mark_in
 from stepengine.models._http import Body, warn_once
 from stepengine.models._json import count_of
 from stepengine.models._preset_provider import PresetProvider
@@ -32,7 +33,6 @@ from stepengine.models.openai_chat.request import (
 )
 from stepengine.models.openai_chat.written import (
     WrittenThoughts,
-    mark_in,
     with_written_calls,
     with_written_thoughts,
 )
@@ -70,7 +70,7 @@ class OpenAIChatProvider(PresetProvider):
         transport: An ``httpx2.AsyncBaseTransport`` in place of the network, for replay and tests.
         timeouts: How long calls may take; by default as fits the service.
         headers: HTTP headers to send with every request, such as OpenRouter's ``HTTP-Referer`` and ``X-Title``.
-        written_calls: Whether calls that the model wrote as ``<tool_call>`` into its text are read as calls, for servers
+        written_calls: Whether calls that the model wrote as ``<tool_call>`` or ``<codebuff_tool_call>`` into its text are read as calls, for servers
             without a parser of the model's own form; a stream has shown them as text by then.
         written_thoughts: Whether thoughts that the model wrote between ``<think>`` or ``[THINK]`` at the beginning of its text
             are read as thinking, for servers without a parser of the model's own form. They go back to the same model as it
@@ -151,13 +151,13 @@ class OpenAIChatProvider(PresetProvider):
     def _finished(self, reply: ModelReply, request: ModelRequest) -> ModelReply:
         if self._preset.written_thoughts:
             reply = with_written_thoughts(reply)
-        mark = mark_in(reply) if request.tools else ""
+        mark = mark_in(reply.text) if request.tools and not reply.tool_calls else ""
         if mark and self._preset.written_calls:
             reply = with_written_calls(reply)
         if mark and not reply.tool_calls:
             logger.warning(
                 "%s of %s wrote %r into its text, which looks like a tool call that the server did not read; "
-                "OpenAIChatProvider(..., written_calls=True) reads <tool_call> blocks",
+                "OpenAIChatProvider(..., written_calls=True) reads such blocks",
                 self.bare(request.model),
                 self.name,
                 mark,

@@ -48,7 +48,6 @@ from stepengine.models._wire import (
     document_text,
     encoded,
     file_name,
-    filled,
     goes_on,
     is_own,
     is_paused,
@@ -58,6 +57,7 @@ from stepengine.models._wire import (
     media_label,
     result_text,
     safe_name,
+    spoken,
     turns_of,
     wire_ids,
 )
@@ -220,7 +220,7 @@ def encode_message(message: Message, flags: Flags, *, own_ids: bool = True) -> T
 
 
 def _user(message: UserMessage, flags: Flags) -> Turn:
-    parts = filled(message.content)
+    parts = spoken(message.content)
     if len(parts) == 1 and isinstance(parts[0], TextPart):
         return Turn("user", encoded(parts[0].text))
     return Turn("user", joined([_content(part, flags) for part in parts]), plain=False)

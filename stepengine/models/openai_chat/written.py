@@ -6,6 +6,7 @@ Text of a model is foreign: it is searched for fixed words, once from front to b
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,33 +16,25 @@ from stepengine.data.json import freeze
 from stepengine.data.messages import AssistantPart, TextPart, ThinkingPart, ToolCallPart
 from stepengine.data.models import ModelDelta, ModelReply, StopReason, TextChunk, ThinkingChunk
 from stepengine.data.thoughts import TAGS, parted
+from stepengine.machine.blocks import of_codebuff
 from stepengine.models._json import call_part, read_json, utf8
 
-__all__ = ("WrittenThoughts", "mark_in", "with_written_calls", "with_written_thoughts")
+__all__ = ("WrittenThoughts", "with_written_calls", "with_written_thoughts")
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
+OPEN = re.compile(r"<(tool_call|codebuff_tool_call)>")
 FUNCTION, PARAMETER = "<function=", "<parameter="
-MARKS = (OPEN, "<codebuff_tool_call>", "[TOOL_CALLS]", FUNCTION, "<|tool_call")
 BRACKETS = ("[THINK]", "[/THINK]")
 """How Magistral begins and ends its thoughts."""
 CLOSED_BY = {**{f"<{tag}>": f"</{tag}>" for tag in TAGS}, BRACKETS[0]: BRACKETS[1]}
 ENDED = frozenset({StopReason.END_TURN, StopReason.STOP_SEQUENCE, StopReason.TOOL_USE})
 
 
-def mark_in(reply: ModelReply) -> str:
-    """Return the word with which a call begins in the text of a reply without calls; ``""`` when there is none."""
-    if reply.tool_calls:
-        return ""
-    text = reply.text
-    return next((mark for mark in MARKS if mark in text), "")
-
-
 def with_written_calls(reply: ModelReply) -> ModelReply:
     """
-    Return *reply* with the blocks ``<tool_call>`` of its text as calls.
+    Return *reply* with the blocks ``<tool_call>`` and ``<codebuff_tool_call>`` of its text as calls.
 
-    Read are JSON, ``{"name": ..., "arguments": {...}}``, and Qwen's form, ``<function=name><parameter=at>...``. A block
-    that is neither stays text, as does everything in a reply that did not come to its own end.
+    Read are JSON, ``{"name": ..., "arguments": {...}}``, Qwen's form, ``<function=name><parameter=at>...``, and codebuff's,
+    ``{"cb_tool_name": ..., "path": ...}``. A block that is none of them stays text, as does everything in a reply that did not come to its own end.
     """
     if reply.tool_calls or reply.stop_reason not in ENDED:
         return reply
@@ -158,16 +151,16 @@ class WrittenThoughts:
 
 
 def _apart(part: AssistantPart, data: Mapping[str, Any]) -> list[AssistantPart]:
-    if type(part) is not TextPart or OPEN not in part.text:
+    if type(part) is not TextPart or OPEN.search(part.text) is None:
         return [part]
-    first, *blocks = part.text.split(OPEN)
+    # Text, then the tag and what follows it, for every tag.
+    text, *pieces = OPEN.split(part.text)
     found: list[AssistantPart] = []
-    text = first
-    for block in blocks:
-        inside, _, after = block.partition(CLOSE)
-        call = _call(inside.strip(), data)
+    for tag, block in zip(pieces[::2], pieces[1::2], strict=True):
+        inside, _, after = block.partition(f"</{tag}>")
+        call = _call(tag, inside.strip(), data)
         if call is None:
-            text += OPEN + block
+            text += f"<{tag}>{block}"
             continue
         if text.strip():
             found.append(TextPart(text.strip()))
@@ -178,17 +171,20 @@ def _apart(part: AssistantPart, data: Mapping[str, Any]) -> list[AssistantPart]:
     return found
 
 
-def _call(block: str, data: Mapping[str, Any]) -> ToolCallPart | None:
-    if block.startswith(FUNCTION):
+def _call(tag: str, block: str, data: Mapping[str, Any]) -> ToolCallPart | None:
+    if tag == "tool_call" and block.startswith(FUNCTION):
         return _function(block, data)
     try:
         value = read_json(utf8(block))
     except ValueError:
         return None
-    name = value.get("name") if isinstance(value, Mapping) else None
-    if not isinstance(name, str) or not name:
+    if not isinstance(value, Mapping):
         return None
-    return call_part(name, value.get("arguments", value.get("parameters")), data)
+    if tag == "tool_call":
+        name, given = value.get("name"), value.get("arguments", value.get("parameters"))
+    else:
+        name, given = of_codebuff(value)
+    return call_part(name, given, data) if isinstance(name, str) and name else None
 
 
 def _function(block: str, data: Mapping[str, Any]) -> ToolCallPart | None:

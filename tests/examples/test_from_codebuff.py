@@ -1,0 +1,112 @@
+"""
+Agents that were ported from codebuff, on which the page about coming from there rests: each has a recorded run.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from stepengine import Engine, RunStatus
+from stepengine.journal import FileJournal
+from stepengine.pytest_plugin.network import blocked
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def recorder() -> ModuleType:
+    name = "stepengine_record_ports"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, ROOT / "cassettes" / "record_ports.py")
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+ports = recorder()
+NEEDS = {"librarian": "git", "tmux_cli": "tmux"}
+
+
+def replayed(name: str, root: Path) -> Any:
+    with Engine([ports.ported(name)], ports.tools_for(root)) as engine:
+        return engine.replay_sync(FileJournal(ports.PORTS / f"{name}.jsonl"))
+
+
+def test_every_port_has_one_recorded_run_and_there_are_no_others() -> None:
+    assert set(ports.PLAYS) == {file.stem for file in ports.EXAMPLES.glob("*.py")}
+    assert set(ports.PLAYS) == {file.stem for file in ports.PORTS.iterdir()}
+
+
+@pytest.mark.spec("requirements:P2")
+@pytest.mark.parametrize("name", ports.PLAYS)
+def test_a_ported_agent_is_replayed_byte_for_byte_without_network_model_and_files(name: str, tmp_path: Path) -> None:
+    path = ports.PORTS / f"{name}.jsonl"
+    with blocked([]) as refused:
+        result = replayed(name, tmp_path)
+
+    assert (RunStatus.COMPLETED, []) == (result.status, refused)
+    assert path.read_bytes() == result.journal.content()
+    assert [] == list(tmp_path.iterdir())
+    assert [] == [f for f in (ROOT, Path.home(), Path(tempfile.gettempdir())) if f"{f}/".encode() in path.read_bytes()]
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("name", ports.PLAYS)
+def test_the_script_records_the_same_run_again(name: str, tmp_path: Path) -> None:
+    """
+    When this fails because an agent, the sample or a tool was changed on purpose: python cassettes/record_ports.py
+    """
+    if name in NEEDS and shutil.which(NEEDS[name]) is None:
+        pytest.skip(f"{NEEDS[name]} is not there")
+    again, before = ports.record(name, tmp_path), ports.PORTS / f"{name}.jsonl"
+
+    # What a terminal shows depends on the shell and its prompt.
+    seen = (lambda _: {}) if name == "tmux_cli" else (lambda file: file.read_bytes().partition(b"\n")[2])
+    assert seen(before) == seen(again)
+    assert outcome(before) == outcome(again)
+
+
+def outcome(file: Path) -> Any:
+    return json.loads(file.read_bytes().splitlines()[-1])["value"]["output"]
+
+
+def test_what_an_unlisted_tool_did_there_is_a_listed_one_that_the_model_may_not_call(tmp_path: Path) -> None:
+    result = replayed("thinker_with_files", tmp_path)
+
+    assert ["read_files"] == [call.tool_name for call in result.tool_calls]
+    assert ["user", "user", "assistant", "tool", "assistant"] == [m.role for m in result.state.message_history]
+
+
+@pytest.mark.spec("generator-contract:L2")
+def test_publisher_ids_mean_bundled_agents_and_the_result_says_so_once_for_each(tmp_path: Path) -> None:
+    result = replayed("base_chat", tmp_path)
+    told = [re.findall(r"the agent '(.+)' stands for 'codebuff/\1@0.0.1'", warning) for warning in result.warnings]
+
+    assert [["researcher-web"], ["thinker"], ["context-pruner"]] == [sorted(t) for t in told]
+    assert ["context-pruner", "researcher-web", "context-pruner"] == [child.agent_id for child in result.children]
+
+
+@pytest.mark.spec("generator-contract:B12", "generator-contract:B13")
+def test_the_best_of_the_proposals_is_made_and_the_others_change_nothing(tmp_path: Path) -> None:
+    with ports.script.sample() as root:
+        before = (root / "shop.py").read_text()
+        result = ports.performed("editor_multi_prompt", root)
+        after = (root / "shop.py").read_text()
+
+    assert before.replace("in order.items()", "in (order or {}).items()") == after
+    assert (ports.script.WAYS[0], "Test it.") == (
+        result.output["chosen_strategy"],
+        result.output["suggested_improvements"],
+    )
+    assert ["str_replace"] == [c.tool_name for c in result.state.message_history[-2].tool_calls]
