@@ -89,6 +89,9 @@ class Writer(abc.ABC):
             JournalWriteFailed: when that is impossible; the journal still opens, without what was not committed.
         """
 
+    def announce(self) -> None:
+        """Hear that a ``commit`` will follow: who commits for several writers may take this one along."""
+
     @abc.abstractmethod
     def close(self) -> None:
         """Commit, and give the journal back; may be called twice."""
@@ -403,17 +406,26 @@ class LineWriter(Writer):
                 self._release()
 
     def _flush(self, waiting: deque[bytes]) -> None:
-        """Store the lines that wait; those before a record that could not be made are whole, those after a lost one are not."""
-        lines: list[bytes] = []
-        while waiting:
-            lines.append(waiting.popleft())
-        if not lines or self._is_lost:
+        """Store the lines that wait."""
+        lines = self._taken(waiting)
+        if not lines:
             return
         try:
             self._store(lines)
         except JournalError as error:
-            self._broken, self._is_lost = error, True
+            self._lose(error)
             raise
+
+    def _taken(self, waiting: deque[bytes]) -> list[bytes]:
+        """Return the lines that wait; those before a record that could not be made are whole, those after a lost one are not."""
+        lines: list[bytes] = []
+        while waiting:
+            lines.append(waiting.popleft())
+        return [] if self._is_lost else lines
+
+    def _lose(self, error: JournalError) -> None:
+        """Give up for good: lines were lost."""
+        self._broken, self._is_lost = error, True
 
     def _is_forked(self) -> bool:
         """Tell whether this is a copy in a child process, which shares the open file, and its lock, with the owner."""
@@ -470,6 +482,7 @@ class Commits:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         self._waiting.append(future)
+        self._writer.announce()
         if self._task is None:
             self._task = loop.create_task(self._work(), name="stepengine journal")
         return future
