@@ -23,6 +23,7 @@ from stepengine.data.messages import SideEffect
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.permissions import Policy as Permissions
 from stepengine.tools import ToolContext, ToolRegistry, file_tools
+from stepengine.tools import search_tools
 from stepengine.tools.files.edits import Replacement, replace_all, unified_diff
 from stepengine.tools.files.policy import Policy
 from stepengine.tools.files.reading import reading_tools
@@ -49,8 +50,10 @@ async def test_one_unreadable_file_does_not_affect_the_others(tools: ToolRegistr
     (tmp_path / "a").write_text("x\ny")
     found = await read(tools, "a", "missing", "a", "./a")
 
+    entry = {"path": "a", "content": "x\ny", "total_lines": 2, "offset": 0, "first_line": 1, "has_more": False}
+
     assert [
-        {"path": "a", "content": "x\ny", "total_lines": 2, "offset": 0, "has_more": False, "hash": found[0]["hash"]},
+        {**entry, "hash": found[0]["hash"]},
         {"path": "missing", "error": "'missing' does not exist"},
     ] == found
 
@@ -75,6 +78,64 @@ async def test_files_are_read_in_portions_of_lines(tools: ToolRegistry, tmp_path
     assert ("", 0, False) == (empty["content"], empty["total_lines"], empty["has_more"])
     (numbered,) = await read(tools, "a", offset=9, limit=1, line_numbers=True)
     assert "    10\t9\n" == numbered["content"]
+
+
+@pytest.mark.spec("requirements:X68")
+async def test_the_line_that_a_search_names_is_the_line_that_is_read_at_its_number(
+    tools: ToolRegistry, tmp_path: Path
+) -> None:
+    """
+    Whichever of the two ways to say it is taken, for the whole call and for one path.
+    """
+    text = "".join(f"line {n}{' mark' if n % 7 == 1 else ''}\n" for n in range(1, 60))
+    (tmp_path / "a").write_text(text)
+    searching = ToolRegistry(search_tools(tmp_path))
+    found = (await searching.execute("code_search", {"pattern": "mark"})).data
+    numbers = [match["line"] for match in found["matches"]]
+    for number in numbers:
+        (by_number,) = await read(tools, "a", start_line=number, limit=1)
+        (by_offset,) = await read(tools, "a", offset=number - 1, limit=1)
+        (of_path,) = await read(tools, {"path": "a", "start_line": number, "limit": 1}, offset=30)
+
+        assert f"line {number} mark\n" == by_number["content"]
+        assert by_number == by_offset == of_path
+        assert (number, number - 1) == (by_number["first_line"], by_number["offset"])
+    assert [n for n in range(1, 60) if n % 7 == 1] == numbers
+
+
+@pytest.mark.spec("requirements:X68")
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"start_line": 0}, "start_line is 0, and the first line is 1"),
+        ({"start_line": -3}, "start_line is -3, and the first line is 1"),
+        ({"start_line": 3, "offset": 2}, "either offset, which counts lines from 0, or start_line"),
+        ({"start_line": 1, "offset": 0}, "either offset, which counts lines from 0, or start_line"),
+        ({"start_line": 3}, "start_line 3 is after the end; the file has 2 lines, the first is 1"),
+        ({"offset": 2}, "offset 2 is after the end; the file has 2 lines, the first is 0"),
+    ],
+)
+async def test_a_start_that_leaves_a_doubt_is_refused_and_told_what_counts_from_where(
+    tools: ToolRegistry, tmp_path: Path, given: dict[str, int], said: str
+) -> None:
+    (tmp_path / "a").write_text("one\ntwo\n")
+    whole = await tools.execute("read_files", {"paths": ["a"], **given})
+    (entry, other) = await read(tools, {"path": "a", **given}, "a")
+
+    assert said in whole.text
+    assert said in entry["error"]
+    assert "one\ntwo\n" == other["content"]
+
+
+@pytest.mark.spec("requirements:X68")
+async def test_what_was_cut_says_where_to_go_on_as_it_was_asked_for(tools: ToolRegistry, tmp_path: Path) -> None:
+    (tmp_path / "wide").write_text(("x" * 1_900 + "\n") * 100)
+    (by_number,) = await read(tools, "wide", start_line=5)
+    (by_offset,) = await read(tools, "wide", offset=4)
+    kept = by_number["content"].count("\n")
+
+    assert by_number["message"].endswith(f"read on at start_line {5 + kept}")
+    assert by_offset["message"].endswith(f"read on at offset {4 + kept}")
 
 
 @pytest.mark.spec("reliability:FP5", "requirements:F4")
