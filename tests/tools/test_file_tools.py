@@ -162,7 +162,7 @@ async def test_a_huge_file_is_read_only_by_window_and_in_bounded_memory(tools: T
         tools, "huge", {"path": "huge", "offset": 100, "limit": 1}, {"path": "huge", "offset": 120, "limit": 5}
     )
 
-    assert "read a part of it with offset and limit" in whole["error"]
+    assert "read a part of it with offset or start_line and limit" in whole["error"]
     assert part["content"].startswith("100:yyy")
     assert ("end", False, 121) == (last["content"], last["has_more"], last["total_lines"])
     assert len(part["content"]) < 2_100
