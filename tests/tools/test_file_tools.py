@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from stepengine import AgentDefinition, Engine, Question, RunResult, StepContext, ToolCall
 from stepengine.data.events import Event, FileChanged
-from stepengine.data.json import freeze_object
+from stepengine.data.json import freeze_object, thaw
 from stepengine.data.messages import SideEffect
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.permissions import Policy as Permissions
@@ -110,7 +110,7 @@ async def test_the_line_that_a_search_names_is_the_line_that_is_read_at_its_numb
         ({"start_line": 0}, "start_line is 0, and the first line is 1"),
         ({"start_line": -3}, "start_line is -3, and the first line is 1"),
         ({"start_line": 3, "offset": 2}, "either offset, which counts lines from 0, or start_line"),
-        ({"start_line": 1, "offset": 0}, "either offset, which counts lines from 0, or start_line"),
+        ({"start_line": 1, "offset": 1}, "either offset, which counts lines from 0, or start_line"),
         ({"start_line": 3}, "start_line 3 is after the end; the file has 2 lines, the first is 1"),
         ({"offset": 2}, "offset 2 is after the end; the file has 2 lines, the first is 0"),
     ],
@@ -125,6 +125,37 @@ async def test_a_start_that_leaves_a_doubt_is_refused_and_told_what_counts_from_
     assert said in whole.text
     assert said in entry["error"]
     assert "one\ntwo\n" == other["content"]
+
+
+@pytest.mark.spec("requirements:X68")
+async def test_of_one_path_even_the_first_line_is_said_once(tools: ToolRegistry, tmp_path: Path) -> None:
+    """
+    For the whole call 0 is what stands for an offset that is not given.
+    """
+    (tmp_path / "a").write_text("one\ntwo\n")
+    (twice,) = await read(tools, {"path": "a", "offset": 0, "start_line": 2})
+    (once,) = await read(tools, "a", offset=0, start_line=2)
+
+    assert "not both" in twice["error"]
+    assert "two\n" == once["content"]
+
+
+@pytest.mark.spec("requirements:X68")
+def test_a_call_that_was_recorded_before_there_was_a_start_line_replays(tmp_path: Path) -> None:
+    """
+    What a call is recorded with has no parameter that it was not given and that there was not always.
+    """
+    def handle_steps(ctx: StepContext) -> Any:
+        yield from ToolCall("read_files", {"paths": ["a"], "limit": 5})
+        yield from ToolCall("read_files", {"paths": ["a"], "start_line": 1})
+
+    (tmp_path / "a").write_text("one\n")
+    with Engine([AgentDefinition("a", tools=file_tools(tmp_path), handle_steps=handle_steps)]) as engine:
+        calls = engine.run_sync("a").tool_calls
+
+    before = {"paths": ["a"], "offset": 0, "limit": 5, "line_numbers": False}
+    assert before == thaw(calls[0].input)
+    assert {**before, "limit": 2_000, "start_line": 1} == thaw(calls[1].input)
 
 
 @pytest.mark.spec("requirements:X68")

@@ -11,6 +11,7 @@ from typing_extensions import TypedDict
 from stepengine.data.json import JsonDict, compact
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import ToolError
+from stepengine.tools.arguments import LATER
 from stepengine.tools.context import ToolContext
 from stepengine.tools.decorator import tool
 from stepengine.tools.definition import Tool
@@ -65,10 +66,10 @@ def reading_tools(root: Root) -> list[Tool[..., Any]]:
     def read_files(  # noqa: D417  (the context is no parameter of the tool)
         ctx: ToolContext,
         paths: Annotated[list[str | FileWindow], Field(min_length=1, max_length=READ_PATHS)],
-        offset: Annotated[int, Field(ge=0)] | None = None,
+        offset: Annotated[int, Field(ge=0)] = 0,
         limit: Annotated[int, Field(ge=1)] = READ_LINES,
         line_numbers: bool = False,  # noqa: FBT001, FBT002  (a parameter of the model's)
-        start_line: Annotated[int, Field(json_schema_extra=FROM_1)] | None = None,
+        start_line: Annotated[Annotated[int, Field(json_schema_extra=FROM_1)] | None, LATER] = None,
     ) -> list[dict[str, Any]]:
         """
         Read one or more text files.
@@ -99,12 +100,13 @@ def reading_tools(root: Root) -> list[Tool[..., Any]]:
 
         Args:
             paths: The files: paths, or objects with `path` and optionally `offset` or `start_line`, and `limit`.
-            offset: First line to read of each file, counting from 0, which is the default.
+            offset: First line to read of each file, counting from 0.
             limit: How many lines to read of each file at most.
             line_numbers: Whether to put the line's number, counting from 1, before each line.
             start_line: First line to read of each file, counting from 1; not together with `offset`.
         """
-        start = _Start(offset, start_line)
+        # Nobody can tell an offset of 0 that was given from the one that is the default.
+        start = _Start(offset or None, start_line)
         start.check()
         is_window = start.offset > 0 or limit != READ_LINES
         wanted = [_Wanted(p, start, limit, is_window=is_window) for p in paths]
