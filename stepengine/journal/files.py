@@ -226,7 +226,8 @@ class FileWriter(LineWriter):
             try:
                 sync_folder(self._path.parent)
             except OSError as error:
-                raise self._failed(f"its name cannot be made durable ({said(error)})") from error
+                why = f"its name cannot be made durable ({said(error)})"
+                raise self._failed(why) from error
             self._is_new = False
 
     def _write_again(self, data: bytes) -> None:

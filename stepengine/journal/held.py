@@ -48,10 +48,12 @@ class HeldFile:
 
     Attributes:
         descriptor: The open file; ``None`` while it is closed.
+        using: Held by whoever needs the file to stay open.
     """
 
     # Those that are open and may be closed, the least recently used first.
     _open: ClassVar[OrderedDict[HeldFile, None]] = OrderedDict()
+    _all: ClassVar[dict[HeldFile, None]] = {}
     _lock: ClassVar[threading.Lock] = threading.Lock()
     _keeping: ClassVar[dict[int, bool]] = {}
 
@@ -60,10 +62,10 @@ class HeldFile:
         self._path = path
         self._device, self._inode = status.st_dev, status.st_ino
         self._mapping: int | None = None
-        self._using = threading.Lock()
+        self.using = threading.Lock()
         self.descriptor: int | None = descriptor
         with self._lock:
-            self._open[self] = None
+            self._all[self] = self._open[self] = None
             self._make_room(bound())
 
     def take(self) -> int:
@@ -73,7 +75,7 @@ class HeldFile:
         Raises:
             OSError: when it cannot be opened again.
         """
-        self._using.acquire()
+        self.using.acquire()
         try:
             with self._lock:
                 if self.descriptor is None:
@@ -84,17 +86,18 @@ class HeldFile:
                     self._open.move_to_end(self)
                 return self.descriptor
         except BaseException:
-            self._using.release()
+            self.using.release()
             raise
 
     def give_back(self) -> None:
         """Let the file be closed while nobody needs it."""
-        self._using.release()
+        self.using.release()
 
     def release(self) -> None:
         """Give the lock up, and close the file."""
         with self._lock:
             self._open.pop(self, None)
+            self._all.pop(self, None)
             descriptor, self.descriptor = self.descriptor, None
             mapping, self._mapping = self._mapping, None
             if descriptor is not None:
@@ -115,14 +118,14 @@ class HeldFile:
         for one in list(cls._open):
             if len(cls._open) <= most:
                 break
-            if one._using.acquire(blocking=False):
+            if one.using.acquire(blocking=False):
                 try:
-                    one._close()
+                    one.close_for_now()
                 finally:
-                    one._using.release()
+                    one.using.release()
         return len(cls._open) < begun
 
-    def _close(self) -> None:
+    def close_for_now(self) -> None:
         """Close the file and keep the lock; where that is impossible it stays open, and is not asked again."""
         descriptor = self.descriptor
         if descriptor is not None and self._mapping is None and self._keeps():
@@ -160,31 +163,33 @@ class HeldFile:
     _is_held: ClassVar[bool] = False
 
     @classmethod
-    def _before_fork(cls) -> None:
+    def before_fork(cls) -> None:
+        """Let nobody open or close files while the process is forked."""
         cls._is_held = cls._lock.acquire(timeout=FORK_PATIENCE)
 
     @classmethod
-    def _after_fork(cls) -> None:
+    def after_fork(cls) -> None:
+        """Go on in the parent."""
         if cls._is_held:
             cls._is_held = False
             cls._lock.release()
 
     @classmethod
-    def _after_fork_in_child(cls) -> None:
+    def after_fork_in_child(cls) -> None:
         """Close what belongs to the parent, and unlock nothing: its locks end with it, and not with this process."""
-        for one in cls._open:
+        for one in cls._all:
             if one.descriptor is not None:
                 with contextlib.suppress(OSError):
                     os.close(one.descriptor)
                 one.descriptor = None
-        cls._open, cls._lock, cls._is_held = OrderedDict(), threading.Lock(), False
+        cls._open, cls._all, cls._lock, cls._is_held = OrderedDict(), {}, threading.Lock(), False
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        before=HeldFile._before_fork,
-        after_in_parent=HeldFile._after_fork,
-        after_in_child=HeldFile._after_fork_in_child,
+        before=HeldFile.before_fork,
+        after_in_parent=HeldFile.after_fork,
+        after_in_child=HeldFile.after_fork_in_child,
     )
 
 

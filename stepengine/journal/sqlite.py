@@ -212,49 +212,70 @@ class SqliteWriter(LineWriter):
         while self._database.waiting:
             writers[self._database.waiting.popleft()] = None
         try:
-            # In this order: a writer is under way before its lines are gone.
-            for one in writers:
-                one._is_under_way, one._is_announced = True, False
-            batches = [(one, lines) for one in writers if (lines := one._taken(one._lines))]
+            batches = [(one, lines) for one in writers if (lines := one.begin())]
             if len(batches) > 1:
                 self._store_together(batches)
             else:
                 _store_apart(batches)
         finally:
             for one in writers:
-                one._is_under_way = False
+                one.end()
 
     def _store_together(self, batches: Batches) -> None:
         import sqlite3
 
+        # One of them may be to blame, or less of it may fit.
+        apart = (sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_FULL, sqlite3.SQLITE_TOOBIG)
         try:
-            self._insert([row for one, lines in batches for row in one._rows(lines)])
+            self._insert([row for one, lines in batches for row in one.rows(lines)])
         except (OSError, sqlite3.Error) as error:
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF in (
-                sqlite3.SQLITE_CONSTRAINT,
-                sqlite3.SQLITE_FULL,
-                sqlite3.SQLITE_TOOBIG,
-            ):
-                # One of them may be to blame, or less of it may fit.
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in apart:
                 _store_apart(batches)
                 return
             for one, _ in batches:
-                one._lose(one._failed(reason(error, self._database.seconds)))
-            return
-        for one, lines in batches:
-            one._count += len(lines)
+                one.lose(one.failure(error))
+        else:
+            for one, lines in batches:
+                one.count(lines)
+
+    def begin(self) -> list[bytes]:
+        """Return the lines that are to be stored now; ``end`` follows, whatever became of them."""
+        # First of all: whoever closes this writer sees lines that wait, or that they are under way.
+        self._is_under_way = True
+        self._is_announced = False
+        return self.taken()
+
+    def end(self) -> None:
+        """Note that nothing is under way any more."""
+        self._is_under_way = False
+
+    def rows(self, lines: list[bytes]) -> list[tuple[str, int, bytes]]:
+        """Return the rows of lines that come next."""
+        return [(self._run, number, line) for number, line in enumerate(lines, self._count)]
+
+    def count(self, lines: list[bytes]) -> None:
+        """Note that these lines are stored."""
+        self._count += len(lines)
+
+    def failure(self, error: Exception) -> JournalWriteFailed:
+        """Return the error of this run for what the database said."""
+        return self._failed(reason(error, self._database.seconds))
+
+    def store_apart(self, lines: list[bytes]) -> None:
+        """Store lines by a transaction of their own, or lose them."""
+        try:
+            self._store(lines)
+        except JournalError as error:
+            self.lose(error)
 
     def _store(self, lines: list[bytes]) -> None:
         import sqlite3
 
         try:
-            self._insert(self._rows(lines))
+            self._insert(self.rows(lines))
         except (OSError, sqlite3.Error) as error:
-            raise self._failed(reason(error, self._database.seconds)) from error
-        self._count += len(lines)
-
-    def _rows(self, lines: list[bytes]) -> list[tuple[str, int, bytes]]:
-        return [(self._run, number, line) for number, line in enumerate(lines, self._count)]
+            raise self.failure(error) from error
+        self.count(lines)
 
     def _insert(self, rows: list[tuple[str, int, bytes]]) -> None:
         with self._database.writing() as connection:
@@ -274,10 +295,7 @@ Batches: TypeAlias = "list[tuple[SqliteWriter, list[bytes]]]"
 def _store_apart(batches: Batches) -> None:
     """Store what each writer has by a transaction of its own."""
     for one, lines in batches:
-        try:
-            one._store(lines)
-        except JournalError as error:
-            one._lose(error)
+        one.store_apart(lines)
 
 
 def _found(database: Database, run: str) -> tuple[bytes, int]:

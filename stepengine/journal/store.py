@@ -89,7 +89,7 @@ class Writer(abc.ABC):
             JournalWriteFailed: when that is impossible; the journal still opens, without what was not committed.
         """
 
-    def announce(self) -> None:
+    def announce(self) -> None:  # noqa: B027 - most have nobody to tell
         """Hear that a ``commit`` will follow: who commits for several writers may take this one along."""
 
     @abc.abstractmethod
@@ -390,7 +390,7 @@ class LineWriter(Writer):
         with self._storing:
             if self._broken is not None:
                 raise self._broken
-            self._flush(self._lines)
+            self._flush()
 
     def close(self) -> None:
         """Commit, and give the journal back; may be called twice. A forked process has nothing to give back."""
@@ -401,29 +401,33 @@ class LineWriter(Writer):
                 return
             self._closed = True
             try:
-                self._flush(self._lines)
+                self._flush()
             finally:
                 self._release()
 
-    def _flush(self, waiting: deque[bytes]) -> None:
+    def _flush(self) -> None:
         """Store the lines that wait."""
-        lines = self._taken(waiting)
+        lines = self.taken()
         if not lines:
             return
         try:
             self._store(lines)
         except JournalError as error:
-            self._lose(error)
+            self.lose(error)
             raise
 
-    def _taken(self, waiting: deque[bytes]) -> list[bytes]:
-        """Return the lines that wait; those before a record that could not be made are whole, those after a lost one are not."""
+    def taken(self) -> list[bytes]:
+        """
+        Return the lines that wait, which whoever took them has to store or to ``lose``.
+
+        Those before a record that could not be made are whole; after lost ones there are none.
+        """
         lines: list[bytes] = []
-        while waiting:
-            lines.append(waiting.popleft())
+        while self._lines:
+            lines.append(self._lines.popleft())
         return [] if self._is_lost else lines
 
-    def _lose(self, error: JournalError) -> None:
+    def lose(self, error: JournalError) -> None:
         """Give up for good: lines were lost."""
         self._broken, self._is_lost = error, True
 

@@ -147,6 +147,7 @@ class Database:
 
     Attributes:
         lock: Who holds it has the connection that writes.
+        looking: Who holds it has the connection that reads.
         waiting: What users want to be stored by the next transaction, whoever makes it.
     """
 
@@ -164,7 +165,7 @@ class Database:
         self._writer: sqlite3.Connection | None = None
         self._has_written = False
         self._reader: sqlite3.Connection | None = None
-        self._looking = threading.Lock()
+        self.looking = threading.Lock()
 
     @classmethod
     def at(cls, path: Path, status: os.stat_result, *, seconds: float) -> Database:
@@ -184,8 +185,8 @@ class Database:
             if self._users:
                 return
             self._known.pop((self._status.st_dev, self._status.st_ino), None)
-        with self.lock, self._looking:
-            self._disconnect()
+        with self.lock, self.looking:
+            self.disconnect()
 
     def connection(self) -> sqlite3.Connection:
         """
@@ -226,7 +227,7 @@ class Database:
             finally:
                 self.lock.release()
             return
-        with self._looking:
+        with self.looking:
             if self._reader is None:
                 self._reader = self._connected()
             yield self._reader
@@ -249,10 +250,14 @@ class Database:
         if not os.path.samestat(self._status, status):
             raise OSError(errno.ESTALE, "it was moved, deleted or replaced while it was opened")
 
-    def _disconnect(self) -> None:
-        for database in (self._reader, self._writer):
-            if database is not None:
-                database.close()
+    def connections(self) -> list[sqlite3.Connection]:
+        """Return those that are open."""
+        return [each for each in (self._reader, self._writer) if each is not None]
+
+    def disconnect(self) -> None:
+        """Close the connections, for whoever holds both locks; who needs one later gets a new one."""
+        for database in self.connections():
+            database.close()
         self._reader = self._writer = None
         self._has_written = False
 
@@ -261,33 +266,34 @@ class Database:
     _held: ClassVar[list[threading.Lock]] = []
 
     @classmethod
-    def _before_fork(cls) -> None:
+    def before_fork(cls) -> None:
         """Close the connections, once nobody is in the middle of anything."""
         cls._held = [cls._counting] if cls._counting.acquire(timeout=FORK_PATIENCE) else []
         for database in list(cls._known.values()):
             if not database.lock.acquire(timeout=FORK_PATIENCE):
                 continue
             cls._held.append(database.lock)
-            if database._looking.acquire(timeout=FORK_PATIENCE):
-                cls._held.append(database._looking)
+            if database.looking.acquire(timeout=FORK_PATIENCE):
+                cls._held.append(database.looking)
                 with suppress(Exception):
-                    database._disconnect()
+                    database.disconnect()
 
     @classmethod
-    def _after_fork(cls) -> None:
+    def after_fork(cls) -> None:
+        """Go on in the parent, which opens new connections when it needs them."""
         while cls._held:
             cls._held.pop().release()
 
     @classmethod
-    def _after_fork_in_child(cls) -> None:
+    def after_fork_in_child(cls) -> None:
         """Forget all: what could not be closed is kept for ever, since closing it here would meddle with the parent's."""
-        cls._inherited += [each for known in cls._known.values() for each in (known._writer, known._reader) if each]
+        cls._inherited += [each for known in cls._known.values() for each in known.connections()]
         cls._known, cls._held, cls._counting = {}, [], threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
-        before=Database._before_fork,
-        after_in_parent=Database._after_fork,
-        after_in_child=Database._after_fork_in_child,
+        before=Database.before_fork,
+        after_in_parent=Database.after_fork,
+        after_in_child=Database.after_fork_in_child,
     )

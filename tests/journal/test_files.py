@@ -741,7 +741,8 @@ def test_an_sqlite_run_has_one_owner_and_other_runs_go_on(tmp_path, world):
     writer = first.writer()
     try:
         settings = [
-            writer._database.connection().execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous")
+            writer._database.connection().execute(f"PRAGMA {name}").fetchone()[0]
+            for name in ("journal_mode", "synchronous")
         ]
         assert settings == ["wal", 2]
         with pytest.raises(JournalLocked):
@@ -759,7 +760,9 @@ def test_an_sqlite_file_that_another_writer_holds_ends_the_run_with_an_error(tmp
     writer = journal.writer()
     with closing(sqlite3.connect(tmp_path / "runs.db", isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(JournalWriteFailed, match="locked: another program has held it for 0.05 s without committing"):
+        with pytest.raises(
+            JournalWriteFailed, match=r"locked: another program has held it for 0\.05 s without committing"
+        ):
             writer.append(Input("", -1, 0, {"type": "Stop", "kind": "cancelled"}))
             writer.commit()
         other.execute("ROLLBACK")

@@ -65,7 +65,7 @@ def records_of_a_run() -> list[Record]:
 def few_descriptors(more: int) -> Iterator[None]:
     """Let this process open only so many files more than it has open."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    is_open = [int(name) for name in os.listdir("/proc/self/fd")]
+    is_open = [int(file.name) for file in Path("/proc/self/fd").iterdir()]
     limit = next(n for n in range(more, 10_000) if n - sum(number < n for number in is_open) >= more)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, before[1]))
     try:
@@ -157,7 +157,9 @@ def environment() -> dict[str, str]:
 @pytest.mark.usefixtures("two_open")
 @pytest.mark.spec("reliability:JR13", "reliability:JR14", "reliability:R15")
 @pytest.mark.parametrize("kind", ["file", "sqlite"])
-def test_a_run_whose_file_is_closed_for_a_while_belongs_to_its_process_until_it_gives_it_back(tmp_path: Path, kind: str) -> None:
+def test_a_run_whose_file_is_closed_for_a_while_belongs_to_its_process_until_it_gives_it_back(
+    tmp_path: Path, kind: str
+) -> None:
     path = tmp_path / "run"
     journal = FileJournal(path) if kind == "file" else SqliteJournal(path, "one")
     writer: Any = journal.writer()
@@ -232,7 +234,9 @@ def test_where_no_file_can_be_closed_too_many_are_told_with_what_to_raise(
     writers = []
     with few_descriptors(30), pytest.raises(JournalWriteFailed) as refused:
         for n in range(60):
-            journal = FileJournal(tmp_path / f"{n}.jsonl") if kind == "file" else SqliteJournal(tmp_path / "runs.db", str(n))
+            journal = (
+                FileJournal(tmp_path / f"{n}.jsonl") if kind == "file" else SqliteJournal(tmp_path / "runs.db", str(n))
+            )
             writers.append(journal.writer())
     for writer in writers:
         writer.append(records_of_a_run()[0])
@@ -286,7 +290,9 @@ def test_a_system_that_keeps_no_lock_by_a_mapping_keeps_its_files_open(
 
 
 @pytest.mark.spec("reliability:JR42", "reliability:JR39")
-def test_runs_that_are_ready_at_once_share_connection_and_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_that_are_ready_at_once_share_connection_and_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened, commits = [], []
     insert, connected = SqliteWriter._insert, Database._connected
 
@@ -481,7 +487,10 @@ def test_a_fork_waits_for_the_commit_that_is_under_way(tmp_path: Path, monkeypat
 @pytest.mark.parametrize("bound", [2, 100])
 def test_a_lock_dies_with_its_process_although_one_that_was_forked_from_it_lives(tmp_path: Path, bound: int) -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", ORPHAN, str(tmp_path), str(bound)], env=environment(), stdout=subprocess.PIPE, check=False
+        [sys.executable, "-W", "ignore", "-c", ORPHAN, str(tmp_path), str(bound)],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        check=False,
     )
     child = int(done.stdout)
     try:
@@ -522,7 +531,9 @@ def test_of_many_runs_at_once_a_kill_loses_nothing_that_a_handler_saw(tmp_path: 
     for number in range(12):
         place = tmp_path / f"{number}"
         place.mkdir()
-        running = subprocess.Popen([sys.executable, "-c", KILLED, store, str(place)], env=environment(), stdout=subprocess.PIPE)
+        running = subprocess.Popen(
+            [sys.executable, "-c", KILLED, store, str(place)], env=environment(), stdout=subprocess.PIPE
+        )
         assert running.stdout is not None
         assert b"ready\n" == running.stdout.readline()
         time.sleep(0.02 + 0.03 * number)
@@ -533,7 +544,12 @@ def test_of_many_runs_at_once_a_kill_loses_nothing_that_a_handler_saw(tmp_path: 
         journals = [*map(FileJournal, place.glob("*.jsonl"))]
         if store == "sqlite":
             journals = [SqliteJournal(place / "runs.db", run) for run in SqliteJournal(place / "runs.db").runs()]
-        values = {(history.head.run, path_seq[1]) for j in journals if (history := j.history()).head for path_seq in history.results}
+        values = {
+            (history.head.run, path_seq[1])
+            for j in journals
+            if (history := j.history()).head
+            for path_seq in history.results
+        }
 
         assert [] == [each for run, seq in seen if (each := (run, int(seq))) not in values]
     assert seen_by_all > 100

@@ -209,7 +209,8 @@ def commits(folder: Path, note: Callable[[], Any]) -> Iterator[list[tuple[Any, d
 
     def noting(self: SqliteWriter, lines: list[bytes]) -> None:
         assert ("wal", 2) == tuple(
-            self._database.connection().execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous")
+            self._database.connection().execute(f"PRAGMA {name}").fetchone()[0]
+            for name in ("journal_mode", "synchronous")
         ), "a commit is not durable"
         found.append((note(), files(folder)))
         store(self, lines)

@@ -22,8 +22,7 @@ from stepengine.data.json import freeze_object, thaw
 from stepengine.data.messages import SideEffect
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.permissions import Policy as Permissions
-from stepengine.tools import ToolContext, ToolRegistry, file_tools
-from stepengine.tools import search_tools
+from stepengine.tools import ToolContext, ToolRegistry, file_tools, search_tools
 from stepengine.tools.files.edits import Replacement, replace_all, unified_diff
 from stepengine.tools.files.policy import Policy
 from stepengine.tools.files.reading import reading_tools
@@ -145,6 +144,7 @@ def test_a_call_that_was_recorded_before_there_was_a_start_line_replays(tmp_path
     """
     What a call is recorded with has no parameter that it was not given and that there was not always.
     """
+
     def handle_steps(ctx: StepContext) -> Any:
         yield from ToolCall("read_files", {"paths": ["a"], "limit": 5})
         yield from ToolCall("read_files", {"paths": ["a"], "start_line": 1})

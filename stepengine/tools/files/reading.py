@@ -52,14 +52,15 @@ class FileWindow(TypedDict):
     path: Annotated[str, Field(description="Path of the file, relative to the root folder.", min_length=1)]
     offset: NotRequired[Annotated[int, Field(description="First line to read, counting from 0.", ge=0)]]
     start_line: NotRequired[
-        Annotated[int, Field(description="First line to read, counting from 1; not with offset.", json_schema_extra=FROM_1)]
+        Annotated[
+            int, Field(description="First line to read, counting from 1; not with offset.", json_schema_extra=FROM_1)
+        ]
     ]
     limit: NotRequired[Annotated[int, Field(description="How many lines to read.", ge=1)]]
 
 
 def reading_tools(root: Root) -> list[Tool[..., Any]]:
     """Return the tools that read below *root*."""
-
     aliases = {"paths": ("path", "file_paths", "files"), "start_line": ("first_line",)}
 
     @tool(category="read", annotations=READS, parallel_safe=True, aliases=aliases)
@@ -69,6 +70,7 @@ def reading_tools(root: Root) -> list[Tool[..., Any]]:
         offset: Annotated[int, Field(ge=0)] = 0,
         limit: Annotated[int, Field(ge=1)] = READ_LINES,
         line_numbers: bool = False,  # noqa: FBT001, FBT002  (a parameter of the model's)
+        *,
         start_line: Annotated[Annotated[int, Field(json_schema_extra=FROM_1)] | None, LATER] = None,
     ) -> list[dict[str, Any]]:
         """
