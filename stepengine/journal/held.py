@@ -145,13 +145,12 @@ class HeldFile:
         return keeps
 
     def _opened_again(self) -> int:
-        while True:
-            try:
-                descriptor = os.open(self._path, REOPENED)
-                break
-            except OSError as error:
-                if error.errno != errno.EMFILE or not self._make_room(len(self._open) - 1):
-                    raise
+        try:
+            descriptor = os.open(self._path, REOPENED)
+        except OSError as error:
+            if error.errno != errno.EMFILE or not self._make_room(len(self._open) - 1):
+                raise
+            descriptor = os.open(self._path, REOPENED)
         status = os.fstat(descriptor)
         if (status.st_dev, status.st_ino) != (self._device, self._inode):
             os.close(descriptor)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, NoReturn, NotRequired
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
-from stepengine.data.json import JsonDict, compact
+from stepengine.data.json import JsonValue, compact
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import ToolError
 from stepengine.tools.arguments import LATER
@@ -41,7 +41,7 @@ ENTRY_CHARS = 190
 """What the frame of one entry takes at most, beside path and content."""
 
 
-FROM_1: JsonDict = {"minimum": 1}
+FROM_1: dict[str, JsonValue] = {"minimum": 1}
 """In the schema, while the tool itself refuses a 0, so that it can say what counts from where."""
 
 
