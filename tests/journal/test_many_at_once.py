@@ -202,10 +202,16 @@ def test_at_most_so_many_files_are_open_and_those_used_last_are(tmp_path: Path) 
             found = [number for number, each in enumerate(writers) if each._held.descriptor is not None]
             assert 2 == len(found)
             assert writers.index(writer) in found
+    # The last two are open: the older one of them is used once more, so the other one goes.
+    writers[3].append(records[-1])
+    writers[3].commit()
+    writers.append(FileJournal(tmp_path / "5", sync="write").writer())
+    assert [3, 5] == [number for number, each in enumerate(writers) if each._held.descriptor is not None]
     for writer in writers:
         writer.close()
 
-    assert [len(records)] * 5 == [len(FileJournal(tmp_path / str(n)).records()) for n in range(5)]
+    stored = [(tmp_path / str(n)).read_bytes().count(b"\n") for n in range(6)]
+    assert [*[len(records)] * 3, len(records) + 1, len(records), 0] == stored
     assert not HeldFile._open
 
 
