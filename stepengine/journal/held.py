@@ -13,7 +13,6 @@ import contextlib
 import errno
 import os
 import sys
-import tempfile
 import threading
 from collections import OrderedDict
 from functools import cache
@@ -260,6 +259,7 @@ def _unmap(address: int | None) -> None:
 def _keeps_locks(folder: Path) -> bool:
     """Try whether the lock of a closed file lasts as long as its mapping, and no longer."""
     import fcntl
+    import tempfile
 
     if _libc() is None:
         return False
