@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from stepengine.errors import JournalError, JournalMissing
+from stepengine.journal.held import HeldFile, opened_with_room
 from stepengine.journal.history import History
 from stepengine.journal.places import (
     OWNER_ONLY,
@@ -26,15 +27,14 @@ from stepengine.journal.places import (
     make_private,
     missing_file,
     opened,
-    opened_for_writing,
     opened_new,
-    said,
     unusable,
 )
 from stepengine.journal.reading import Reading, read_file
 from stepengine.journal.records import Record
 from stepengine.journal.store import Journal, LineWriter, Writer
 from stepengine.tools.files.atomic import replace_path, sync_folder
+from stepengine.tools.open_files import said
 
 __all__ = ("FileJournal", "Sync")
 
@@ -165,7 +165,7 @@ class FileWriter(LineWriter):
         to_disk: Any = sync or getattr(os, "fdatasync", os.fsync)
         self.blocks = journal.sync == "disk"
         self._sync: Callable[[int], None] | None = to_disk if self.blocks else None
-        self._fd = opened_for_writing(journal.path)
+        self._fd = opened_with_room(journal.path)
         self._reserve: Reserve | None = None
         try:
             lock_file(self._fd, journal.path, unsafe_no_lock=journal.unsafe_no_lock)
@@ -173,10 +173,11 @@ class FileWriter(LineWriter):
             reading = self._repaired(journal)
             super().__init__(journal, reading)
             self._reserve = Reserve.near(journal.path)
+            status = os.fstat(self._fd)
         except BaseException:
             close_locked(self._fd)
             raise
-        status = os.fstat(self._fd)
+        self._held = HeldFile(journal.path, self._fd)
         self._file, self._inode, self._device = str(journal.path), status.st_ino, status.st_dev
         self._is_new = not self._size
 
@@ -199,6 +200,19 @@ class FileWriter(LineWriter):
         self._check_file()
         data = lines[0] if len(lines) == 1 else b"".join(lines)
         try:
+            self._fd = self._held.take()
+        except OSError as error:
+            raise self._failed(said(error)) from error
+        try:
+            self._put(data)
+        finally:
+            self._held.give_back()
+        self._size += len(data)
+        if self._is_new:
+            self._sync_name()
+
+    def _put(self, data: bytes) -> None:
+        try:
             written = self._write(self._fd, data)
             if written < len(data):
                 self._write_all(data[written:])
@@ -214,15 +228,16 @@ class FileWriter(LineWriter):
                 # A page that could not be written may be gone: syncing again would only seem to succeed (reliability JR10).
                 why = f"the disk refused to sync ({said(error)}), so its last records may be lost"
                 raise self._failed(why) from error
-        self._size += len(data)
-        if self._is_new:
-            self._sync_name()
 
     def _sync_name(self) -> None:
         """Make the name of a new file durable, once; with its first records, and so where waiting for the disk is expected."""
         if self._is_new:
+            try:
+                sync_folder(self._path.parent)
+            except OSError as error:
+                why = f"its name cannot be made durable ({said(error)})"
+                raise self._failed(why) from error
             self._is_new = False
-            sync_folder(self._path.parent)
 
     def _write_again(self, data: bytes) -> None:
         """Write once more, into the room that was kept for this (reliability JR09)."""
@@ -254,14 +269,13 @@ class FileWriter(LineWriter):
             why = f"somebody else wrote to it: it has {status.st_size} bytes, this run left {self._size}"
             raise self._failed(why)
 
-    def _left_to_owner(self) -> None:
-        os.close(self._fd)
-
     def _release(self) -> None:
-        self._sync_name()
-        if self._reserve is not None:
-            self._reserve.close()
-        close_locked(self._fd)
+        try:
+            self._sync_name()
+        finally:
+            if self._reserve is not None:
+                self._reserve.close()
+            self._held.release()
 
 
 def _check_no_link(path: Path) -> None:

@@ -22,9 +22,11 @@ from typing import ClassVar
 from stepengine.errors import JournalError, JournalLocked, JournalMissing, JournalWriteFailed
 from stepengine.tools.after_fork import Lock, renews
 from stepengine.tools.files.atomic import make_folder
+from stepengine.tools.open_files import said
 
 __all__ = (
     "OWNER_ONLY",
+    "REOPENED",
     "TO_RECORD",
     "Reserve",
     "check_place",
@@ -38,7 +40,6 @@ __all__ = (
     "opened",
     "opened_for_writing",
     "opened_new",
-    "said",
     "unusable",
 )
 
@@ -50,6 +51,8 @@ OTHERS = 0o077
 # A pipe without another end must not be waited for, and a terminal must not become the process's own.
 CAREFULLY = os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+REOPENED = os.O_RDWR | os.O_APPEND | NO_LINK | CAREFULLY
+"""How a journal is opened to go on writing it: it is not made."""
 
 
 def opened(path: Path) -> int | None:
@@ -75,16 +78,15 @@ def opened_for_writing(path: Path) -> int:
     Raises:
         JournalError: when it cannot be written, or is a symbolic link or no regular file.
     """
-    flags = os.O_RDWR | os.O_APPEND | NO_LINK | CAREFULLY
     while True:
         try:
-            return _regular(path, os.open(path, flags))
+            return _regular(path, os.open(path, REOPENED))
         except FileNotFoundError:
             made_folder(path.parent)
         except OSError as error:
             raise unusable(path, error) from error
         with contextlib.suppress(FileExistsError):
-            return opened_new(path, flags)
+            return opened_new(path, REOPENED)
 
 
 def opened_new(path: Path, flags: int = os.O_WRONLY | os.O_CLOEXEC) -> int:
@@ -149,11 +151,6 @@ def made_folder(folder: Path) -> None:
         make_folder(folder, FOLDER)
     except OSError as error:
         raise unusable(folder, error) from error
-
-
-def said(error: OSError) -> str:
-    """Return what the system says of an error."""
-    return error.strerror or str(error)
 
 
 def missing_file(path: Path) -> JournalMissing:

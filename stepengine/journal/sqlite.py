@@ -2,8 +2,8 @@
 ``SqliteJournal``: many runs in one file (replay J1, reliability JR39).
 
 The lines are those of a file journal, one row each. WAL and ``synchronous=FULL``: a commit survives a power cut, and no
-partial record is ever seen. SQLite lets one writer at a time in; each run has one owner, by a lock that dies with its
-process.
+partial record is ever seen. SQLite lets one writer at a time in, so the runs of a process share one, and a transaction stores
+what all of them have ready; each run has one owner, by a lock that dies with its process.
 """
 
 from __future__ import annotations
@@ -13,27 +13,26 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from stepengine.errors import JournalError, JournalMissing, JournalWriteFailed
+from stepengine.journal.held import HeldFile, opened_with_room
 from stepengine.journal.history import History
 from stepengine.journal.places import (
     check_place,
-    close_locked,
     likely,
     listed,
     lock_file,
     made_folder,
     make_private,
     missing_file,
-    opened_for_writing,
     opened_new,
+    unusable,
 )
 from stepengine.journal.reading import read_lines
 from stepengine.journal.records import Record
 from stepengine.journal.store import Journal, LineWriter, Writer
-from stepengine.runtime.write_ahead import transaction, write_ahead
-from stepengine.tools.after_fork import leave
+from stepengine.runtime.write_ahead import Database, reason
 from stepengine.tools.files.atomic import sync_folder
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ class SqliteJournal(Journal):
         """Return the ids of all runs in the file that start with *prefix*, sorted."""
         if not self.path.exists():
             return []
-        with _connection(self.path) as database:
+        with _to_read(self.path) as database:
             if not _has_table(database):
                 return []
             # No letter of an id comes after the tilde.
@@ -113,7 +112,7 @@ class SqliteJournal(Journal):
         run = self._bound_run()
         if not self.path.exists():
             return b""
-        with _connection(self.path) as database:
+        with _to_read(self.path) as database:
             return _content(database, run)
 
     def records(self) -> list[Record]:
@@ -127,7 +126,7 @@ class SqliteJournal(Journal):
     def set_aside(self) -> Journal:
         """Copy the run to one in the same file that is new, such as ``RUN-before-1``."""
         run, number = self._bound_run(), 0
-        with _connection(self.path, create=True) as database, transaction(database):
+        with _to_write(self.path) as database:
             while True:
                 number += 1
                 end = f"-before-{number}"
@@ -141,7 +140,7 @@ class SqliteJournal(Journal):
         """Replace the run by *records* in one transaction."""
         History(records, self.name)
         run, lines = self._bound_run(), self.lines_of(records)
-        with _connection(self.path, create=True) as database, transaction(database):
+        with _to_write(self.path) as database:
             database.execute("DELETE FROM lines WHERE run = ?", (run,))
             database.executemany("INSERT INTO lines VALUES (?, ?, ?)", [(run, n, x) for n, x in enumerate(lines)])
 
@@ -161,57 +160,177 @@ class SqliteJournal(Journal):
 
 
 class SqliteWriter(LineWriter):
-    """The writer of one run; it has the run's lock and a connection of its own."""
+    """
+    The writer of one run. It has the run's lock, and shares the connection of this process with the other runs.
+
+    Whoever gets the connection stores what all of them have announced, in one transaction (reliability JR42).
+    """
 
     def __init__(self, journal: SqliteJournal, run: str) -> None:
+        import sqlite3
+
         self._run = run
+        self._is_announced = self._is_under_way = False
         status = _made(journal.path)
         # Named after the file and not after one of its names, so that whoever finds the file finds the lock.
         self._lock_path = journal.path.with_name(f".{status.st_dev:x}-{status.st_ino:x}.{run}.lock")
-        self._lock = _locked(self._lock_path, journal.path)
+        self._lock = HeldFile(self._lock_path, _locked(self._lock_path, journal.path))
+        self._database = Database.at(journal.path, status, seconds=BUSY_SECONDS)
         try:
-            self._database = _connect(journal.path, create=True)
-            try:
-                reading = read_lines(_content(self._database, run), journal.name)
-                super().__init__(journal, reading)
-                last = self._database.execute("SELECT MAX(number) FROM lines WHERE run = ?", (run,)).fetchone()[0]
-                self._count = 0 if last is None else last + 1
-            except BaseException:
-                self._database.close()
-                raise
+            content, self._count = _found(self._database, run)
+            super().__init__(journal, read_lines(content, journal.name))
+        except (OSError, sqlite3.Error) as error:
+            self._release()
+            raise _unusable(journal.path, error) from error
         except BaseException:
-            self._unlock()
+            self._release()
             raise
+
+    def announce(self) -> None:
+        """Let whoever commits next take along what was appended."""
+        if not self._is_announced:
+            self._is_announced = True
+            self._database.waiting.append(self)
+
+    def commit(self) -> None:
+        """
+        Make everything durable that was appended.
+
+        Raises:
+            JournalWriteFailed: when that is impossible; the journal still opens, without what was not committed.
+        """
+        self._check()
+        self.announce()
+        with self._database.lock:
+            if self._lines and self._broken is None:
+                self._store_waiting()
+        self._check()
+
+    def close(self) -> None:
+        """Commit, and give the journal back; may be called twice. A forked process has nothing to give back."""
+        if self._is_forked():
+            return
+        with self._storing:
+            if self._closed:
+                return
+            self._closed, was_lost = True, self._is_lost
+            try:
+                # Nobody waits for the commits of others who has nothing in them.
+                if self._lines or self._is_under_way:
+                    with self._database.lock:
+                        self._store_waiting()
+                if self._is_lost and not was_lost and self._broken is not None:
+                    raise self._broken
+            finally:
+                self._release()
+
+    def _store_waiting(self) -> None:
+        """Store what this writer and those that announced it have ready; each learns what became of its own."""
+        writers = {self: None}
+        while self._database.waiting:
+            writers[self._database.waiting.popleft()] = None
+        try:
+            batches = [(one, lines) for one in writers if (lines := one.begin())]
+            if len(batches) > 1:
+                self._store_together(batches)
+            else:
+                _store_apart(batches)
+        finally:
+            for one in writers:
+                one.end()
+
+    def _store_together(self, batches: Batches) -> None:
+        import sqlite3
+
+        # One of them may be to blame, or less of it may fit.
+        apart = (sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_FULL, sqlite3.SQLITE_TOOBIG)
+        try:
+            self._insert([row for one, lines in batches for row in one.rows(lines)])
+        except (OSError, sqlite3.Error) as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in apart:
+                _store_apart(batches)
+                return
+            for one, _ in batches:
+                one.lose(one.failure(error))
+        else:
+            for one, lines in batches:
+                one.count(lines)
+
+    def begin(self) -> list[bytes]:
+        """Return the lines that are to be stored now; ``end`` follows, whatever became of them."""
+        # First of all: whoever closes this writer sees lines that wait, or that they are under way.
+        self._is_under_way = True
+        self._is_announced = False
+        return self.taken()
+
+    def end(self) -> None:
+        """Note that nothing is under way any more."""
+        self._is_under_way = False
+
+    def rows(self, lines: list[bytes]) -> list[tuple[str, int, bytes]]:
+        """Return the rows of lines that come next."""
+        return [(self._run, number, line) for number, line in enumerate(lines, self._count)]
+
+    def count(self, lines: list[bytes]) -> None:
+        """Note that these lines are stored."""
+        self._count += len(lines)
+
+    def failure(self, error: Exception) -> JournalWriteFailed:
+        """Return the error of this run for what the database said."""
+        return self._failed(reason(error, self._database.seconds))
+
+    def store_apart(self, lines: list[bytes]) -> None:
+        """Store lines by a transaction of their own, or lose them."""
+        try:
+            self._store(lines)
+        except JournalError as error:
+            self.lose(error)
 
     def _store(self, lines: list[bytes]) -> None:
         import sqlite3
 
-        rows = [(self._run, number, line) for number, line in enumerate(lines, self._count)]
         try:
-            with transaction(self._database):
-                self._database.executemany("INSERT INTO lines VALUES (?, ?, ?)", rows)
-        except sqlite3.Error as error:
-            raise self._failed(str(error)) from error
-        self._count += len(rows)
+            self._insert(self.rows(lines))
+        except (OSError, sqlite3.Error) as error:
+            raise self.failure(error) from error
+        self.count(lines)
 
-    def _left_to_owner(self) -> None:
-        leave(self._database)  # closing it here could take the write-ahead log from the owner
-        os.close(self._lock)
+    def _insert(self, rows: list[tuple[str, int, bytes]]) -> None:
+        with self._database.writing() as connection:
+            connection.executemany("INSERT INTO lines VALUES (?, ?, ?)", rows)
 
     def _release(self) -> None:
         self._database.close()
-        self._unlock()
-
-    def _unlock(self) -> None:
         # The name goes before the lock does, so whoever gets a lock can tell whether its file is still the one.
         self._lock_path.unlink(missing_ok=True)
-        close_locked(self._lock)
+        self._lock.release()
+
+
+Batches: TypeAlias = "list[tuple[SqliteWriter, list[bytes]]]"
+"""Writers, each with the lines that it has to store."""
+
+
+def _store_apart(batches: Batches) -> None:
+    """Store what each writer has by a transaction of its own."""
+    for one, lines in batches:
+        one.store_apart(lines)
+
+
+def _found(database: Database, run: str) -> tuple[bytes, int]:
+    """Return what is stored of a run, and the number of its next line; the table is made when there is none."""
+    with database.reading() as connection:
+        if _has_table(connection):
+            last = connection.execute("SELECT MAX(number) FROM lines WHERE run = ?", (run,)).fetchone()[0]
+            return (b"", 0) if last is None else (_content(connection, run), last + 1)
+    with database.lock:
+        database.connection().execute(SCHEMA)
+    return _found(database, run)
 
 
 def _locked(path: Path, database: Path) -> int:
     """Return the open and locked file at *path*; a lock that its owner has just given up is not taken for ours."""
     while True:
-        descriptor = opened_for_writing(path)
+        descriptor = opened_with_room(path)
         try:
             lock_file(descriptor, database)
             if path.exists() and path.stat().st_ino == os.fstat(descriptor).st_ino:
@@ -244,55 +363,61 @@ def _made(path: Path) -> os.stat_result:
     made_folder(path.parent)
     with contextlib.suppress(FileExistsError):
         os.close(opened_new(path))
-        sync_folder(path.parent)
+        try:
+            sync_folder(path.parent)
+        except OSError as error:
+            raise unusable(path, error) from error
     return _made(path)
 
 
-def _connect(path: Path, *, create: bool = False) -> sqlite3.Connection:
+def _unusable(path: Path, error: Exception) -> JournalWriteFailed:
+    msg = f"{path} cannot be used as a journal: {reason(error, BUSY_SECONDS)}; nothing was run"
+    return JournalWriteFailed(msg)
+
+
+@contextlib.contextmanager
+def _to_read(path: Path) -> Iterator[sqlite3.Connection]:
+    """Give a connection to a database that exists; nothing is changed by opening it."""
     import sqlite3
 
     try:
         # Looked at by name and never opened: closing another descriptor of the file would give up SQLite's own locks on it.
-        status = _made(path) if create else path.lstat()
+        status = path.lstat()
         check_place(path, status)
-        database = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        database = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
     except (OSError, sqlite3.Error) as error:
-        msg = f"{path} cannot be used as a journal: {error}; nothing was run"
-        raise JournalWriteFailed(msg) from error
+        raise _unusable(path, error) from error
     try:
-        if create:
-            write_ahead(database, BUSY_SECONDS)
-            database.execute("PRAGMA synchronous=FULL")
-            database.execute(SCHEMA)
         _check_same(path, status)
+        yield database
+    except sqlite3.Error as error:
+        msg = f"{path} cannot be read as a journal: {reason(error, BUSY_SECONDS)}"
+        raise JournalError(msg) from error
+    finally:
+        database.close()
+
+
+@contextlib.contextmanager
+def _to_write(path: Path) -> Iterator[sqlite3.Connection]:
+    """Give the connection of this process, in a transaction; the file is made when there is none."""
+    import sqlite3
+
+    database = Database.at(path, _made(path), seconds=BUSY_SECONDS)
+    try:
+        with database.lock:
+            database.connection().execute(SCHEMA)
+            with database.writing() as connection:
+                yield connection
     except (OSError, sqlite3.Error) as error:
+        raise _unusable(path, error) from error
+    finally:
         database.close()
-        msg = f"{path} cannot be used as a journal: {error}; nothing was run"
-        raise JournalWriteFailed(msg) from error
-    except BaseException:
-        database.close()
-        raise
-    return database
 
 
 def _check_same(path: Path, status: os.stat_result) -> None:
     if not os.path.samestat(status, path.lstat()):
         msg = f"{path} was moved, deleted or replaced while it was opened; nothing was run"
         raise JournalError(msg)
-
-
-@contextlib.contextmanager
-def _connection(path: Path, *, create: bool = False) -> Iterator[sqlite3.Connection]:
-    import sqlite3
-
-    database = _connect(path, create=create)
-    try:
-        yield database
-    except sqlite3.Error as error:
-        msg = f"{path} cannot be read as a journal: {error}"
-        raise JournalError(msg) from error
-    finally:
-        database.close()
 
 
 def _has_table(database: sqlite3.Connection) -> bool:

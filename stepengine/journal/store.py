@@ -35,7 +35,7 @@ from stepengine.journal.places import TO_RECORD
 from stepengine.journal.reading import Reading, read_lines
 from stepengine.journal.records import Head, Record, to_text
 from stepengine.redaction import Redact, Redactor, RedactRule, redactor_for
-from stepengine.tools.after_fork import Lock, renewed, renews
+from stepengine.tools.after_fork import Lock, renews
 from stepengine.tools.threads import ThreadPool
 
 __all__ = (
@@ -97,6 +97,9 @@ class Writer(abc.ABC):
         Raises:
             JournalWriteFailed: when that is impossible; the journal still opens, without what was not committed.
         """
+
+    def announce(self) -> None:  # noqa: B027 - most have nobody to tell
+        """Hear that a ``commit`` will follow: who commits for several writers may take this one along."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -368,12 +371,6 @@ class LineWriter(Writer):
         self._is_lost = False
         self._closed = False
         self._pid = _this_process
-        renewed(self)
-
-    def renew(self) -> None:
-        """Let go what a forked child has of the journal: otherwise its lock would outlive the owner with the child."""
-        if not self._closed:
-            self._left_to_owner()
 
     def remember(self, path: str, seq: int, transcript: Transcript) -> None:
         """Let later requests be stored as differences to one that is in the journal already."""
@@ -408,7 +405,7 @@ class LineWriter(Writer):
         with self._storing:
             if self._broken is not None:
                 raise self._broken
-            self._flush(self._lines)
+            self._flush()
 
     def close(self) -> None:
         """Commit, and give the journal back; may be called twice. A forked process has nothing to give back."""
@@ -419,22 +416,35 @@ class LineWriter(Writer):
                 return
             self._closed = True
             try:
-                self._flush(self._lines)
+                self._flush()
             finally:
                 self._release()
 
-    def _flush(self, waiting: deque[bytes]) -> None:
-        """Store the lines that wait; those before a record that could not be made are whole, those after a lost one are not."""
-        lines: list[bytes] = []
-        while waiting:
-            lines.append(waiting.popleft())
-        if not lines or self._is_lost:
+    def _flush(self) -> None:
+        """Store the lines that wait."""
+        lines = self.taken()
+        if not lines:
             return
         try:
             self._store(lines)
         except JournalError as error:
-            self._broken, self._is_lost = error, True
+            self.lose(error)
             raise
+
+    def taken(self) -> list[bytes]:
+        """
+        Return the lines that wait, which whoever took them has to store or to ``lose``.
+
+        Those before a record that could not be made are whole; after lost ones there are none.
+        """
+        lines: list[bytes] = []
+        while self._lines:
+            lines.append(self._lines.popleft())
+        return [] if self._is_lost else lines
+
+    def lose(self, error: JournalError) -> None:
+        """Give up for good: lines were lost."""
+        self._broken, self._is_lost = error, True
 
     def _is_forked(self) -> bool:
         """Tell whether this is a copy in a child process, which shares the open file, and its lock, with the owner."""
@@ -458,10 +468,6 @@ class LineWriter(Writer):
     @abc.abstractmethod
     def _release(self) -> None:
         """Give the journal back."""
-
-    @abc.abstractmethod
-    def _left_to_owner(self) -> None:
-        """Close this process's copies of open files without giving up a lock, which the owner still has."""
 
 
 THREADS = 8
@@ -500,6 +506,7 @@ class Commits:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         self._waiting.append(future)
+        self._writer.announce()
         if self._task is None:
             self._task = loop.create_task(self._work(), name="stepengine journal")
         return future

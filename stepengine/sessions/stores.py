@@ -30,10 +30,11 @@ from stepengine.data.state import AgentState
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage
 from stepengine.errors import DataError, SessionConflict, SessionError, StepEngineError
-from stepengine.runtime.write_ahead import transaction, write_ahead
+from stepengine.runtime.write_ahead import Database, reason
 from stepengine.sessions.session import Session, SessionInfo, TurnPlace, check_id, mended, messages_from_json
 from stepengine.tools.after_fork import Lock
 from stepengine.tools.files.atomic import make_folder, replace_path
+from stepengine.tools.open_files import said
 
 if TYPE_CHECKING:
     import sqlite3
@@ -590,43 +591,50 @@ class SqliteSessions(Store):
     def __init__(self, path: str | os.PathLike[str], *, clock: Clock = _utc) -> None:
         super().__init__(clock=clock)
         self.path = Path(path)
-        with self._open() as database:
-            database.executescript(SCHEMA)
+        with self._shared() as database, database.lock:
+            database.connection().executescript(SCHEMA)
 
     def __repr__(self) -> str:
         return f"SqliteSessions({str(self.path)!r})"
 
     @contextmanager
-    def _open(self) -> Iterator[sqlite3.Connection]:
-        """Open the file for one operation, which is one transaction: a connection belongs to one thread."""
+    def _shared(self) -> Iterator[Database]:
+        """Give what all sessions of this process share for this file, for one operation."""
         import sqlite3
 
         try:
             _made_private(self.path)
-            database = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)
-        except (OSError, sqlite3.Error) as error:
-            msg = f"{str(self.path)!r} cannot be opened: {getattr(error, 'strerror', None) or error}"
+            database = Database.at(self.path, self.path.lstat(), seconds=BUSY_SECONDS)
+        except OSError as error:
+            msg = f"{str(self.path)!r} cannot be opened: {said(error)}"
             raise SessionError(msg) from None
         try:
-            write_ahead(database, BUSY_SECONDS)
-            database.execute("PRAGMA synchronous=FULL")
             yield database
-        except sqlite3.Error as error:
-            msg = f"{str(self.path)!r}: {error}"
+        except (OSError, sqlite3.Error) as error:
+            msg = f"{str(self.path)!r}: {reason(error, BUSY_SECONDS)}"
             raise SessionError(msg) from error
         finally:
             database.close()
 
     @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        """Give a connection that sees one state of the database."""
+        with self._shared() as database, database.reading() as connection:
+            connection.execute("BEGIN")
+            try:
+                yield connection
+            finally:
+                connection.execute("ROLLBACK")
+
+    @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._open() as database, transaction(database):
-            yield database
+        with self._shared() as database, database.lock, database.writing() as connection:
+            yield connection
 
     @override
     def load(self, session_id: str) -> Session:
         check_id(session_id)
-        with self._open() as database:
-            database.execute("BEGIN")
+        with self._reading() as database:
             row = database.execute("SELECT described, state FROM sessions WHERE id = ?", (session_id,)).fetchone()
             if row is None:
                 return Session(info=SessionInfo(session_id=session_id))
@@ -677,7 +685,7 @@ class SqliteSessions(Store):
 
     @override
     def list(self) -> list[SessionInfo]:
-        with self._open() as database:
+        with self._reading() as database:
             rows = database.execute("SELECT id, described FROM sessions").fetchall()
         where = repr(str(self.path))
         return _newest_first([_described(_parsed(text, where), identity, where).info for identity, text in rows])
@@ -695,18 +703,19 @@ class SqliteSessions(Store):
         if not self._turns.exists():
             return
         prefix = self.turn_place(session_id).prefix
-        database = sqlite3.connect(self._turns, timeout=BUSY_SECONDS, isolation_level=None)
+        database = Database.at(self._turns, self._turns.lstat(), seconds=BUSY_SECONDS)
         try:
-            database.execute("DELETE FROM lines WHERE run >= ? AND run < ?", (prefix, f"{prefix}~"))
-        except sqlite3.Error as error:
-            msg = f"{str(self._turns)!r}: {error}"
+            with database.lock, database.writing() as connection:
+                connection.execute("DELETE FROM lines WHERE run >= ? AND run < ?", (prefix, f"{prefix}~"))
+        except (OSError, sqlite3.Error) as error:
+            msg = f"{str(self._turns)!r}: {reason(error, BUSY_SECONDS)}"
             raise SessionError(msg) from error
         finally:
             database.close()
 
     @override
     def get_cached(self, key: str) -> Any:
-        with self._open() as database:
+        with self._reading() as database:
             row = database.execute("SELECT until, value FROM cache WHERE key = ?", (key,)).fetchone()
         if row is None or _is_over(row[0], self._clock()):
             return None

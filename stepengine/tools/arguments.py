@@ -115,6 +115,13 @@ def _same(given: Any, validated: Any) -> bool:
     return False
 
 
+LATER = "a parameter of a later version"
+"""
+Marks a parameter with the default ``None`` that a tool got when inputs of it were recorded already: where it is not given it is
+in no input, as if there were none, so that those recordings still replay.
+"""
+
+
 class FunctionInputs:
     """
     Validates inputs against a function's parameters.
@@ -138,6 +145,7 @@ class FunctionInputs:
         self._validate = self._adapter.validator.validate_python
         self._encoders: dict[str, TypeAdapter[Any]] = {}
         self._aliases = _aliases(self._adapter.core_schema, signature)
+        self._later = {p.name for p in signature.parameters if LATER in getattr(p.annotation, "__metadata__", ())}
         self.schema = self._schema(texts)
 
     def _schema(self, texts: Mapping[str, str]) -> JsonDict:
@@ -193,6 +201,8 @@ class FunctionInputs:
             if place in given:
                 if not _same(given[place], value):
                     changed[place] = self._encode(name, value, given)
+            elif value is None and name in self._later:
+                continue
             elif type(value) in SCALARS:
                 changed[place] = value
             else:

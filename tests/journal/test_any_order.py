@@ -4,8 +4,6 @@ Journals under writers that append, commit, die in the middle and come back, in 
 
 from __future__ import annotations
 
-import contextlib
-import os
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -60,7 +58,7 @@ class FileOwners(RuleBasedStateMachine):
 
     def drop(self) -> None:
         """The process ends: its descriptors are closed, and nothing else is done."""
-        os.close(self.writer._fd)
+        self.writer._held.release()
         if self.writer._reserve is not None:
             self.writer._reserve.close()
 
@@ -173,8 +171,8 @@ class SqliteOwners(FileOwners):
         return self.journal().content()
 
     def drop(self) -> None:
-        with contextlib.closing(self.writer._database):
-            os.close(self.writer._lock)
+        self.writer._database.close()
+        self.writer._lock.release()
 
     die_in_a_commit = one_bit_turns = None  # type: ignore[assignment]  # those are of files
 

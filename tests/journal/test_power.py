@@ -209,7 +209,8 @@ def commits(folder: Path, note: Callable[[], Any]) -> Iterator[list[tuple[Any, d
 
     def noting(self: SqliteWriter, lines: list[bytes]) -> None:
         assert ("wal", 2) == tuple(
-            self._database.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous")
+            self._database.connection().execute(f"PRAGMA {name}").fetchone()[0]
+            for name in ("journal_mode", "synchronous")
         ), "a commit is not durable"
         found.append((note(), files(folder)))
         store(self, lines)
@@ -264,7 +265,7 @@ def test_at_whichever_page_a_database_is_full_the_run_ends_and_goes_on_later(
             SqliteWriter,
             "_store",
             lambda self, lines, most=pages: (
-                self._database.execute(f"PRAGMA max_page_count={most}") and store(self, lines)
+                self._database.connection().execute(f"PRAGMA max_page_count={most}") and store(self, lines)
             ),
         )
         journal, first = SqliteJournal(tmp_path / f"{pages}.db", "one"), case(name)

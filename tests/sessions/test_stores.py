@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from stepengine.data.questions import Question
 from stepengine.data.state import AgentState
 from stepengine.data.transcript import Transcript
 from stepengine.errors import SessionConflict, SessionError
-from stepengine.runtime.write_ahead import write_ahead
+from stepengine.runtime.write_ahead import Database, write_ahead
 from stepengine.sessions import (
     CacheStore,
     FileSessions,
@@ -229,6 +230,31 @@ def test_processes_that_open_a_new_database_at_once_all_have_it(tmp_path):
         refused += [said for process in processes if (said := process.communicate(timeout=60)[1])]
 
     assert [] == refused
+
+
+def test_sessions_that_are_saved_at_once_share_a_connection_and_none_fails(tmp_path, monkeypatch):
+    opened, connected, count = [], Database._connected, 60
+    together = threading.Barrier(count)
+    store = SqliteSessions(tmp_path / "a.db")
+    monkeypatch.setattr(Database, "_connected", lambda self: opened.append(self) or connected(self))
+
+    def save(number):
+        # Held open by somebody all the time, as when something is always being saved.
+        with SqliteSessions(tmp_path / "a.db")._shared():
+            if not together.wait(30):
+                opened.clear()
+            together.wait(30)
+            session = store.load(f"s{number}")
+            store.save(store.save(session))
+            together.wait(30)
+        assert len(opened) <= 1, "beside the connection that writes there is one that reads"
+
+    with ThreadPoolExecutor(count) as pool:
+        list(pool.map(save, range(count)))
+
+    assert count == len(store.list())
+    assert {2} == {store.load(f"s{number}").version for number in range(count)}
+    assert not Database._known
 
 
 def test_a_database_that_is_held_for_a_moment_is_opened_a_moment_later(tmp_path):

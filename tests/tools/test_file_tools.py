@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 
 from stepengine import AgentDefinition, Engine, Question, RunResult, StepContext, ToolCall
 from stepengine.data.events import Event, FileChanged
-from stepengine.data.json import freeze_object
+from stepengine.data.json import freeze_object, thaw
 from stepengine.data.messages import SideEffect
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.permissions import Policy as Permissions
-from stepengine.tools import ToolContext, ToolRegistry, file_tools
+from stepengine.tools import ToolContext, ToolRegistry, file_tools, search_tools
 from stepengine.tools.files.edits import Replacement, replace_all, unified_diff
 from stepengine.tools.files.policy import Policy
 from stepengine.tools.files.reading import reading_tools
@@ -49,8 +49,10 @@ async def test_one_unreadable_file_does_not_affect_the_others(tools: ToolRegistr
     (tmp_path / "a").write_text("x\ny")
     found = await read(tools, "a", "missing", "a", "./a")
 
+    entry = {"path": "a", "content": "x\ny", "total_lines": 2, "offset": 0, "first_line": 1, "has_more": False}
+
     assert [
-        {"path": "a", "content": "x\ny", "total_lines": 2, "offset": 0, "has_more": False, "hash": found[0]["hash"]},
+        {**entry, "hash": found[0]["hash"]},
         {"path": "missing", "error": "'missing' does not exist"},
     ] == found
 
@@ -77,6 +79,96 @@ async def test_files_are_read_in_portions_of_lines(tools: ToolRegistry, tmp_path
     assert "    10\t9\n" == numbered["content"]
 
 
+@pytest.mark.spec("requirements:X68")
+async def test_the_line_that_a_search_names_is_the_line_that_is_read_at_its_number(
+    tools: ToolRegistry, tmp_path: Path
+) -> None:
+    """
+    Whichever of the two ways to say it is taken, for the whole call and for one path.
+    """
+    text = "".join(f"line {n}{' mark' if n % 7 == 1 else ''}\n" for n in range(1, 60))
+    (tmp_path / "a").write_text(text)
+    searching = ToolRegistry(search_tools(tmp_path))
+    found = (await searching.execute("code_search", {"pattern": "mark"})).data
+    numbers = [match["line"] for match in found["matches"]]
+    for number in numbers:
+        (by_number,) = await read(tools, "a", start_line=number, limit=1)
+        (by_offset,) = await read(tools, "a", offset=number - 1, limit=1)
+        (of_path,) = await read(tools, {"path": "a", "start_line": number, "limit": 1}, offset=30)
+
+        assert f"line {number} mark\n" == by_number["content"]
+        assert by_number == by_offset == of_path
+        assert (number, number - 1) == (by_number["first_line"], by_number["offset"])
+    assert [n for n in range(1, 60) if n % 7 == 1] == numbers
+
+
+@pytest.mark.spec("requirements:X68")
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"start_line": 0}, "start_line is 0, and the first line is 1"),
+        ({"start_line": -3}, "start_line is -3, and the first line is 1"),
+        ({"start_line": 3, "offset": 2}, "either offset, which counts lines from 0, or start_line"),
+        ({"start_line": 1, "offset": 1}, "either offset, which counts lines from 0, or start_line"),
+        ({"start_line": 3}, "start_line 3 is after the end; the file has 2 lines, the first is 1"),
+        ({"offset": 2}, "offset 2 is after the end; the file has 2 lines, the first is 0"),
+    ],
+)
+async def test_a_start_that_leaves_a_doubt_is_refused_and_told_what_counts_from_where(
+    tools: ToolRegistry, tmp_path: Path, given: dict[str, int], said: str
+) -> None:
+    (tmp_path / "a").write_text("one\ntwo\n")
+    whole = await tools.execute("read_files", {"paths": ["a"], **given})
+    (entry, other) = await read(tools, {"path": "a", **given}, "a")
+
+    assert said in whole.text
+    assert said in entry["error"]
+    assert "one\ntwo\n" == other["content"]
+
+
+@pytest.mark.spec("requirements:X68")
+async def test_of_one_path_even_the_first_line_is_said_once(tools: ToolRegistry, tmp_path: Path) -> None:
+    """
+    For the whole call 0 is what stands for an offset that is not given.
+    """
+    (tmp_path / "a").write_text("one\ntwo\n")
+    (twice,) = await read(tools, {"path": "a", "offset": 0, "start_line": 2})
+    (once,) = await read(tools, "a", offset=0, start_line=2)
+
+    assert "not both" in twice["error"]
+    assert "two\n" == once["content"]
+
+
+@pytest.mark.spec("requirements:X68")
+def test_a_call_that_was_recorded_before_there_was_a_start_line_replays(tmp_path: Path) -> None:
+    """
+    What a call is recorded with has no parameter that it was not given and that there was not always.
+    """
+
+    def handle_steps(ctx: StepContext) -> Any:
+        yield from ToolCall("read_files", {"paths": ["a"], "limit": 5})
+        yield from ToolCall("read_files", {"paths": ["a"], "start_line": 1})
+
+    (tmp_path / "a").write_text("one\n")
+    with Engine([AgentDefinition("a", tools=file_tools(tmp_path), handle_steps=handle_steps)]) as engine:
+        calls = engine.run_sync("a").tool_calls
+
+    before = {"paths": ["a"], "offset": 0, "limit": 5, "line_numbers": False}
+    assert before == thaw(calls[0].input)
+    assert {**before, "limit": 2_000, "start_line": 1} == thaw(calls[1].input)
+
+
+@pytest.mark.spec("requirements:X68")
+async def test_what_was_cut_says_where_to_go_on_as_it_was_asked_for(tools: ToolRegistry, tmp_path: Path) -> None:
+    (tmp_path / "wide").write_text(("x" * 1_900 + "\n") * 100)
+    (by_number,) = await read(tools, "wide", start_line=5)
+    (by_offset,) = await read(tools, "wide", offset=4)
+    kept = by_number["content"].count("\n")
+
+    assert by_number["message"].endswith(f"read on at start_line {5 + kept}")
+    assert by_offset["message"].endswith(f"read on at offset {4 + kept}")
+
+
 @pytest.mark.spec("reliability:FP5", "requirements:F4")
 async def test_long_lines_are_cut_and_many_characters_end_the_call(tools: ToolRegistry, tmp_path: Path) -> None:
     (tmp_path / "long").write_text("x" * 5_000 + "\nnext\n")
@@ -101,7 +193,7 @@ async def test_a_huge_file_is_read_only_by_window_and_in_bounded_memory(tools: T
         tools, "huge", {"path": "huge", "offset": 100, "limit": 1}, {"path": "huge", "offset": 120, "limit": 5}
     )
 
-    assert "read a part of it with offset and limit" in whole["error"]
+    assert "read a part of it with offset or start_line and limit" in whole["error"]
     assert part["content"].startswith("100:yyy")
     assert ("end", False, 121) == (last["content"], last["has_more"], last["total_lines"])
     assert len(part["content"]) < 2_100

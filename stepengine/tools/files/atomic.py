@@ -22,6 +22,7 @@ from pathlib import Path
 from stepengine.errors import ToolError
 from stepengine.tools.after_fork import Lock, renews
 from stepengine.tools.files.walk import TEMPORARY
+from stepengine.tools.open_files import too_many_files
 
 __all__ = ("lock_for", "make_folder", "replace_file", "replace_path", "sweep", "sync_folder", "target_info")
 
@@ -133,13 +134,23 @@ def make_folder(folder: Path, mode: int) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder as durable as the content of their files, where its file system can (reliability JR12)."""
-    with contextlib.suppress(OSError):
+    """
+    Make the names in a folder as durable as the content of their files, where its file system can (reliability JR12).
+
+    Raises:
+        OSError: when too many files are open to do it, which says nothing of the file system.
+    """
+    try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-        try:
+    except OSError as error:
+        if too_many_files(error):
+            raise
+        return
+    try:
+        with contextlib.suppress(OSError):
             os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _write_all(fd: int, data: bytes) -> None:

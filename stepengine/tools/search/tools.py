@@ -83,7 +83,8 @@ def searching_tools(root: Root, *, prefer_python: bool) -> list[Tool[..., Any]]:
         Search the text of files with a regular expression.
 
         Usage:
-            - `stdout` shows each file with its matching lines and their numbers, counting from 1.
+            - `stdout` shows each file with its matching lines and their numbers, counting from 1: to read on there, pass such a
+              number to `read_files` as `start_line`.
             - Narrow a search down with `-g` and `-t` in `flags`, or with `cwd`.
 
         Examples:

@@ -1,0 +1,285 @@
+"""
+``HeldFile``: a locked file of a journal, which is closed while nobody needs it, and stays locked.
+
+A process may have so many files open, and may have more runs than that at once: of the files of all journals a part is open,
+those used last. The lock of a file lasts as long as anything refers to what was opened, and a mapping of it into memory does:
+so a mapped file can be closed, and opened again to write, and no other process gets the lock meanwhile. That is how Linux
+does it; it is tried on each disk before anything counts on it, and where it is not so files stay open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sys
+import threading
+from collections import OrderedDict
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+from stepengine.errors import JournalWriteFailed
+from stepengine.journal.places import REOPENED, close_locked, opened_for_writing
+from stepengine.tools.open_files import most_open_files
+
+__all__ = ("HeldFile", "opened_with_room")
+
+LEAST, MOST = 8, 512
+SHARE = 4
+"""Of the files that a process may have open, one in so many may be a journal's: runs need sockets and pipes, too."""
+FORK_PATIENCE = 10.0
+
+
+def bound() -> int:
+    """Return how many files of journals this process keeps open."""
+    most = most_open_files()
+    return MOST if most is None else max(LEAST, min(MOST, most // SHARE))
+
+
+class HeldFile:
+    """
+    A locked file, open or not.
+
+    Args:
+        path: Where it is.
+        descriptor: The file, open and locked; it belongs to this object from now on.
+
+    Attributes:
+        descriptor: The open file; ``None`` while it is closed.
+        using: Held by whoever needs the file to stay open.
+    """
+
+    # Those that are open and may be closed, the least recently used first.
+    _open: ClassVar[OrderedDict[HeldFile, None]] = OrderedDict()
+    _all: ClassVar[dict[HeldFile, None]] = {}
+    _lock: ClassVar[threading.Lock] = threading.Lock()
+    _keeping: ClassVar[dict[int, bool]] = {}
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        status = os.fstat(descriptor)
+        self._path = path
+        self._device, self._inode = status.st_dev, status.st_ino
+        self._mapping: int | None = None
+        self.using = threading.Lock()
+        self.descriptor: int | None = descriptor
+        with self._lock:
+            self._all[self] = self._open[self] = None
+            self._make_room(bound())
+
+    def take(self) -> int:
+        """
+        Return the open file, which stays open until ``give_back``.
+
+        Raises:
+            OSError: when it cannot be opened again.
+        """
+        self.using.acquire()
+        try:
+            with self._lock:
+                if self.descriptor is None:
+                    self.descriptor = self._opened_again()
+                    self._open[self] = None
+                    self._make_room(bound())
+                elif self in self._open:
+                    self._open.move_to_end(self)
+                return self.descriptor
+        except BaseException:
+            self.using.release()
+            raise
+
+    def give_back(self) -> None:
+        """Let the file be closed while nobody needs it."""
+        self.using.release()
+
+    def release(self) -> None:
+        """Give the lock up, and close the file."""
+        with self._lock:
+            self._open.pop(self, None)
+            self._all.pop(self, None)
+            descriptor, self.descriptor = self.descriptor, None
+            mapping, self._mapping = self._mapping, None
+            if descriptor is not None:
+                close_locked(descriptor)
+            if mapping is not None:
+                _unmap(mapping)
+
+    @classmethod
+    def close_one(cls) -> bool:
+        """Close the file that was not used for longest; return whether there was any that could be closed."""
+        with cls._lock:
+            return cls._make_room(len(cls._open) - 1)
+
+    @classmethod
+    def _make_room(cls, most: int) -> bool:
+        """Close files until at most so many are open; those in use stay open."""
+        begun = len(cls._open)
+        for one in list(cls._open):
+            if len(cls._open) <= most:
+                break
+            if one.using.acquire(blocking=False):
+                try:
+                    one.close_for_now()
+                finally:
+                    one.using.release()
+        return len(cls._open) < begun
+
+    def close_for_now(self) -> None:
+        """Close the file and keep the lock; where that is impossible it stays open, and is not asked again."""
+        descriptor = self.descriptor
+        if descriptor is not None and self._mapping is None and self._keeps():
+            self._mapping = _mapped(descriptor)
+        del self._open[self]
+        if descriptor is not None and self._mapping is not None:
+            self.descriptor = None
+            os.close(descriptor)
+
+    def _keeps(self) -> bool:
+        keeps = self._keeping.get(self._device)
+        if keeps is None:
+            try:
+                keeps = self._keeping[self._device] = _keeps_locks(self._path.parent)
+            except OSError:  # it could not be tried now, for want of a descriptor or of room
+                return False
+        return keeps
+
+    def _opened_again(self) -> int:
+        try:
+            descriptor = os.open(self._path, REOPENED)
+        except OSError as error:
+            if error.errno != errno.EMFILE or not self._make_room(len(self._open) - 1):
+                raise
+            descriptor = os.open(self._path, REOPENED)
+        status = os.fstat(descriptor)
+        if (status.st_dev, status.st_ino) != (self._device, self._inode):
+            os.close(descriptor)
+            raise OSError(errno.ESTALE, "the file was moved, deleted or replaced during the run")
+        return descriptor
+
+    # --- forks --------------------------------------------------------------------------------------------------------
+
+    _is_held: ClassVar[bool] = False
+
+    @classmethod
+    def before_fork(cls) -> None:
+        """Let nobody open or close files while the process is forked."""
+        cls._is_held = cls._lock.acquire(timeout=FORK_PATIENCE)
+
+    @classmethod
+    def after_fork(cls) -> None:
+        """Go on in the parent."""
+        if cls._is_held:
+            cls._is_held = False
+            cls._lock.release()
+
+    @classmethod
+    def after_fork_in_child(cls) -> None:
+        """Close what belongs to the parent, and unlock nothing: its locks end with it, and not with this process."""
+        for one in cls._all:
+            if one.descriptor is not None:
+                with contextlib.suppress(OSError):
+                    os.close(one.descriptor)
+                one.descriptor = None
+        cls._open, cls._all, cls._lock, cls._is_held = OrderedDict(), {}, threading.Lock(), False
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=HeldFile.before_fork,
+        after_in_parent=HeldFile.after_fork,
+        after_in_child=HeldFile.after_fork_in_child,
+    )
+
+
+def opened_with_room(path: Path) -> int:
+    """
+    Return a descriptor as ``opened_for_writing`` does; where too many files are open, those of idle journals are closed for it.
+
+    Raises:
+        JournalError: as there.
+    """
+    while True:
+        try:
+            return opened_for_writing(path)
+        except JournalWriteFailed as error:
+            cause = error.__cause__
+            if not isinstance(cause, OSError) or cause.errno != errno.EMFILE or not HeldFile.close_one():
+                raise
+
+
+# --- locks without descriptors ----------------------------------------------------------------------------------------
+
+
+@cache
+def _libc() -> Any:
+    """Return the functions that map files; ``None`` where a mapping keeps no lock, or there is no calling them."""
+    if sys.platform != "linux":
+        return None
+    try:
+        import ctypes
+
+        libc = ctypes.CDLL(None, use_errno=True)
+        size, number, place = ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p
+        libc.mmap.restype, libc.mmap.argtypes = place, (place, size, number, number, number, ctypes.c_long)
+        libc.munmap.argtypes, libc.madvise.argtypes = (place, size), (place, size, number)
+    except (ImportError, OSError, AttributeError):
+        return None
+    return libc
+
+
+def _mapped(descriptor: int) -> int | None:
+    """Map a page of a file, which nobody may look at, and which no forked process gets; return where, ``None`` if that failed."""
+    import mmap
+
+    libc = _libc()
+    if libc is None:
+        return None
+    none = 0
+    address: int | None = libc.mmap(None, mmap.PAGESIZE, none, mmap.MAP_SHARED, descriptor, 0)
+    if address in (None, (1 << 8 * _pointer_size()) - 1):
+        return None
+    if libc.madvise(address, mmap.PAGESIZE, mmap.MADV_DONTFORK):
+        _unmap(address)
+        return None
+    return address
+
+
+def _pointer_size() -> int:
+    import struct
+
+    return struct.calcsize("P")
+
+
+def _unmap(address: int | None) -> None:
+    import mmap
+
+    _libc().munmap(address, mmap.PAGESIZE)
+
+
+def _keeps_locks(folder: Path) -> bool:
+    """Try whether the lock of a closed file lasts as long as its mapping, and no longer."""
+    import fcntl
+    import tempfile
+
+    if _libc() is None:
+        return False
+    exclusive = fcntl.LOCK_EX | fcntl.LOCK_NB
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file, contextlib.ExitStack() as stack:
+        fcntl.flock(file, exclusive)
+        other = os.open(f"/proc/self/fd/{file.fileno()}", os.O_RDWR | os.O_CLOEXEC)
+        stack.callback(os.close, other)
+        address = _mapped(file.fileno())
+        if address is None:
+            return False
+        file.close()
+        try:
+            fcntl.flock(other, exclusive)
+        except BlockingIOError:
+            is_kept = True
+        else:
+            is_kept = False
+        finally:
+            _unmap(address)
+        if is_kept:
+            fcntl.flock(other, exclusive)
+        return is_kept

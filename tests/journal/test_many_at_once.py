@@ -1,0 +1,586 @@
+"""
+Many runs at once: with fewer descriptors than runs, into one database, beside other processes, and through forks and kills.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import resource
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepengine import AgentDefinition, Engine, Perform, RunResult, RunStatus
+from stepengine.errors import JournalLocked, JournalWriteFailed
+from stepengine.journal import FileJournal, Journal, MemoryJournal, SqliteJournal, check, held
+from stepengine.journal.held import HeldFile
+from stepengine.journal.records import Record
+from stepengine.journal.sqlite import SqliteWriter
+from stepengine.runtime.write_ahead import Database
+
+EFFECTS = 3
+FORKS = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only there a lock outlives the descriptor of its file")
+
+
+def at_once(count: int, journal: Callable[[int], Journal]) -> list[RunResult[Any]]:
+    """Run an agent so many times; none goes on before all have begun."""
+
+    async def go() -> list[RunResult[Any]]:
+        all_have_begun = asyncio.Barrier(count)
+
+        async def later(n: int) -> int:
+            if not n:
+                await asyncio.wait_for(all_have_begun.wait(), 30)
+            return n
+
+        def handle_steps(ctx: Any) -> Any:
+            total = 0
+            for n in range(EFFECTS):
+                total += yield from Perform(later, n)
+            return total
+
+        async with Engine([AgentDefinition("adding", handle_steps=handle_steps)]) as engine:
+            return list(await asyncio.gather(*[engine.run("adding", journal=journal(n)) for n in range(count)]))
+
+    return asyncio.run(go())
+
+
+def records_of_a_run() -> list[Record]:
+    return at_once(1, lambda _: MemoryJournal())[0].journal.records()
+
+
+@contextmanager
+def few_descriptors(more: int) -> Iterator[None]:
+    """Let this process open only so many files more than it has open."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    is_open = [int(file.name) for file in Path("/proc/self/fd").iterdir()]
+    limit = next(n for n in range(more, 10_000) if n - sum(number < n for number in is_open) >= more)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.fixture
+def two_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Two journals may be open at once.
+    """
+    monkeypatch.setattr(held, "bound", lambda: 2)
+
+
+# --- descriptors ------------------------------------------------------------------------------------------------------
+
+
+@ON_LINUX
+@pytest.mark.spec("reliability:RS05", "reliability:R10")
+@pytest.mark.parametrize("store", ["file", "folders", "sqlite"])
+def test_more_runs_at_once_than_descriptors_all_end_well(tmp_path: Path, store: str) -> None:
+    places: dict[str, Callable[[int], Journal]] = {
+        "file": lambda n: FileJournal(tmp_path / f"{n}.jsonl", sync="write"),
+        "folders": lambda n: FileJournal(tmp_path / str(n) / "run.jsonl", sync="write"),
+        "sqlite": lambda _: SqliteJournal(tmp_path / "runs.db"),
+    }
+    with few_descriptors(40):
+        results = at_once(120, places[store])
+
+    assert {(RunStatus.COMPLETED, 3)} == {(result.status, result.output) for result in results}
+    assert all(check(result.journal) for result in results)
+    assert 120 == len({result.journal.name for result in results})
+    assert [] == list(tmp_path.glob(".*"))
+
+
+@pytest.mark.deep
+@pytest.mark.spec("reliability:RS05", "reliability:JR39")
+@pytest.mark.parametrize("store", ["file", "sqlite"])
+@pytest.mark.parametrize("processes", [1, 4])
+def test_of_a_thousand_runs_at_once_none_fails(tmp_path: Path, store: str, processes: int) -> None:
+    """
+    In one process, and in four that share a database or a folder.
+    """
+    command = [sys.executable, "-c", MANY, store, str(1_000 // processes), str(tmp_path)]
+    running = [subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE) for _ in range(processes)]
+    said = [process.communicate()[0].decode() for process in running]
+    found = SqliteJournal(tmp_path / "runs.db").runs() if store == "sqlite" else list(tmp_path.glob("*.jsonl"))
+
+    assert [f"{1_000 // processes} completed\n"] * processes == said
+    assert 1_000 == len(found)
+
+
+MANY = """
+import resource, sys, asyncio, os
+from stepengine import AgentDefinition, Engine, Perform
+from stepengine.journal import FileJournal, SqliteJournal
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+store, count, place = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+
+async def later(n):
+    await asyncio.sleep(0.01)
+    return n
+
+def handle_steps(ctx):
+    for n in range(4):
+        yield from Perform(later, n)
+    return "done"
+
+async def go():
+    async with Engine([AgentDefinition("a", handle_steps=handle_steps)]) as engine:
+        at = lambda n: SqliteJournal(f"{place}/runs.db") if store == "sqlite" else FileJournal(f"{place}/{os.getpid()}-{n}.jsonl")
+        results = await asyncio.gather(*[engine.run("a", journal=at(n)) for n in range(count)])
+    for result in results:
+        if result.error: print(result.error)
+    print(sum(r.status == "completed" for r in results), "completed")
+
+asyncio.run(go())
+"""
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+
+@ON_LINUX
+@FORKS
+@pytest.mark.usefixtures("two_open")
+@pytest.mark.spec("reliability:JR13", "reliability:JR14", "reliability:R15")
+@pytest.mark.parametrize("kind", ["file", "sqlite"])
+def test_a_run_whose_file_is_closed_for_a_while_belongs_to_its_process_until_it_gives_it_back(
+    tmp_path: Path, kind: str
+) -> None:
+    path = tmp_path / "run"
+    journal = FileJournal(path) if kind == "file" else SqliteJournal(path, "one")
+    writer: Any = journal.writer()
+    others = [FileJournal(tmp_path / str(n)).writer() for n in range(3)]
+    held_file = writer._held if kind == "file" else writer._lock
+    assert None is held_file.descriptor, "its file is open, so this shows nothing"
+
+    def is_refused() -> None:
+        with pytest.raises(JournalLocked) as refused:
+            journal.writer()
+        assert os.getppid() == refused.value.pid
+
+    try:
+        with pytest.raises(JournalLocked, match="another run of this process"):
+            journal.writer()
+        assert 0 == in_child(is_refused)
+        for record in records_of_a_run():
+            writer.append(record)
+            writer.commit()
+            for other in others:
+                other.commit()
+        assert 0 == in_child(is_refused)
+    finally:
+        for each in (writer, *others):
+            each.close()
+
+    assert 0 == in_child(lambda: journal.writer().close())
+    assert check(journal)
+
+
+@ON_LINUX
+@pytest.mark.usefixtures("two_open")
+def test_at_most_so_many_files_are_open_and_those_used_last_are(tmp_path: Path) -> None:
+    records = records_of_a_run()
+    writers: list[Any] = [FileJournal(tmp_path / str(n), sync="write").writer() for n in range(5)]
+    for record in records:
+        for writer in writers:
+            writer.append(record)
+            writer.commit()
+            found = [number for number, each in enumerate(writers) if each._held.descriptor is not None]
+            assert 2 == len(found)
+            assert writers.index(writer) in found
+    # The last two are open: the older one of them is used once more, so the other one goes.
+    writers[3].append(records[-1])
+    writers[3].commit()
+    writers.append(FileJournal(tmp_path / "5", sync="write").writer())
+    assert [3, 5] == [number for number, each in enumerate(writers) if each._held.descriptor is not None]
+    for writer in writers:
+        writer.close()
+
+    stored = [(tmp_path / str(n)).read_bytes().count(b"\n") for n in range(6)]
+    assert [*[len(records)] * 3, len(records) + 1, len(records), 0] == stored
+    assert not HeldFile._open
+
+
+@ON_LINUX
+@pytest.mark.usefixtures("two_open")
+@pytest.mark.spec("reliability:JR16")
+@pytest.mark.parametrize("harm", ["delete", "replace"])
+def test_a_file_that_is_another_one_when_it_is_opened_again_stops_the_run(tmp_path: Path, harm: str) -> None:
+    writer = FileJournal(tmp_path / "run").writer()
+    others = [FileJournal(tmp_path / str(n)).writer() for n in range(3)]
+    (tmp_path / "run").unlink()
+    if harm == "replace":
+        (tmp_path / "run").touch()
+    writer.append(records_of_a_run()[0])
+    with pytest.raises(JournalWriteFailed, match="moved, deleted or replaced"):
+        writer.commit()
+    for each in (writer, *others):
+        each.close()
+
+
+@pytest.mark.parametrize("kind", ["file", "sqlite"])
+def test_where_no_file_can_be_closed_too_many_are_told_with_what_to_raise(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held, "_libc", lambda: None)
+    writers = []
+    with few_descriptors(30), pytest.raises(JournalWriteFailed) as refused:
+        for n in range(60):
+            journal = (
+                FileJournal(tmp_path / f"{n}.jsonl") if kind == "file" else SqliteJournal(tmp_path / "runs.db", str(n))
+            )
+            writers.append(journal.writer())
+    for writer in writers:
+        writer.append(records_of_a_run()[0])
+        writer.close()
+    said = str(refused.value)
+
+    assert "too many open files: this process may have" in said
+    assert "ulimit -n" in said
+    assert said.endswith("nothing was run")
+    assert 60 > len(writers) > 10
+
+
+@pytest.mark.spec("reliability:JR12")
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_a_name_that_cannot_be_made_durable_for_want_of_a_descriptor_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    opening = os.open
+
+    def opened(path: Any, flags: int, *more: Any, **options: Any) -> int:
+        if Path(path).is_dir() and not flags & getattr(os, "O_TMPFILE", 0):
+            raise OSError(number, os.strerror(number))
+        return opening(path, flags, *more, **options)
+
+    writer = FileJournal(tmp_path / "run").writer()
+    writer.append(records_of_a_run()[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", opened)
+        with pytest.raises(JournalWriteFailed, match="its name cannot be made durable"):
+            writer.commit()
+    writer.close()
+
+
+def test_a_system_that_keeps_no_lock_by_a_mapping_keeps_its_files_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two_open: None
+) -> None:
+    """
+    A mapping that keeps nothing is found out before anything counts on it.
+    """
+    monkeypatch.setattr(held, "_mapped", lambda _: None)
+    monkeypatch.setattr(HeldFile, "_keeping", {})
+    writers: list[Any] = [FileJournal(tmp_path / str(n)).writer() for n in range(4)]
+    is_open = [writer._held.descriptor is not None for writer in writers]
+    for writer in writers:
+        writer.close()
+
+    assert [True] * 4 == is_open
+
+
+# --- one connection ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("reliability:JR42", "reliability:JR39")
+def test_runs_that_are_ready_at_once_share_connection_and_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, commits = [], []
+    insert, connected = SqliteWriter._insert, Database._connected
+
+    def inserting(self: SqliteWriter, rows: list[Any]) -> None:
+        commits.append(len({run for run, *_ in rows}))
+        insert(self, rows)
+
+    monkeypatch.setattr(SqliteWriter, "_insert", inserting)
+    monkeypatch.setattr(Database, "_connected", lambda self: opened.append(self) or connected(self))
+    results = at_once(100, lambda _: SqliteJournal(tmp_path / "runs.db"))
+
+    assert {RunStatus.COMPLETED} == {result.status for result in results}
+    assert len(opened) <= 2, "one that writes, one that reads"
+    assert len(commits) < 100 * (EFFECTS + 2) / 2
+    assert max(commits) > 8
+    assert not Database._known
+
+
+@pytest.mark.spec("reliability:JR39", "reliability:JR14")
+def test_a_run_that_cannot_be_stored_takes_no_other_with_it(tmp_path: Path) -> None:
+    """
+    Somebody without a lock wrote rows of its run meanwhile.
+    """
+    path, records = tmp_path / "runs.db", records_of_a_run()
+    writers = {name: SqliteJournal(path, name).writer() for name in ("a", "b", "c")}
+    with closing(sqlite3.connect(path)) as other, other:
+        other.execute("INSERT INTO lines VALUES ('b', 0, 'foreign')")
+    for writer in writers.values():
+        writer.append(records[0])
+        writer.announce()
+    writers["a"].commit()
+    with pytest.raises(JournalWriteFailed, match="UNIQUE"):
+        writers["b"].commit()
+    with pytest.raises(JournalWriteFailed, match="UNIQUE"):
+        writers["b"].append(records[1])
+    for name in ("a", "c"):
+        assert 1 == len(SqliteJournal(path, name).records())
+    for writer in writers.values():
+        writer.close()
+
+
+@pytest.mark.spec("reliability:R1", "reliability:JR42")
+def test_a_commit_returns_only_when_its_lines_are_stored_whoever_stores_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    insert, may_go, begun = SqliteWriter._insert, threading.Event(), threading.Event()
+    records, journal = records_of_a_run(), SqliteJournal(tmp_path / "runs.db", "along")
+    leader, other = SqliteJournal(tmp_path / "runs.db", "leader").writer(), journal.writer()
+
+    def slow(self: SqliteWriter, rows: list[Any]) -> None:
+        begun.set()
+        assert may_go.wait(10)
+        insert(self, rows)
+
+    monkeypatch.setattr(SqliteWriter, "_insert", slow)
+    for writer in (leader, other):
+        writer.append(records[0])
+        writer.announce()
+    threads = [threading.Thread(target=leader.commit), threading.Thread(target=other.close)]
+    threads[0].start()
+    assert begun.wait(10)
+    threads[1].start()
+    threads[1].join(0.05)
+    assert threads[1].is_alive(), "it was given back before it was stored"
+    may_go.set()
+    for thread in threads:
+        thread.join()
+
+    assert 1 == len(journal.records())
+    leader.close()
+
+
+BUSY = """
+import sqlite3, sys, time
+database = sqlite3.connect(sys.argv[1], timeout=60, isolation_level=None)
+database.execute("CREATE TABLE IF NOT EXISTS other (n)")
+print("ready", flush=True)
+until = time.monotonic() + float(sys.argv[2])
+while time.monotonic() < until:
+    database.execute("BEGIN IMMEDIATE")
+    time.sleep(0.03)
+    database.execute("INSERT INTO other VALUES (1)")
+    database.execute("COMMIT")
+"""
+
+
+@pytest.mark.spec("reliability:JR39")
+def test_a_database_is_waited_for_as_long_as_others_come_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Two processes hold it nearly all the time, in turns; each turn is shorter than the patience, and all are longer.
+    """
+    monkeypatch.setattr("stepengine.journal.sqlite.BUSY_SECONDS", 0.1)
+    path = tmp_path / "runs.db"
+    at_once(1, lambda _: SqliteJournal(path))
+    command = [sys.executable, "-c", BUSY, str(path), "0.8"]
+    others = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2)]
+    try:
+        for other in others:
+            assert other.stdout is not None
+            assert b"ready\n" == other.stdout.readline()
+        results = [result for _ in range(3) for result in at_once(5, lambda _: SqliteJournal(path))]
+    finally:
+        for other in others:
+            other.communicate()
+
+    assert {RunStatus.COMPLETED} == {result.status for result in results}, results[0].error
+
+
+# --- forks and kills --------------------------------------------------------------------------------------------------
+
+
+def in_child(work: Callable[[], Any]) -> int:
+    """Fork, do some work there, and return how the child ended; one that hangs is killed."""
+    pid = os.fork()
+    if not pid:
+        try:
+            work()
+        except BaseException as error:
+            os.write(2, f"{type(error).__name__}: {error}\n".encode())
+            os._exit(1)
+        os._exit(0)
+    until = time.monotonic() + 20
+    while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
+        if time.monotonic() > until:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+    return os.waitstatus_to_exitcode(ended[1])
+
+
+@FORKS
+@pytest.mark.spec("reliability:SS14", "reliability:JR39")
+def test_a_forked_process_has_a_connection_of_its_own_and_the_parent_goes_on(tmp_path: Path) -> None:
+    """
+    SQLite forbids to carry a connection through a fork, whether it is used there or not.
+    """
+    path, records = tmp_path / "runs.db", records_of_a_run()
+    writer: Any = SqliteJournal(path, "parent").writer()
+    writer.append(records[0])
+    writer.commit()
+
+    def work() -> None:
+        assert writer._database._writer is None, "the child has the parent's connection"
+        for name in ("child", "second"):
+            mine = SqliteJournal(path, name).writer()
+            for record in records:
+                mine.append(record)
+                mine.commit()
+            mine.close()
+        with pytest.raises(JournalLocked):
+            SqliteJournal(path, "parent").writer()
+
+    assert 0 == in_child(work)
+    for record in records[1:]:
+        writer.append(record)
+        writer.commit()
+    writer.close()
+    with closing(sqlite3.connect(path)) as database:
+        assert [("ok",)] == database.execute("PRAGMA integrity_check").fetchall()
+    assert {"parent": len(records), "child": len(records), "second": len(records)} == {
+        name: len(SqliteJournal(path, name).records()) for name in SqliteJournal(path).runs()
+    }
+
+
+@FORKS
+@pytest.mark.spec("reliability:SS14")
+def test_a_fork_waits_for_the_commit_that_is_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    insert, begun = SqliteWriter._insert, threading.Event()
+    path, records = tmp_path / "runs.db", records_of_a_run()
+    writer = SqliteJournal(path, "parent").writer()
+
+    def slow(self: SqliteWriter, rows: list[Any]) -> None:
+        begun.set()
+        time.sleep(0.1)
+        insert(self, rows)
+
+    monkeypatch.setattr(SqliteWriter, "_insert", slow)
+    writer.append(records[0])
+    thread = threading.Thread(target=writer.commit)
+    thread.start()
+    assert begun.wait(10)
+
+    def work() -> None:
+        assert 1 == len(SqliteJournal(path, "parent").records())
+
+    assert 0 == in_child(work)
+    thread.join()
+    writer.close()
+
+
+@ON_LINUX
+@pytest.mark.spec("reliability:JR13")
+@pytest.mark.parametrize("bound", [2, 100])
+def test_a_lock_dies_with_its_process_although_one_that_was_forked_from_it_lives(tmp_path: Path, bound: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", ORPHAN, str(tmp_path), str(bound)],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        check=False,
+    )
+    child = int(done.stdout)
+    try:
+        assert -signal.SIGKILL == done.returncode
+        for n in range(4):
+            FileJournal(tmp_path / str(n)).writer().close()
+            SqliteJournal(tmp_path / "runs.db", str(n)).writer().close()
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+ORPHAN = """
+import os, signal, sys, time
+from stepengine.journal import FileJournal, SqliteJournal, held
+from pathlib import Path
+held.bound = lambda: int(sys.argv[2])
+place = Path(sys.argv[1])
+writers = [FileJournal(place / str(n)).writer() for n in range(4)]
+writers += [SqliteJournal(place / "runs.db", str(n)).writer() for n in range(4)]
+pid = os.fork()
+if not pid:
+    os.close(1)
+    time.sleep(60)
+    os._exit(0)
+os.write(1, str(pid).encode())
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def journal_of(store: str, place: Path, run: str) -> Journal:
+    return SqliteJournal(place / "runs.db", run) if store == "sqlite" else FileJournal(place / f"{run}.jsonl")
+
+
+@pytest.mark.deep
+@pytest.mark.spec("reliability:R1", "reliability:R2", "reliability:K3", "reliability:JR39")
+@pytest.mark.parametrize("store", ["file", "sqlite"])
+def test_of_many_runs_at_once_a_kill_loses_nothing_that_a_handler_saw(tmp_path: Path, store: str) -> None:
+    """
+    Each handler notes in the world what it was sent; what stands there has to stand in its journal.
+    """
+    seen_by_all = 0
+    for number in range(10):
+        place = tmp_path / f"{number}"
+        place.mkdir()
+        running = subprocess.Popen(
+            [sys.executable, "-c", KILLED, store, str(place)], env=environment(), stdout=subprocess.PIPE
+        )
+        assert running.stdout is not None
+        assert b"ready\n" == running.stdout.readline()
+        until = time.monotonic() + 20
+        while (place / "seen").stat().st_size < 777 * number and running.poll() is None and time.monotonic() < until:
+            time.sleep(0.001)
+        running.kill()
+        running.communicate()
+        seen = [line.split() for line in (place / "seen").read_text().splitlines()]
+        seen_by_all += len(seen)
+        stored = {run: {seq for _, seq in journal_of(store, place, run).history().results} for run, _ in seen}
+
+        assert [] == [(run, seq) for run, seq in seen if int(seq) not in stored[run]]
+    assert seen_by_all > 100
+
+
+KILLED = """
+import asyncio, os, resource, sys
+from stepengine import AgentDefinition, Engine, Perform
+from stepengine.journal import FileJournal, SqliteJournal
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+store, place = sys.argv[1:]
+world = os.open(f"{place}/seen", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+async def later(n):
+    await asyncio.sleep(0.001)
+    return n
+
+def handle_steps(ctx):
+    for n in range(10_000):
+        yield from Perform(later, n)
+        os.write(world, f"{ctx.prompt} {n}\\n".encode())
+
+async def go():
+    async with Engine([AgentDefinition("a", handle_steps=handle_steps)]) as engine:
+        at = lambda n: SqliteJournal(f"{place}/runs.db", str(n)) if store == "sqlite" else FileJournal(f"{place}/{n}.jsonl")
+        print("ready", flush=True)
+        await asyncio.gather(*[engine.run("a", str(n), journal=at(n)) for n in range(60)])
+
+asyncio.run(go())
+"""
