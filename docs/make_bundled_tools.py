@@ -57,7 +57,7 @@ ENDED = {
 }  # fmt: skip
 CODEBUFF: Mapping[str, Mapping[str, str]] = {
     "FileEntry": {
-        "path": "path", "content": "content", "error": "in `content`, as a status", "total_lines": "", "offset": "", "has_more": "",
+        "path": "path", "content": "content", "error": "in `content`, as a status", "total_lines": "", "offset": "", "first_line": "", "has_more": "",
         "hash": "", "message": "",
     },
     "Listing": {"files": "files", "directories": "directories", "path": "path", "message": ""},
@@ -102,8 +102,8 @@ BESIDE = """
 
 For handlers that are ported: what a result's key is called there. `-` has no counterpart. A result there is a list of parts whose first
 one holds the value; here `turn.tool_result.data` is the value. A failure there is a value with `errorMessage`; here it is an error
-result (`is_error`, and its `text`), or `error` in the entry that it concerns. Texts there, such as those of the control tools, are
-`{message}`.
+result (`is_error`, and its `text`), or `error` in the entry that it concerns. A text there is
+`{message}`, as the results of the control tools are here.
 
 | tool | here | at codebuff |
 |---|---|---|

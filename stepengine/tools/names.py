@@ -92,13 +92,18 @@ class _Typed(Protocol):
 
     @staticmethod
     def read_files(
-        paths: Sequence[str | FilePart], *, offset: int = 0, limit: int = 2_000, line_numbers: bool = False
+        paths: Sequence[str | FilePart],
+        *,
+        offset: int = 0,
+        limit: int = 2_000,
+        line_numbers: bool = False,
+        start_line: int | None = None,
     ) -> list[FileEntry]:
         """
         Read text files.
 
         Errors: none for a file: one that is missing, secret, binary, too large or outside of the root gives an entry with `error`.
-        Limits: 50 files and 100,000 characters, 2,000 lines of a file, 2,000 characters of a line. A file over 10 MB is read only with `offset` or `limit`.
+        Limits: 50 files and 100,000 characters, 2,000 lines of a file, 2,000 characters of a line. A file over 10 MB is read only with `offset`, `start_line` or `limit`.
         """
 
     @staticmethod
@@ -350,7 +355,7 @@ class _Typed(Protocol):
     # --- the run itself
 
     @staticmethod
-    def set_output(data: Any) -> str:
+    def set_output(data: Any) -> Said:
         """
         Set the output of the run.
 
@@ -359,7 +364,7 @@ class _Typed(Protocol):
         """
 
     @staticmethod
-    def set_messages(messages: Sequence[Any]) -> str:
+    def set_messages(messages: Sequence[Any]) -> Said:
         """
         Replace the history; for handlers alone.
 
@@ -374,7 +379,7 @@ class _Typed(Protocol):
         *,
         tags: Sequence[str] = (),
         ttl: Literal["agent_step", "user_prompt"] | None = None,
-    ) -> str:
+    ) -> Said:
         """
         Append a message to the history; for handlers alone.
 
@@ -383,7 +388,7 @@ class _Typed(Protocol):
         """
 
     @staticmethod
-    def end_turn(message: str = "") -> str:
+    def end_turn(message: str = "") -> Said:
         """
         End the turn.
 
@@ -392,7 +397,7 @@ class _Typed(Protocol):
         """
 
     @staticmethod
-    def task_completed() -> str:
+    def task_completed() -> Said:
         """
         Say that the whole task is done; where an agent lists it, its turn ends in no other way.
 
@@ -401,7 +406,7 @@ class _Typed(Protocol):
         """
 
     @staticmethod
-    def write_todos(todos: Sequence[Todo]) -> str:
+    def write_todos(todos: Sequence[Todo]) -> Said:
         """
         Write the list of things to do, in place of the earlier one.
 
@@ -410,7 +415,7 @@ class _Typed(Protocol):
         """
 
     @staticmethod
-    def think_deeply(thought: str) -> str:
+    def think_deeply(thought: str) -> Said:
         """
         Write down a thought.
 
@@ -472,7 +477,7 @@ class Maker:
     function: str
     arguments: tuple[str, ...] = ()
 
-    def __str__(self) -> str:
+    def __str__(self) -> Said:
         return f"{self.function}({', '.join(self.arguments)})"
 
 
@@ -489,7 +494,7 @@ class Bundled:
     name: ToolName[..., Any]
     maker: Maker | None = None
 
-    def says(self, title: str) -> str:
+    def says(self, title: str) -> Said:
         """Return what is told under a title: ``"Errors"`` or ``"Limits"``; with ``""``, what the tool is for."""
         text = " ".join((self.name.__doc__ or "").split())
         parts = re.split(r"\b(Errors|Limits): ", text)
@@ -527,7 +532,7 @@ BUNDLED: Mapping[str, Bundled] = MappingProxyType(
 """Every bundled tool by name."""
 
 
-def line_for(names: Iterable[str]) -> str:
+def line_for(names: Iterable[str]) -> Said:
     """Return the Python that gives an engine these tools, and what it imports; ``""`` when none of them is bundled."""
     wanted: dict[str, dict[str, None]] = {}
     for name in names:

@@ -66,6 +66,7 @@ class FilePart(TypedDict):
 
     path: str
     offset: NotRequired[int]
+    start_line: NotRequired[int]
     limit: NotRequired[int]
 
 
@@ -125,6 +126,7 @@ class FileEntry(TypedDict):
     content: NotRequired[Annotated[str, Doc("The lines, exactly; not there beside `error`.")]]
     total_lines: NotRequired[Annotated[int | None, Doc("How many lines the file has; `null` when it is too large.")]]
     offset: NotRequired[Annotated[int, Doc("The first line of `content`, counting from 0.")]]
+    first_line: NotRequired[Annotated[int, Doc("The first line of `content`, counting from 1, as `code_search` does.")]]
     has_more: NotRequired[Annotated[bool, Doc("Whether lines follow that are not in `content`.")]]
     hash: NotRequired[Annotated[str, Doc("For `expected_hash`; not there for files over 10 MB.")]]
     message: NotRequired[Incomplete]
