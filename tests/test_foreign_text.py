@@ -67,6 +67,7 @@ from stepengine.models._json import call_part, read_json
 from stepengine.models._schemas import plain_schema
 from stepengine.models._sse import SSEParser
 from stepengine.models._wire import safe_name
+from stepengine.models.google.calls import _keys_of
 from stepengine.models.keys import Credentials, printable
 from stepengine.models.openai_chat.written import WrittenThoughts, with_written_calls, with_written_thoughts
 from stepengine.permissions.commands import READ_ONLY, CommandForm, denies, permits
@@ -355,6 +356,11 @@ def offered(schema: dict[str, Any]) -> None:
     give(made, {"x": {"x": 1}})
 
 
+def keys_of_path(text: str) -> None:
+    with contextlib.suppress(ValueError, StepEngineError):
+        _keys_of(text)
+
+
 def refused_reference(text: str) -> None:
     """Give a schema that leads out of itself; it is refused with the place of its reference, and nothing is fetched."""
     with pytest.raises(DefinitionError, match=r"at #/properties/x/\$ref: "):
@@ -564,7 +570,7 @@ PLACES = (
         "glob",
         globbed,
         (of("*a"), of("**/a/"), of("{a,"), of("{a,b}"), of("[a"), of("?*")),
-        ("tools/search/patterns.py:_compiled", "tools/search/patterns.py:_expanded"),
+        ("tools/search/patterns.py:_compiled", "tools/search/patterns.py:expanded"),
         most=512,
     ),
     Place(
@@ -575,6 +581,21 @@ PLACES = (
         (of("tests/"), of("a/"), of("id_"), of(".env."), of("journals/a"), of("\u0300"), of("tests/conftest.py/")),
         ("tools/files/rules.py:*",),
         most=4_096,
+    ),
+    Place(
+        "path of a piece of a call's arguments",
+        keys_of_path,
+        (
+            of("a", "$."),
+            of(".a", "$"),
+            of("['", "$"),
+            of("\\\\", "$['"),
+            of("\\'", "$['"),
+            of('["a', "$"),
+            of("[0]", "$"),
+            of("\\\\", '$["'),
+        ),
+        ("models/google/calls.py:SEGMENT",),
     ),
     # --- pages
     *(
@@ -1268,6 +1289,17 @@ PLACES = (
 )
 
 APART: dict[str, str] = {
+    "__init__.py:_unknown": "a name that an author imports",
+    "cli/tools.py:tools": "what a person typed, compared with names of ours",
+    "data/checks.py:named_fields.__init__": "a keyword that an author wrote",
+    "engine/catalog.py:_no_agent": "an id that an author or a person gave",
+    "engine/catalog.py:_no_tools": "names that an author lists",
+    "journal/places.py:likely": "a path that a person typed, compared with at most 1,000 names of files",
+    "machine/calls.py:hook_call": "a name that the author of a hook wrote",
+    "machine/calls.py:unavailable_here": "a name that the author of a handler wrote",
+    "tools/names.py:Bundled.says": "docstrings of this package",
+    "tools/reference.py:_example": "docstrings of this package",
+    "tools/shell/sandbox.py:_Bubblewrap.probe": "what bubblewrap said of a command of ours",
     "tools/memory.py:SCOPE": "a name of a fixed length, made by this package",
     "tools/remembering.py:_remembering.remember": "the id of a run, one run of characters",
     "tools/remembering.py:project_scope": "at most 4 KiB of a file of git's, in UTF-8",
