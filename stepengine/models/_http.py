@@ -358,18 +358,6 @@ class HttpProvider(Provider):
         discreet()
         return ready
 
-    @asynccontextmanager
-    async def _in_use(self) -> AsyncIterator[None]:
-        """Keep the connections open meanwhile, whoever closes the provider."""
-        ready = self._ready()
-        ready.users += 1
-        try:
-            yield
-        finally:
-            ready.users -= 1
-            if ready.is_given_back:
-                await ready.give_back()
-
     async def complete(self, request: ModelRequest) -> ModelReply:
         """
         Return the reply to *request*, asked for in one piece.
@@ -378,12 +366,8 @@ class HttpProvider(Provider):
             ModelError: when there is none.
         """
         try:
-            async with self._in_use():
-                exchange = await self._sent(request, stream=False)
-                try:
-                    return await self._read(exchange, request)
-                finally:
-                    await exchange.response.aclose()
+            async with self._sent(request, stream=False) as exchange:
+                return await self._read(exchange, request)
         except ModelError as error:
             self._second_tries.judge(error, request)
             raise
@@ -396,14 +380,12 @@ class HttpProvider(Provider):
             ModelError: when there is no reply; ``TruncatedReply`` when it ended early.
         """
         try:
-            async with self._in_use():
-                exchange = await self._sent(request, stream=True)
-                try:
-                    async with aclosing(self._deltas(exchange, request)) as deltas:
-                        async for delta in deltas:
-                            yield delta
-                finally:
-                    await exchange.response.aclose()
+            async with (
+                self._sent(request, stream=True) as exchange,
+                aclosing(self._deltas(exchange, request)) as deltas,
+            ):
+                async for delta in deltas:
+                    yield delta
         except ModelError as error:
             self._second_tries.judge(error, request)
             raise
@@ -444,21 +426,14 @@ class HttpProvider(Provider):
 
     async def _answer(self, body: Body, request: ModelRequest) -> Mapping[str, Any]:
         """Return the object that *body* is answered with, when that is no reply of a model."""
-        async with self._in_use():
-            exchange = await self._asked(body, request, stream=False)
-            try:
-                return exchange.json(await exchange.content())
-            finally:
-                await exchange.response.aclose()
+        async with self._asked(body, request, stream=False) as exchange:
+            return exchange.json(await exchange.content())
 
     async def _batch_lines(self, path: str) -> list[Mapping[str, Any]]:
         """Return the objects of a file with the results of a batch."""
-        async with self._in_use():
-            exchange = await self._asked(Body(b"", path=path, is_question=True), self._about_batches(), stream=False)
-            try:
-                return read_lines(await exchange.content(MAX_RESULTS), exchange.call)
-            finally:
-                await exchange.response.aclose()
+        body = Body(b"", path=path, is_question=True)
+        async with self._asked(body, self._about_batches(), stream=False) as exchange:
+            return read_lines(await exchange.content(MAX_RESULTS), exchange.call)
 
     async def _batch_answer(self, path: str, content: bytes | None = None, **headers: str) -> Mapping[str, Any]:
         """Return what the API says of batches at *path*: asked for it, or told *content*."""
@@ -522,7 +497,7 @@ class HttpProvider(Provider):
         )
         failure: BaseException
         try:
-            async with self._in_use(), asyncio.timeout(self._timeouts.total):
+            async with ready.in_use(), asyncio.timeout(self._timeouts.total):
                 return await ask(ready.client)
         except TimeoutError:
             failure = late(call, "total", self._timeouts)
@@ -545,13 +520,26 @@ class HttpProvider(Provider):
             elif loop.is_running():
                 await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(ready.give_back(), loop))
 
-    async def _sent(self, request: ModelRequest, *, stream: bool) -> Exchange:
+    @asynccontextmanager
+    async def _sent(self, request: ModelRequest, *, stream: bool) -> AsyncGenerator[Exchange]:
         after = self._second_tries.kind_of(request)
         warn_of(request, self.name, self._dropped(request))
-        return await self._asked(self._encode(request, stream=stream, after=after), request, stream=stream)
+        body = self._encode(request, stream=stream, after=after)
+        async with self._asked(body, request, stream=stream) as exchange:
+            yield exchange
 
-    async def _asked(self, body: Body, request: ModelRequest, *, stream: bool) -> Exchange:
+    @asynccontextmanager
+    async def _asked(self, body: Body, request: ModelRequest, *, stream: bool) -> AsyncGenerator[Exchange]:
+        """Send *body*, and give the answer while it is read; the connections stay open meanwhile, whoever closes the provider."""
         ready = self._ready()
+        async with ready.in_use():
+            exchange = await self._exchanged(ready, body, request, stream=stream)
+            try:
+                yield exchange
+            finally:
+                await exchange.response.aclose()
+
+    async def _exchanged(self, ready: _Ready, body: Body, request: ModelRequest, *, stream: bool) -> Exchange:
         call = Call(
             provider=self.name,
             model=request.model,
@@ -662,6 +650,17 @@ class _Ready:
     address: str
     users: int = 0
     is_given_back: bool = False
+
+    @asynccontextmanager
+    async def in_use(self) -> AsyncIterator[None]:
+        """Keep the connections open meanwhile."""
+        self.users += 1
+        try:
+            yield
+        finally:
+            self.users -= 1
+            if self.is_given_back:
+                await self.give_back()
 
     async def give_back(self) -> None:
         """Close the connections, once nobody uses them: engines may share a provider, and one of them ends first."""
