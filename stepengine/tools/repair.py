@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from stepengine.data.json import JsonDict, JsonList, freeze_object
+from stepengine.data.json import JsonDict, freeze_object
 from stepengine.errors import DataError
 
 __all__ = ("Aliases", "renamer", "repairer")
@@ -25,8 +25,6 @@ Aliases = Mapping[str, Sequence[str]]
 DROPPED = "cb_easp"
 ROUNDS = 3
 DEPTH = 8
-CONTAINERS = frozenset({JsonDict, JsonList})
-"""What may hold further names in a frozen input."""
 
 
 def _camel(name: str) -> str:
@@ -55,15 +53,15 @@ def _mending(mender: _Mender, schema: Mapping[str, Any]) -> Callable[[JsonDict],
 
 def renamer(schema: Mapping[str, Any], aliases: Aliases) -> Callable[[JsonDict], JsonDict]:
     """Return the function that mends the names in inputs of a tool with this schema, and no values."""
-    made: list[Callable[[JsonDict], JsonDict]] = []
-    names = frozenset(schema.get("properties", ()))
+    plain: frozenset[str] | None = None
+    mend: Callable[[JsonDict], JsonDict] | None = None
 
     def rename(value: JsonDict) -> JsonDict:
-        if value.keys() <= names and not any(type(v) in CONTAINERS and v for v in value.values()):
-            return value
-        if not made:  # of most tools no handler ever calls
-            made.append(_mending(_Mender(schema, aliases, has_strict_values=True), schema))
-        return made[0](value)
+        nonlocal plain, mend
+        if plain is None or mend is None:  # of most tools no handler ever calls
+            mender = _Mender(schema, aliases, has_strict_values=True)
+            plain, mend = mender.plain_names(), _mending(mender, schema)
+        return value if value.keys() <= plain else mend(value)
 
     return rename
 
