@@ -477,7 +477,7 @@ class Maker:
     function: str
     arguments: tuple[str, ...] = ()
 
-    def __str__(self) -> Said:
+    def __str__(self) -> str:
         return f"{self.function}({', '.join(self.arguments)})"
 
 
@@ -494,7 +494,7 @@ class Bundled:
     name: ToolName[..., Any]
     maker: Maker | None = None
 
-    def says(self, title: str) -> Said:
+    def says(self, title: str) -> str:
         """Return what is told under a title: ``"Errors"`` or ``"Limits"``; with ``""``, what the tool is for."""
         text = " ".join((self.name.__doc__ or "").split())
         parts = re.split(r"\b(Errors|Limits): ", text)
@@ -532,7 +532,7 @@ BUNDLED: Mapping[str, Bundled] = MappingProxyType(
 """Every bundled tool by name."""
 
 
-def line_for(names: Iterable[str]) -> Said:
+def line_for(names: Iterable[str]) -> str:
     """Return the Python that gives an engine these tools, and what it imports; ``""`` when none of them is bundled."""
     wanted: dict[str, dict[str, None]] = {}
     for name in names:
