@@ -67,6 +67,7 @@ from stepengine.models._json import call_part, read_json
 from stepengine.models._schemas import plain_schema
 from stepengine.models._sse import SSEParser
 from stepengine.models._wire import safe_name
+from stepengine.models.google.calls import _keys_of
 from stepengine.models.keys import Credentials, printable
 from stepengine.models.openai_chat.written import WrittenThoughts, with_written_calls, with_written_thoughts
 from stepengine.permissions.commands import READ_ONLY, CommandForm, denies, permits
@@ -355,6 +356,11 @@ def offered(schema: dict[str, Any]) -> None:
     give(made, {"x": {"x": 1}})
 
 
+def keys_of_path(text: str) -> None:
+    with contextlib.suppress(ValueError, StepEngineError):
+        _keys_of(text)
+
+
 def refused_reference(text: str) -> None:
     """Give a schema that leads out of itself; it is refused with the place of its reference, and nothing is fetched."""
     with pytest.raises(DefinitionError, match=r"at #/properties/x/\$ref: "):
@@ -564,7 +570,7 @@ PLACES = (
         "glob",
         globbed,
         (of("*a"), of("**/a/"), of("{a,"), of("{a,b}"), of("[a"), of("?*")),
-        ("tools/search/patterns.py:_compiled", "tools/search/patterns.py:_expanded"),
+        ("tools/search/patterns.py:_compiled", "tools/search/patterns.py:expanded"),
         most=512,
     ),
     Place(
@@ -575,6 +581,21 @@ PLACES = (
         (of("tests/"), of("a/"), of("id_"), of(".env."), of("journals/a"), of("\u0300"), of("tests/conftest.py/")),
         ("tools/files/rules.py:*",),
         most=4_096,
+    ),
+    Place(
+        "path of a piece of a call's arguments",
+        keys_of_path,
+        (
+            of("a", "$."),
+            of(".a", "$"),
+            of("['", "$"),
+            of("\\\\", "$['"),
+            of("\\'", "$['"),
+            of('["a', "$"),
+            of("[0]", "$"),
+            of("\\\\", '$["'),
+        ),
+        ("models/google/calls.py:SEGMENT",),
     ),
     # --- pages
     *(
@@ -1159,7 +1180,7 @@ PLACES = (
             ),
             lambda n: "".join([f"[permissions.a{i}]\nb = {i}\n" for i in range(n // 25)]).encode(),
         ),
-        ("cli/settings.py:_read", "cli/settings.py:_of_file", "cli/settings.py:key_of", "cli/settings.py:KEYLIKE"),
+        ("cli/settings.py:_read", "cli/settings.py:_of_file", "cli/settings.py:KEYLIKE"),
         most=1 << 18,
     ),
     Place(
@@ -1268,6 +1289,14 @@ PLACES = (
 )
 
 APART: dict[str, str] = {
+    "data/alike.py:did_you_mean": "at most 100 characters of a word, compared with names of ours",
+    "data/checks.py:named_fields.__init__": "a keyword that an author wrote",
+    "journal/places.py:likely": "a path that a person typed, compared with at most 1,000 names of files",
+    "machine/calls.py:hook_call": "a name that the author of a hook wrote",
+    "machine/calls.py:unavailable_here": "a name that the author of a handler wrote",
+    "tools/names.py:Bundled.says": "docstrings of this package",
+    "tools/reference.py:_example": "docstrings of this package",
+    "tools/shell/sandbox.py:_Bubblewrap.probe": "what bubblewrap said of a command of ours",
     "tools/memory.py:SCOPE": "a name of a fixed length, made by this package",
     "tools/remembering.py:_remembering.remember": "the id of a run, one run of characters",
     "tools/remembering.py:project_scope": "at most 4 KiB of a file of git's, in UTF-8",
@@ -1291,11 +1320,9 @@ APART: dict[str, str] = {
     "models/openai_chat/request.py:_mark": "the name of a model, which its author gave",
     "cli/app.py:MARKUP": "help texts of this package",
     "cli/chat.py:Chat._command": "what a person typed, compared with names of ours",
-    "cli/debug.py:Session._do": "what a person typed, compared with names of ours",
     "cli/debug.py:Session._looked_in_child": "JSON that a process of this one just made, at most 64 KiB",
     "cli/debug.py:Session.fork": "JSON that a process of this one just made, at most 64 KiB",
     "cli/debug.py:_edit_of": "what a person typed, or a file that the person named; too deep is text",
-    "cli/debug.py:_error_of": "what a person typed, compared with names of ours",
     "cli/debug.py:_fork_of": "what a person typed",
     "cli/debug.py:_line_from_pipe": "a line that the person's own script wrote, in UTF-8",
     "cli/deployment.py:AGE": "the user's own command line",
@@ -1368,7 +1395,6 @@ APART: dict[str, str] = {
     "cli/installing.py:own_source": "what the installer wrote of this package",
     "engine/beside.py:WORD": "the source of an agent file, which is run next; one run of characters",
     "engine/beside.py:_Loader.get_code": "the source of an agent file, which is run next; its parts are only named",
-    "engine/loading.py:_place_of_id": "the user's own command line, against the names of files",
     "engine/session_turns.py:Within.stored": "UTF-8 of a journal that was just made",
     "helpers/calls.py:call": "`decode` of a tool",
     "journal/replayer.py:TEXT_FORM": "an address that the caller gives; its parts are separated by dots",
@@ -1391,7 +1417,6 @@ APART: dict[str, str] = {
     "models/openai_chat/request.py:encode": "patterns of a preset for a model's name",
     "models/openai_chat/encode.py:_call": "UTF-8 that was just made",
     "models/pricing.py:nearest_names": "a model's name, given by the author",
-    "models/registry.py:Models._nearest": "a model's name, given by the author",
     "pytest_plugin/network.py:_audit": "a host that a test of the user's asks for",
     "pytest_plugin/places.py:UNFIT": "names of the user's tests",
     "testing/recordings.py:JournalFixture.write": "a line that this package just wrote",

@@ -7,6 +7,9 @@ from difflib import get_close_matches
 
 __all__ = ("did_you_mean",)
 
+LONGEST = 100
+"""Characters of a word that are compared: how long that takes grows with their square."""
+
 
 def did_you_mean(word: str, known: Iterable[str], *, alike: float = 0.6, otherwise: str = "") -> str:
     """
@@ -18,5 +21,5 @@ def did_you_mean(word: str, known: Iterable[str], *, alike: float = 0.6, otherwi
         alike: How near a known word has to be, from 0 to 1, to be named.
         otherwise: What is returned where none is that near.
     """
-    near = get_close_matches(word, list(known), n=1, cutoff=alike)
+    near = get_close_matches(word[:LONGEST], list(known), n=1, cutoff=alike)
     return f"; did you mean {near[0]!r}?" if near else otherwise

@@ -16,6 +16,7 @@ import socket
 import stat
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
 from typing import ClassVar
 
@@ -45,6 +46,7 @@ __all__ = (
 
 OWNER_ONLY = 0o600
 SHOWN_NAMES = 5
+COMPARED = 1_000
 TO_RECORD = "record one with engine.run(..., journal=...)"
 FOLDER = 0o700
 OTHERS = 0o077
@@ -172,7 +174,7 @@ def missing_file(path: Path) -> JournalMissing:
 
 def likely(wanted: str, names: Iterable[str]) -> tuple[str, ...]:
     """Return up to five names, those that look like the wanted one first."""
-    known = sorted(names)
+    known = sorted(islice(names, COMPARED))
     near = get_close_matches(wanted, known, SHOWN_NAMES)
     return tuple([*near, *[name for name in known if name not in near]][:SHOWN_NAMES])
 

@@ -14,7 +14,7 @@ import warnings
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from functools import cache, partial
 from typing import Any, ClassVar, Protocol
 from weakref import WeakKeyDictionary, finalize
@@ -366,11 +366,8 @@ class HttpProvider(Provider):
             ModelError: when there is none.
         """
         try:
-            exchange = await self._sent(request, stream=False)
-            try:
+            async with self._sent(request, stream=False) as exchange:
                 return await self._read(exchange, request)
-            finally:
-                await exchange.response.aclose()
         except ModelError as error:
             self._second_tries.judge(error, request)
             raise
@@ -383,13 +380,12 @@ class HttpProvider(Provider):
             ModelError: when there is no reply; ``TruncatedReply`` when it ended early.
         """
         try:
-            exchange = await self._sent(request, stream=True)
-            try:
-                async with aclosing(self._deltas(exchange, request)) as deltas:
-                    async for delta in deltas:
-                        yield delta
-            finally:
-                await exchange.response.aclose()
+            async with (
+                self._sent(request, stream=True) as exchange,
+                aclosing(self._deltas(exchange, request)) as deltas,
+            ):
+                async for delta in deltas:
+                    yield delta
         except ModelError as error:
             self._second_tries.judge(error, request)
             raise
@@ -430,19 +426,14 @@ class HttpProvider(Provider):
 
     async def _answer(self, body: Body, request: ModelRequest) -> Mapping[str, Any]:
         """Return the object that *body* is answered with, when that is no reply of a model."""
-        exchange = await self._asked(body, request, stream=False)
-        try:
+        async with self._asked(body, request, stream=False) as exchange:
             return exchange.json(await exchange.content())
-        finally:
-            await exchange.response.aclose()
 
     async def _batch_lines(self, path: str) -> list[Mapping[str, Any]]:
         """Return the objects of a file with the results of a batch."""
-        exchange = await self._asked(Body(b"", path=path, is_question=True), self._about_batches(), stream=False)
-        try:
+        body = Body(b"", path=path, is_question=True)
+        async with self._asked(body, self._about_batches(), stream=False) as exchange:
             return read_lines(await exchange.content(MAX_RESULTS), exchange.call)
-        finally:
-            await exchange.response.aclose()
 
     async def _batch_answer(self, path: str, content: bytes | None = None, **headers: str) -> Mapping[str, Any]:
         """Return what the API says of batches at *path*: asked for it, or told *content*."""
@@ -506,7 +497,7 @@ class HttpProvider(Provider):
         )
         failure: BaseException
         try:
-            async with asyncio.timeout(self._timeouts.total):
+            async with ready.in_use(), asyncio.timeout(self._timeouts.total):
                 return await ask(ready.client)
         except TimeoutError:
             failure = late(call, "total", self._timeouts)
@@ -515,23 +506,40 @@ class HttpProvider(Provider):
         raise failure
 
     async def close(self) -> None:
-        """Close the client of this event loop, and those of loops that still run elsewhere."""
+        """
+        Close the client of this event loop, and those of loops that still run elsewhere.
+
+        Requests that are under way, such as those of another engine, come to their end first.
+        """
         here = asyncio.get_running_loop()
         self._unclosed.clear()
         for loop, ready in list(self._clients.items()):
             self._clients.pop(loop, None)
             if loop is here:
-                await ready.http_client.aclose()
+                await ready.give_back()
             elif loop.is_running():
-                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(ready.http_client.aclose(), loop))
+                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(ready.give_back(), loop))
 
-    async def _sent(self, request: ModelRequest, *, stream: bool) -> Exchange:
+    @asynccontextmanager
+    async def _sent(self, request: ModelRequest, *, stream: bool) -> AsyncGenerator[Exchange]:
         after = self._second_tries.kind_of(request)
         warn_of(request, self.name, self._dropped(request))
-        return await self._asked(self._encode(request, stream=stream, after=after), request, stream=stream)
+        body = self._encode(request, stream=stream, after=after)
+        async with self._asked(body, request, stream=stream) as exchange:
+            yield exchange
 
-    async def _asked(self, body: Body, request: ModelRequest, *, stream: bool) -> Exchange:
+    @asynccontextmanager
+    async def _asked(self, body: Body, request: ModelRequest, *, stream: bool) -> AsyncGenerator[Exchange]:
+        """Send *body*, and give the answer while it is read; the connections stay open meanwhile, whoever closes the provider."""
         ready = self._ready()
+        async with ready.in_use():
+            exchange = await self._exchanged(ready, body, request, stream=stream)
+            try:
+                yield exchange
+            finally:
+                await exchange.response.aclose()
+
+    async def _exchanged(self, ready: _Ready, body: Body, request: ModelRequest, *, stream: bool) -> Exchange:
         call = Call(
             provider=self.name,
             model=request.model,
@@ -622,11 +630,40 @@ def _warn_of_unclosed(unclosed: set[str]) -> None:
         warnings.warn(msg, ResourceWarning, stacklevel=2)
 
 
-@attrs.frozen
+@attrs.define(eq=False)
 class _Ready:
-    """The clients of one event loop."""
+    """
+    The clients of one event loop.
+
+    Attributes:
+        client: The SDK's client.
+        credentials: What it shows who asks.
+        http_client: What holds the connections.
+        address: Where they lead.
+        users: How many requests are under way.
+        is_given_back: Whether it is closed when the last of them has ended.
+    """
 
     client: Any
     credentials: Credentials
     http_client: Any
     address: str
+    users: int = 0
+    is_given_back: bool = False
+
+    @asynccontextmanager
+    async def in_use(self) -> AsyncIterator[None]:
+        """Keep the connections open meanwhile."""
+        self.users += 1
+        try:
+            yield
+        finally:
+            self.users -= 1
+            if self.is_given_back:
+                await self.give_back()
+
+    async def give_back(self) -> None:
+        """Close the connections, once nobody uses them: engines may share a provider, and one of them ends first."""
+        self.is_given_back = True
+        if not self.users:
+            await self.http_client.aclose()

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, Literal
 from urllib.parse import quote
 
@@ -475,9 +475,11 @@ class _OnVertex(_Clouded):
             return f"https://aiplatform.{place}.rep.googleapis.com"
         return f"https://{'' if place == 'global' else f'{place}-'}aiplatform.googleapis.com"
 
-    async def _sent(self, request: ModelRequest, *, stream: bool) -> Exchange:
+    @asynccontextmanager
+    async def _sent(self, request: ModelRequest, *, stream: bool) -> AsyncGenerator[Exchange]:
         await self._google.find(request.model)
-        return await super()._sent(request, stream=stream)
+        async with super()._sent(request, stream=stream) as exchange:
+            yield exchange
 
     async def count_tokens(self, request: ModelRequest) -> int | None:
         """

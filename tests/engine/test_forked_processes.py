@@ -240,9 +240,9 @@ FINE = {
     "tools/threads.py": "a job dies with its thread, and the pool renews its condition",
     "tools/files/atomic.py": "the locks of files are forgotten",
     "journal/store.py": "a writer refuses in a child before it takes its lock",
-    "journal/sqlite.py": "left to the parent by its writer; others are open during one call",
+    "journal/sqlite.py": "open during one call; what writes is shared, and closed before a fork",
     "models/batches.py": "left to the parent",
-    "runtime/write_ahead.py": "closed before a fork, or left to the parent",
+    "runtime/write_ahead.py": "closed before a fork; a child has none of the parent's",
 }
 
 

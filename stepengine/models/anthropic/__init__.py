@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, ClassVar, Literal, cast
 from urllib.parse import quote
 
@@ -261,9 +261,11 @@ class AnthropicProvider(HttpProvider):
         except ModelError as error:
             logger.info("what %s takes was not learnt, so the newest family is assumed: %s", model, error)
 
-    async def _sent(self, request: ModelRequest, *, stream: bool) -> Exchange:
+    @asynccontextmanager
+    async def _sent(self, request: ModelRequest, *, stream: bool) -> AsyncGenerator[Exchange]:
         await self._learn(self.bare(request.model))
-        return await super()._sent(request, stream=stream)
+        async with super()._sent(request, stream=stream) as exchange:
+            yield exchange
 
     def _tools_of(self, tools: tuple[ToolSpec, ...], ways: Ways | None = None) -> bytes:
         """Return the encoded tools, for each way of caching kept by itself."""
