@@ -52,7 +52,6 @@ PARENT = 76
 LOOK_SECONDS = 3600.0
 AROUND = 7
 SHORT = 40
-FRAMES = 8
 NO_MORE = (
     "the run differs from its record here, so there is no going on: fork goes on from here, `stepengine extend` too"
 )
