@@ -188,10 +188,10 @@ _ELSEWHERE = {
 
 def _unknown(name: str) -> Exception:
     """Return the error for a name that is not here; ``from stepengine import`` would drop the words of an AttributeError."""
-    from difflib import get_close_matches
+    from stepengine.data.alike import did_you_mean
 
-    near = [_ELSEWHERE[name]] if name in _ELSEWHERE else get_close_matches(name, __all__, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near and not name.startswith("_") else ""
+    # Whoever asks for a name of Python's own, such as __wrapped__, only looks whether it is there.
+    hint = "" if name.startswith("_") else did_you_mean(_ELSEWHERE.get(name, name), __all__)
     caller = sys._getframe(2)  # noqa: SLF001 - nothing else says whether a name is imported or looked up
     if caller.f_code.co_code[caller.f_lasti] == opmap["IMPORT_FROM"]:
         return ImportError(f"cannot import name {name!r} from 'stepengine'{hint}", name=name)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import difflib
 import io
 import json
 import mmap
@@ -33,6 +32,7 @@ from stepengine.cli.judging import script_of
 from stepengine.cli.options import File, Last, Options, with_options
 from stepengine.cli.render import cut, money, say
 from stepengine.cli.settings import UsageProblem
+from stepengine.data.alike import did_you_mean
 from stepengine.data.outcomes import Failure
 from stepengine.errors import JournalError, ReplayDivergence, StepEngineError
 
@@ -52,7 +52,6 @@ PARENT = 76
 LOOK_SECONDS = 3600.0
 AROUND = 7
 SHORT = 40
-FRAMES = 8
 NO_MORE = (
     "the run differs from its record here, so there is no going on: fork goes on from here, `stepengine extend` too"
 )
@@ -381,8 +380,7 @@ class Session:
         name = SHORTS.get(name, name)
         command = COMMANDS.get(name)
         if command is None:
-            near = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.5)
-            hint = f"; did you mean {near[0]!r}?" if near else "; `help` lists them"
+            hint = did_you_mean(name, COMMANDS, alike=0.5, otherwise="; `help` lists them")
             self._fail(f"there is no command {name[:40]!r}{hint}")
             return
         if self._parked is not None and command.goes:
@@ -1100,8 +1098,7 @@ def _error_of(kind: str, said: str) -> StepEngineError:
 
     known = {n: c for n, c in vars(errors).items() if isinstance(c, type) and issubclass(c, StepEngineError)}
     if kind not in known:
-        near = difflib.get_close_matches(kind, known, n=1)
-        msg = f"there is no error {kind[:40]!r}{f'; did you mean {near[0]}?' if near else ''}, such as ToolError:gone"
+        msg = f"there is no error {kind[:40]!r}, such as ToolError:gone{did_you_mean(kind, known)}"
         raise _Refused(msg)
     return known[kind](said)
 

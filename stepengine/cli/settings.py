@@ -8,7 +8,6 @@ model, set no address that a key is sent to, no permissions and no code that run
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import sys
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import attrs
 
 from stepengine.cli.render import visible
+from stepengine.data.alike import did_you_mean
 from stepengine.data.json import JsonDict, freeze_object, thaw
 from stepengine.data.limits import Limits
 from stepengine.errors import DefinitionError
@@ -323,8 +323,9 @@ def key_of(name: str, origin: Origin | None = None) -> Key:
     for key in KEYS:
         if key.matches(name):
             return key
-    near = difflib.get_close_matches(name, [key.name for key in KEYS], n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else "; `stepengine config` lists what there is"
+    hint = did_you_mean(
+        name, [key.name for key in KEYS], alike=0.5, otherwise="; `stepengine config` lists what there is"
+    )
     msg = f"{f'{origin}: ' if origin else ''}there is no setting {name!r}{hint}"
     raise UsageProblem(msg)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,6 +10,7 @@ import typer
 from stepengine.cli.exits import Exit
 from stepengine.cli.render import dumps, say
 from stepengine.cli.settings import UsageProblem
+from stepengine.data.alike import did_you_mean
 
 if TYPE_CHECKING:
     from stepengine.tools.reference import Form, Key, Parameter, Told
@@ -44,9 +44,8 @@ def tools(
     known = {one.name: one for one in told()}
     for name in names or ():
         if name not in known:
-            near = get_close_matches(name.replace("-", "_"), known, 1)
-            hint = f"did you mean {near[0]!r}?" if near else "`stepengine tools` lists them"
-            msg = f"there is no bundled tool {name!r}; {hint}"
+            hint = did_you_mean(name.replace("-", "_"), known, otherwise="; `stepengine tools` lists them")
+            msg = f"there is no bundled tool {name!r}{hint}"
             raise UsageProblem(msg)
     chosen = [known[name] for name in names] if names else list(known.values())
     if as_json:

@@ -42,8 +42,6 @@ __all__ = ("OVER", "Operator", "RunView", "Step", "Waiting", "new_id")
 
 OVER = ("SUCCESS", "ERROR", "CANCELLED", "MAX_RECOVERY_ATTEMPTS_EXCEEDED")
 """The states of runs that no worker will go on with by itself."""
-LEFT = ("ENQUEUED", "DELAYED", "PENDING")
-"""The states of all others."""
 MAX_ID = 200
 UNREAD = """
     select topic, message, message_uuid from dbos.notifications

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from functools import cached_property
 from typing import Any
 
 import attrs
 
+from stepengine.data.alike import did_you_mean
 from stepengine.data.definition import AgentDefinition, name_of_published, normalised_id
 from stepengine.data.hooks import HOOK_POINTS, Change, HookContext, Hooks
 from stepengine.data.json import JsonDict, compact, freeze
@@ -454,9 +454,8 @@ def _no_tools(definition: AgentDefinition[Any], names: Sequence[str], known: Ite
     parts = [f"which the engine was not given; available are: {', '.join(sorted(known))}"]
     if bundled:
         parts.append(f"{_all_of(bundled)} with stepengine: give the engine {line_for(bundled)}")
-    for name in strange:
-        near = get_close_matches(name, [*known, *BUNDLED], 1)
-        parts.append(f"{name!r} does not exist{f'; did you mean {near[0]!r}?' if near else ''}")
+    all_known = [*known, *BUNDLED]
+    parts += [f"{name!r} does not exist{did_you_mean(name, all_known)}" for name in strange]
     msg = f"agent {definition.id!r} lists the tool{'s' * (len(names) > 1)} {', '.join(map(repr, names))}, {'. '.join(parts)}"
     return DefinitionError(msg)
 
@@ -470,8 +469,7 @@ def _no_agent(agent_id: str, known: Iterable[str]) -> str:
     found = bundled_id(agent_id)
     if found is not None:
         return f"; it comes with stepengine: give it as load_agent({found!r})"
-    near = get_close_matches(normalised_id(agent_id), [*known, *bundled_agents()], 1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    return did_you_mean(normalised_id(agent_id), [*known, *bundled_agents()])
 
 
 # --- what an agent is told of the others: which it may run, and which tools are its own (L18, L19) -------------------

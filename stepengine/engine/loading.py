@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator
-from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Self
 
 import attrs
 
+from stepengine.data.alike import did_you_mean
 from stepengine.data.definition import AgentDefinition, name_of_published, normalised_id
 from stepengine.engine.beside import module_at
 from stepengine.errors import DefinitionError
@@ -137,12 +137,9 @@ def _place_of_id(agent_id: str, places: tuple[Path, ...]) -> AgentPlace:
                 _warn_of(error)
             return found
     names = [normalised_id(file.stem) for folder in places for file in _files(folder)]
-    near = get_close_matches(wanted, names, 1, NEAR)
     searched = ", ".join([str(f) for f in places]) or "no folder: there is no ./agents"
-    msg = (
-        f"no agent has the id {agent_id!r}; searched: {searched}. Give a path such as './agents/reviewer.py', or an id"
-    )
-    msg = f"{msg}; did you mean {near[0]!r}?" if near else msg
+    near = did_you_mean(wanted, names, alike=NEAR)
+    msg = f"no agent has the id {agent_id!r}; searched: {searched}. Give a path such as './agents/reviewer.py', or an id{near}"
     raise DefinitionError("\n  not read: ".join([msg, *[error.message for error in broken]]))
 
 

@@ -13,7 +13,6 @@ import contextlib
 import errno
 import os
 import sys
-import threading
 from collections import OrderedDict
 from functools import cache
 from pathlib import Path
@@ -21,14 +20,15 @@ from typing import Any, ClassVar
 
 from stepengine.errors import JournalWriteFailed
 from stepengine.journal.places import REOPENED, close_locked, opened_for_writing
-from stepengine.tools.open_files import most_open_files
+from stepengine.tools import after_fork
+from stepengine.tools.after_fork import Lock, renews, rests
+from stepengine.tools.open_files import most_open_files, too_many_files
 
 __all__ = ("HeldFile", "opened_with_room")
 
 LEAST, MOST = 8, 512
 SHARE = 4
 """Of the files that a process may have open, one in so many may be a journal's: runs need sockets and pipes, too."""
-FORK_PATIENCE = 10.0
 
 
 def bound() -> int:
@@ -53,7 +53,7 @@ class HeldFile:
     # Those that are open and may be closed, the least recently used first.
     _open: ClassVar[OrderedDict[HeldFile, None]] = OrderedDict()
     _all: ClassVar[dict[HeldFile, None]] = {}
-    _lock: ClassVar[threading.Lock] = threading.Lock()
+    _lock: ClassVar[Lock] = Lock()
     _keeping: ClassVar[dict[int, bool]] = {}
 
     def __init__(self, path: Path, descriptor: int) -> None:
@@ -61,10 +61,13 @@ class HeldFile:
         self._path = path
         self._device, self._inode = status.st_dev, status.st_ino
         self._mapping: int | None = None
-        self.using = threading.Lock()
+        self.using = Lock()
         self.descriptor: int | None = descriptor
         with self._lock:
             self._all[self] = self._open[self] = None
+            if len(self._open) > 1:
+                # Tried while there are descriptors to try it with, and not when the first file has to be closed for want of one.
+                self._keeps()
             self._make_room(bound())
 
     def take(self) -> int:
@@ -117,7 +120,7 @@ class HeldFile:
         for one in list(cls._open):
             if len(cls._open) <= most:
                 break
-            if one.using.acquire(blocking=False):
+            if one.using.acquire(timeout=0):
                 try:
                     one.close_for_now()
                 finally:
@@ -125,22 +128,26 @@ class HeldFile:
         return len(cls._open) < begun
 
     def close_for_now(self) -> None:
-        """Close the file and keep the lock; where that is impossible it stays open, and is not asked again."""
+        """Close the file and keep the lock; where no lock is kept it stays open, and is not asked again."""
         descriptor = self.descriptor
-        if descriptor is not None and self._mapping is None and self._keeps():
-            self._mapping = _mapped(descriptor)
+        if descriptor is not None and self._mapping is None:
+            keeps = self._keeps()
+            if keeps is None:
+                return
+            self._mapping = _mapped(descriptor) if keeps else None
         del self._open[self]
         if descriptor is not None and self._mapping is not None:
             self.descriptor = None
             os.close(descriptor)
 
-    def _keeps(self) -> bool:
+    def _keeps(self) -> bool | None:
+        """Return whether locks of closed files last on this disk; ``None`` where that could not be tried for want of descriptors."""
         keeps = self._keeping.get(self._device)
         if keeps is None:
             try:
                 keeps = self._keeping[self._device] = _keeps_locks(self._path.parent)
-            except OSError:  # it could not be tried now, for want of a descriptor or of room
-                return False
+            except OSError as error:
+                return None if too_many_files(error) else False
         return keeps
 
     def _opened_again(self) -> int:
@@ -163,7 +170,7 @@ class HeldFile:
     @classmethod
     def before_fork(cls) -> None:
         """Let nobody open or close files while the process is forked."""
-        cls._is_held = cls._lock.acquire(timeout=FORK_PATIENCE)
+        cls._is_held = cls._lock.acquire(after_fork.PATIENCE)
 
     @classmethod
     def after_fork(cls) -> None:
@@ -173,22 +180,18 @@ class HeldFile:
             cls._lock.release()
 
     @classmethod
-    def after_fork_in_child(cls) -> None:
-        """Close what belongs to the parent, and unlock nothing: its locks end with it, and not with this process."""
+    def renew(cls) -> None:
+        """Close in a forked child what belongs to the parent, and unlock nothing: its locks end with it, and not with this process."""
         for one in cls._all:
             if one.descriptor is not None:
                 with contextlib.suppress(OSError):
                     os.close(one.descriptor)
                 one.descriptor = None
-        cls._open, cls._all, cls._lock, cls._is_held = OrderedDict(), {}, threading.Lock(), False
+        cls._open, cls._all, cls._is_held = OrderedDict(), {}, False
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=HeldFile.before_fork,
-        after_in_parent=HeldFile.after_fork,
-        after_in_child=HeldFile.after_fork_in_child,
-    )
+rests(HeldFile.before_fork, HeldFile.after_fork)
+renews(HeldFile.renew)
 
 
 def opened_with_room(path: Path) -> int:
@@ -229,25 +232,20 @@ def _libc() -> Any:
 
 def _mapped(descriptor: int) -> int | None:
     """Map a page of a file, which nobody may look at, and which no forked process gets; return where, ``None`` if that failed."""
+    import ctypes
     import mmap
 
     libc = _libc()
     if libc is None:
         return None
-    none = 0
+    none, failed = 0, ctypes.c_void_p(-1).value
     address: int | None = libc.mmap(None, mmap.PAGESIZE, none, mmap.MAP_SHARED, descriptor, 0)
-    if address in (None, (1 << 8 * _pointer_size()) - 1):
+    if address in (None, failed):
         return None
     if libc.madvise(address, mmap.PAGESIZE, mmap.MADV_DONTFORK):
         _unmap(address)
         return None
     return address
-
-
-def _pointer_size() -> int:
-    import struct
-
-    return struct.calcsize("P")
 
 
 def _unmap(address: int | None) -> None:

@@ -322,9 +322,9 @@ def _found(database: Database, run: str) -> tuple[bytes, int]:
         if _has_table(connection):
             last = connection.execute("SELECT MAX(number) FROM lines WHERE run = ?", (run,)).fetchone()[0]
             return (b"", 0) if last is None else (_content(connection, run), last + 1)
-    with database.lock:
-        database.connection().execute(SCHEMA)
-    return _found(database, run)
+    with database.lock, database.writing() as connection:
+        connection.execute(SCHEMA)
+    return b"", 0
 
 
 def _locked(path: Path, database: Path) -> int:
@@ -404,10 +404,9 @@ def _to_write(path: Path) -> Iterator[sqlite3.Connection]:
 
     database = Database.at(path, _made(path), seconds=BUSY_SECONDS)
     try:
-        with database.lock:
-            database.connection().execute(SCHEMA)
-            with database.writing() as connection:
-                yield connection
+        with database.lock, database.writing() as connection:
+            connection.execute(SCHEMA)
+            yield connection
     except (OSError, sqlite3.Error) as error:
         raise _unusable(path, error) from error
     finally:

@@ -62,9 +62,8 @@ def resolved(run: RunState, wanted: str) -> str | None:
     """Return the id of the agent that *wanted* means in this run, and say once where it is taken by its name alone."""
     found = matching_id(wanted, run.plan.agents or {})
     told = stands_for(wanted, found) if found is not None else ""
-    if told and told not in run.warnings:
-        run.warn(told)
-        run.side_events.warning(told)
+    if told:
+        run.tell(told)
     return found
 
 

@@ -391,14 +391,11 @@ def _warn_of_written_call(run: RunState, reply: ModelReply) -> None:
     mark = mark_in(reply.said)
     if not mark:
         return
-    told = (
+    run.tell(
         f"agent {run.agent.id!r}: the model wrote {mark!r} into its text, which looks like a tool call, and nothing was called. "
         "OpenAIChatProvider(..., written_calls=True) reads <tool_call> and <codebuff_tool_call> blocks; a service that gives "
         "models their tools wants prompts that show no such blocks"
     )
-    if told not in run.warnings:
-        run.warn(told)
-        run.side_events.warning(told)
 
 
 def _is_empty(parts: Sequence[AssistantPart]) -> bool:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
-from difflib import get_close_matches
 from functools import partial
 from typing import Any, TypeAlias
 
 import attrs
 
+from stepengine.data.alike import did_you_mean
 from stepengine.data.models import ModelDelta, ModelReply, ModelRequest, ReplyDone
 from stepengine.errors import UnknownModel
 from stepengine.models.base import ModelInfo, ModelRef, Provider
@@ -337,9 +337,8 @@ class Models:
         msg = f"the model {model!r} names the provider {prefix!r}, but registered are {self._names()}{elsewhere}{near}"
         return UnknownModel(msg, kind="unknown_model")
 
-    def _nearest(self, word: str, cutoff: float = 0.6) -> str:
-        near = get_close_matches(word, [*self.providers, *self.aliases], n=1, cutoff=cutoff)
-        return f"; did you mean {near[0]!r}?" if near else ""
+    def _nearest(self, word: str, alike: float = 0.6) -> str:
+        return did_you_mean(word, [*self.providers, *self.aliases], alike=alike)
 
     def _at_openrouter(self, model: str) -> str:
         """Return a clause that says how a model is written that lives at OpenRouter; ``""`` for one that does not."""

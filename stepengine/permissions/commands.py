@@ -36,10 +36,10 @@ LAUNCHERS = frozenset((
 """Programs that start the program which their arguments name."""
 WORD = re.compile(r"[^\s;&|<>()`$\"']+")
 SECRET = PathRules(SECRETS, ())
-VALUED = re.compile(r"-[A-Za-z]*[nckmUABCs]")
-"""Options whose value, a number, is a word of its own."""
 SHOWING = ("diff", "log", "show", "grep", "status")
 """What git shows files by."""
+NO_RANGE = ("^!", "^@", "^-")
+"""How words for git end that stand for a commit and its parents; it takes nothing but commits before these."""
 
 
 def _flags(value: Iterable[str] | None) -> frozenset[str] | None:
@@ -84,22 +84,48 @@ def permits(form: CommandForm, command: Argv | Script) -> bool:
     return (form.flags is None and form.operands == "any") or _fits(form, rest)
 
 
-def _fits(form: CommandForm, rest: Sequence[str]) -> bool:
-    operands: list[str] = []
-    options = True
-    for word in rest:
-        if options and word == "--":
-            options = False
-        elif options and len(word) > 1 and word.startswith("-"):
-            if form.flags is not None and not _is_listed(word, form.flags):
-                return False
-        else:
-            operands.append(word)
+@attrs.frozen
+class _Words:
+    """
+    What stands behind the prefix of a command.
+
+    Attributes:
+        before: What stands before ``--``, options among it.
+        behind: What stands behind it.
+    """
+
+    before: tuple[str, ...]
+    behind: tuple[str, ...]
+
+    @classmethod
+    def of(cls, rest: Argv) -> _Words:
+        end = rest.index("--") if "--" in rest else len(rest)
+        return cls(rest[:end], rest[end + 1 :])
+
+    @property
+    def options(self) -> list[str]:
+        """The options."""
+        return [word for word in self.before if _is_option(word)]
+
+    @property
+    def operands(self) -> list[str]:
+        """All that is no option; the value of an option that is a word of its own counts, since only the program knows it."""
+        return [*[word for word in self.before if not _is_option(word)], *self.behind]
+
+
+def _is_option(word: str) -> bool:
+    return len(word) > 1 and word.startswith("-")
+
+
+def _fits(form: CommandForm, rest: Argv) -> bool:
+    words = _Words.of(rest)
+    if form.flags is not None and not all(_is_listed(word, form.flags) for word in words.options):
+        return False
     if form.operands == "none":
-        return not operands
+        return not words.operands
     if form.operands == "any":
         return True
-    return all(_is_harmless_path(word) for word in operands[form.operands == "pattern" :])
+    return all(_is_harmless_path(word) for word in words.operands[form.operands == "pattern" :])
 
 
 def _is_listed(word: str, flags: frozenset[str]) -> bool:
@@ -143,10 +169,10 @@ def confined(form: CommandForm, denied: Sequence[str], root: Root, cwd: Sequence
     Raises:
         ToolError: when it names what it must not show, or names it in a way that only the program understands.
     """
-    words = _Words.of(form, command)
     if command[0] == "git":
-        return _confined_git(words, denied, root, cwd, command)
-    for path in words.paths:
+        return _confined_git(form, denied, root, cwd, command)
+    operands = _Words.of(command[len(form.prefix) :]).operands
+    for path in operands[form.operands == "pattern" :]:
         _check_path(root, cwd, path)
     if command[0] != "rg":
         return command
@@ -154,35 +180,6 @@ def confined(form: CommandForm, denied: Sequence[str], root: Root, cwd: Sequence
     secret = [f"--iglob=!{glob}" for glob in (*_globs(root, denied), *names)]
     at = command.index("--") if "--" in command else len(command)
     return (*command[:at], *secret, *command[at:])
-
-
-@attrs.frozen
-class _Words:
-    """The words of a command behind its prefix, told apart as ``permits`` does."""
-
-    before: tuple[str, ...]
-    operands: tuple[str, ...]
-    paths: tuple[str, ...]
-    behind: tuple[str, ...]
-
-    @classmethod
-    def of(cls, form: CommandForm, command: Argv) -> _Words:
-        rest = command[len(form.prefix) :]
-        end = rest.index("--") if "--" in rest else len(rest)
-        before, behind = rest[:end], rest[end + 1 :]
-        operands = [word for at, word in enumerate(before) if not _is_option(word) and not _is_value(before, at)]
-        is_pattern = form.operands == "pattern" and bool(operands)
-        named = (*operands[is_pattern:], *behind[form.operands == "pattern" and not operands :])
-        return cls(before, tuple(operands[is_pattern:]), named, behind)
-
-
-def _is_option(word: str) -> bool:
-    return len(word) > 1 and word.startswith("-")
-
-
-def _is_value(words: Sequence[str], at: int) -> bool:
-    """Return whether a word is the number that an option before it takes; other values are looked at as paths."""
-    return at > 0 and bool(VALUED.fullmatch(words[at - 1])) and words[at].isdecimal()
 
 
 def _check_path(root: Root, cwd: Sequence[str], path: str) -> bool:
@@ -206,32 +203,67 @@ def _globs(root: Root, denied: Sequence[str]) -> list[str]:
     return [f"**/{glob}" for pattern in (*secret, *denied) for glob in expanded(pattern.removeprefix("./"))]
 
 
-def _confined_git(words: _Words, denied: Sequence[str], root: Root, cwd: Sequence[str], command: Argv) -> Argv:
+def _confined_git(form: CommandForm, denied: Sequence[str], root: Root, cwd: Sequence[str], command: Argv) -> Argv:
     """
     Return a git command with its paths named as paths, and with what is secret or outside of the root left out.
 
     Raises:
-        ToolError: for pathspec magic, and an object that is named by its place in a tree or index.
+        ToolError: for pathspec magic, an object that is named by its place in a tree or index, and an option before the
+            name of the command.
     """
+    deed = command[1] if len(command) > 1 else ""
+    if _is_option(deed):
+        msg = f"the option {deed!r} stands before what git is to do, and may change where it looks; leave it out"
+        raise ToolError(msg)
+    head = max(len(form.prefix), 2)
+    words = _GitWords.of(command[head:], has_pattern=form.operands == "pattern")
     for word in (*words.operands, *words.behind):
         if word.startswith(":") or (":" in word and word in words.operands):
             msg = f"{word!r} names files in a way that only git understands; name commits, then '--', then paths"
             raise ToolError(msg)
-    paths = [word for word in words.operands if _check_path(root, cwd, word)]
+    paths = [word for word in words.operands if _check_path(root, cwd, word) or deed == "status"]
     for word in words.behind:
         _check_path(root, cwd, word)
-    if command[1] not in SHOWING or (
-        command[1] == "log" and not paths and not words.behind and not _shows(words.before)
-    ):
+    if deed not in SHOWING or (deed == "log" and not paths and not words.behind and not _shows(words.kept)):
         return command
-    before = [
-        _commit(word, command[1], words)
-        for at, word in enumerate(words.before)
-        if word not in paths or _is_value(words.before, at)
-    ]
+    commits = [_committed(word) for word in words.operands if word not in paths]
     inside = "/".join([".."] * len(cwd)) or "."
     left = [f":(top,exclude,icase,glob){glob}" for glob in _globs(root, denied)]
-    return (*command[:2], *before, "--", *([*paths, *words.behind] or [inside]), *left)
+    return (*command[:head], *words.kept, *commits, "--", *([*paths, *words.behind] or [inside]), *left)
+
+
+@attrs.frozen
+class _GitWords:
+    """
+    The words behind the prefix of a git command.
+
+    Attributes:
+        kept: Options with their values, and the pattern of a search.
+        operands: Commits, and paths that are not told from them by ``--``.
+        behind: What is told to be a path.
+    """
+
+    kept: tuple[str, ...]
+    operands: tuple[str, ...]
+    behind: tuple[str, ...]
+
+    @classmethod
+    def of(cls, rest: Argv, *, has_pattern: bool) -> _GitWords:
+        words, kept, operands = _Words.of(rest), list[str](), list[str]()
+        behind = words.behind
+        for at, word in enumerate(words.before):
+            is_value = at > 0 and words.before[at - 1] == "-n" and word.isdecimal() and not has_pattern
+            if _is_option(word) or is_value:
+                kept.append(word)
+            elif has_pattern:
+                kept += ["-e", word]
+                has_pattern = False
+            else:
+                operands.append(word)
+        if has_pattern and behind:
+            kept += ["-e", behind[0]]
+            behind = behind[1:]
+        return cls(tuple(kept), tuple(operands), behind)
 
 
 def _shows(words: Sequence[str]) -> bool:
@@ -239,11 +271,17 @@ def _shows(words: Sequence[str]) -> bool:
     return any(word.startswith(("-p", "-U", "--patch", "--stat", "--shortstat", "--name-")) for word in words)
 
 
-def _commit(word: str, command: str, words: _Words) -> str:
-    """Return a word that ``git show`` takes for any object as one that it takes for a commit: a blob may be a secret file."""
-    if command != "show" or word not in words.operands or ".." in word:
+def _committed(word: str) -> str:
+    """
+    Return a word that git takes for any object, or a range of them, as one that it takes for commits alone.
+
+    A file's content and a folder can be named by their hashes, and no path says then what of them is left out.
+    """
+    if word.endswith(NO_RANGE):
         return word
-    return f"{word}^{{commit}}"
+    return "".join(
+        [f"{part}^{{commit}}" if part.strip(".") else part for part in re.split(r"(\.{2,3})", word, maxsplit=1)]
+    )
 
 
 def denies(form: CommandForm, command: Argv | Script) -> bool:

@@ -279,9 +279,9 @@ class Policy:
         about_files = {rule.id: rule.matcher for rule in rules if isinstance(rule.matcher, Path)}
         if not any(path.is_of(request) for path in about_files.values()):
             return None
-        others = [rule for rule in rules if rule.id not in about_files and not isinstance(rule.matcher, When)]
-        holding = {rule.id for rule in others if rule is self._first([rule], request)}
-        has_when = len(others) + len(about_files) < len(rules)
+        others = [rule for rule in rules if rule.decision != "deny" and not isinstance(rule.matcher, Path | When)]
+        holding = {rule.id for rule in others if rule.matcher.matches(request, rule.decision)}
+        has_when = any(isinstance(rule.matcher, When) for rule in rules)
         nobody_asked = not has_when and self.check(request).decision == "allow"
 
         def judge(_root: Sequence[str], parts: Sequence[str]) -> str:

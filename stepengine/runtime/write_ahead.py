@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -17,6 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from stepengine.tools import after_fork
+from stepengine.tools.after_fork import Lock, leave, renews, rests
 from stepengine.tools.open_files import said, too_many_files
 
 if TYPE_CHECKING:
@@ -28,8 +29,6 @@ PAUSE = 0.005
 # Whoever waits for a writer of another process asks so often: what SQLite does by itself, ten times a second after a while,
 # finds the moment between two commits of a busy process by luck alone.
 TURN = 0.001
-FORK_PATIENCE = 10.0
-"""Seconds for which a fork waits for a commit that is under way."""
 
 
 def is_busy(error: BaseException) -> bool:
@@ -152,20 +151,19 @@ class Database:
     """
 
     _known: ClassVar[dict[tuple[int, int], Database]] = {}
-    _counting: ClassVar[threading.Lock] = threading.Lock()
-    _inherited: ClassVar[list[Any]] = []
+    _counting: ClassVar[Lock] = Lock()
 
     def __init__(self, path: Path, status: os.stat_result, seconds: float) -> None:
         self.path: Final = path
         self.seconds: Final = seconds
-        self.lock = threading.Lock()
+        self.lock = Lock()
         self.waiting: deque[Any] = deque()
         self._status = status
         self._users = 0
         self._writer: sqlite3.Connection | None = None
         self._has_written = False
         self._reader: sqlite3.Connection | None = None
-        self.looking = threading.Lock()
+        self.looking = Lock()
 
     @classmethod
     def at(cls, path: Path, status: os.stat_result, *, seconds: float) -> Database:
@@ -185,8 +183,9 @@ class Database:
             if self._users:
                 return
             self._known.pop((self._status.st_dev, self._status.st_ino), None)
-        with self.lock, self.looking:
-            self.disconnect()
+            # Counting goes on afterwards: a fork in between would carry connections over of which nobody knows any more.
+            with self.lock, self.looking:
+                self.disconnect()
 
     def connection(self) -> sqlite3.Connection:
         """
@@ -221,7 +220,7 @@ class Database:
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
         """Give a connection to read by, which waits for no commit; what is read has to be fetched meanwhile."""
-        if not self._has_written and self.lock.acquire(blocking=False):
+        if not self._has_written and self.lock.acquire(timeout=0):
             try:
                 yield self.connection()
             finally:
@@ -263,17 +262,17 @@ class Database:
 
     # --- forks --------------------------------------------------------------------------------------------------------
 
-    _held: ClassVar[list[threading.Lock]] = []
+    _held: ClassVar[list[Lock]] = []
 
     @classmethod
     def before_fork(cls) -> None:
         """Close the connections, once nobody is in the middle of anything."""
-        cls._held = [cls._counting] if cls._counting.acquire(timeout=FORK_PATIENCE) else []
+        cls._held = [cls._counting] if cls._counting.acquire(after_fork.PATIENCE) else []
         for database in list(cls._known.values()):
-            if not database.lock.acquire(timeout=FORK_PATIENCE):
+            if not database.lock.acquire(after_fork.PATIENCE):
                 continue
             cls._held.append(database.lock)
-            if database.looking.acquire(timeout=FORK_PATIENCE):
+            if database.looking.acquire(after_fork.PATIENCE):
                 cls._held.append(database.looking)
                 with suppress(Exception):
                     database.disconnect()
@@ -285,15 +284,11 @@ class Database:
             cls._held.pop().release()
 
     @classmethod
-    def after_fork_in_child(cls) -> None:
-        """Forget all: what could not be closed is kept for ever, since closing it here would meddle with the parent's."""
-        cls._inherited += [each for known in cls._known.values() for each in known.connections()]
-        cls._known, cls._held, cls._counting = {}, [], threading.Lock()
+    def renew(cls) -> None:
+        """Forget all in a forked child: what could not be closed is left, since closing it here would meddle with the parent's."""
+        leave(*[each for known in cls._known.values() for each in known.connections()])
+        cls._known, cls._held = {}, []
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=Database.before_fork,
-        after_in_parent=Database.after_fork,
-        after_in_child=Database.after_fork_in_child,
-    )
+rests(Database.before_fork, Database.after_fork)
+renews(Database.renew)

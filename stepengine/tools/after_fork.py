@@ -1,5 +1,5 @@
 """
-What a child process that the operating system forked off makes anew: it has its parent's memory, and none of its threads.
+Forks: what is brought to rest before one, and what a child makes anew: it has its parent's memory, and none of its threads.
 
 Whatever holds threads, locks, event loops or connections is registered here, and renewed before any other code of the child
 runs. What belongs to the parent is never given back in a child, not even by garbage collection: the selector of an event loop
@@ -15,9 +15,12 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
-__all__ = ("Lock", "Renewable", "leave", "renewed", "renews")
+__all__ = ("PATIENCE", "Lock", "Renewable", "leave", "renewed", "renews", "rests")
 
 Function = TypeVar("Function", bound=Callable[[], None])
+
+PATIENCE = 10.0
+"""Seconds for which a fork waits for each thing that is not at rest; then it takes place nevertheless."""
 
 
 class Renewable(Protocol):
@@ -29,6 +32,7 @@ class Renewable(Protocol):
 
 _things: weakref.WeakSet[Any] = weakref.WeakSet()
 _functions: list[Callable[[], None]] = []
+_resting: list[tuple[Callable[[], None], Callable[[], None]]] = []
 _left: list[Any] = []
 
 
@@ -43,9 +47,24 @@ def renews(function: Function) -> Function:
     return function
 
 
+def rests(before: Callable[[], None], after: Callable[[], None]) -> None:
+    """Have *before* called ahead of every fork, and *after* behind it, in the parent alone; both for as long as the process lives."""
+    _resting.append((before, after))
+
+
 def leave(*things: Any) -> None:
     """Keep in this child what is its parent's, so that nothing of it is ever closed here."""
     _left.extend(things)
+
+
+def _rest() -> None:
+    for before, _ in _resting:
+        before()
+
+
+def _go_on() -> None:
+    for _, after in _resting:
+        after()
 
 
 def _renew() -> None:
@@ -56,7 +75,7 @@ def _renew() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew)
+    os.register_at_fork(before=_rest, after_in_parent=_go_on, after_in_child=_renew)
 
 
 class Lock:
@@ -74,6 +93,14 @@ class Lock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._lock.release()
+
+    def acquire(self, timeout: float = -1) -> bool:
+        """Take the lock, and return whether that came about within *timeout* seconds; with -1 it is waited for as long as it takes."""
+        return self._lock.acquire(timeout=timeout)
+
+    def release(self) -> None:
+        """Give the lock back."""
         self._lock.release()
 
     def renew(self) -> None:

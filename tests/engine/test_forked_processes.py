@@ -225,9 +225,11 @@ def every_lock_held() -> Iterator[int]:
     held = [one._lock for one in known if isinstance(one, after_fork.Lock)]
     held += [one._ready for one in known if isinstance(one, ThreadPool)]
     held = [one for one in held if one.acquire(blocking=False)]
+    patience, after_fork.PATIENCE = after_fork.PATIENCE, 0
     try:
         yield len(held)
     finally:
+        after_fork.PATIENCE = patience
         for one in held:
             one.release()
 
@@ -238,7 +240,6 @@ FINE = {
     "tools/threads.py": "a job dies with its thread, and the pool renews its condition",
     "tools/files/atomic.py": "the locks of files are forgotten",
     "journal/store.py": "a writer refuses in a child before it takes its lock",
-    "journal/held.py": "made anew in a child, which has none of the parent's files",
     "journal/sqlite.py": "open during one call; what writes is shared, and closed before a fork",
     "models/batches.py": "left to the parent",
     "runtime/write_ahead.py": "closed before a fork; a child has none of the parent's",

@@ -237,6 +237,7 @@ def test_where_no_file_can_be_closed_too_many_are_told_with_what_to_raise(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(held, "_libc", lambda: None)
+    monkeypatch.setattr(HeldFile, "_keeping", {})
     writers = []
     with few_descriptors(30), pytest.raises(JournalWriteFailed) as refused:
         for n in range(60):
@@ -290,6 +291,50 @@ def test_a_system_that_keeps_no_lock_by_a_mapping_keeps_its_files_open(
         writer.close()
 
     assert [True] * 4 == is_open
+
+
+@ON_LINUX
+@pytest.mark.usefixtures("two_open")
+def test_a_disk_that_could_not_be_tried_for_want_of_descriptors_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Else the files of all journals that are open at such a moment would stay open to the end.
+    """
+    trying, has_room = held._keeps_locks, [False]
+
+    def tried(folder: Path) -> bool:
+        if not has_room[0]:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return trying(folder)
+
+    monkeypatch.setattr(held, "_keeps_locks", tried)
+    monkeypatch.setattr(HeldFile, "_keeping", {})
+    writers: list[Any] = [FileJournal(tmp_path / str(n)).writer() for n in range(4)]
+    could_close = HeldFile.close_one()
+    before = sum(writer._held.descriptor is not None for writer in writers)
+    has_room[0] = True
+    writers.append(FileJournal(tmp_path / "4").writer())
+    after = sum(writer._held.descriptor is not None for writer in writers)
+    for writer in writers:
+        writer.close()
+
+    assert (False, 4, 2) == (could_close, before, after)
+
+
+@ON_LINUX
+def test_a_disk_is_tried_when_a_second_journal_is_open_and_not_when_nothing_more_can_be_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HeldFile, "_keeping", {})
+    first = FileJournal(tmp_path / "1").writer()
+    alone = dict(HeldFile._keeping)
+    second = FileJournal(tmp_path / "2").writer()
+    first.close()
+    second.close()
+
+    assert {} == alone
+    assert {tmp_path.stat().st_dev: True} == HeldFile._keeping
 
 
 # --- one connection ---------------------------------------------------------------------------------------------------

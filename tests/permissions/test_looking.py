@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from stepengine import AgentDefinition, Engine, Limits, ToolCall
-from stepengine.permissions import Policy, Rule, read_only_commands
+from stepengine.permissions import Command, Policy, Rule, read_only_commands
+from stepengine.permissions.commands import CommandForm
 from stepengine.tools import shell_tools
 
 SECRET = "CANARY-inside"
@@ -48,7 +49,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "project/.env": f"KEY={SECRET}\n",
         "project/sub/.npmrc": f"{SECRET}\n",
         "project/vaults/list.txt": f"{DENIED}\n",
-        "outside/plan.txt": f"{OUTSIDE}\n",
+        "outside/plan.txt": f"{OUTSIDE} 5\n",
         "top.txt": f"{OUTSIDE} top\n",
     }
     for name, text in files.items():
@@ -60,6 +61,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (top / name).write_text(text + text)
     (root / "out").symlink_to("../outside")
     (root / "plan").symlink_to("../outside/plan.txt")
+    (root / "5").symlink_to("../outside/plan.txt")
     (root / "shown.txt").symlink_to("key.pem")
     (root / "hidden").symlink_to(".env")
     (root / "to_vaults").symlink_to("vaults")
@@ -73,13 +75,16 @@ def attacks(root: Path) -> list[str]:
     """
     Return commands that the rules for looking allow, each of which could show what it must not.
     """
-    blob = git(root, "rev-parse", "HEAD:project/key.pem")
+    blob, vaults = git(root, "rev-parse", "HEAD:project/key.pem"), git(root, "rev-parse", "HEAD:project/vaults")
+    free = git(root, "rev-parse", "HEAD:project/sub")
     links = ("out", "out/plan.txt", "plan", "shown.txt", "hidden", "to_vaults", "to_vaults/list.txt", "absolute", "sub/up", "sub/up/top.txt", "twin.txt", "vaults", "vaults/list.txt")  # fmt: skip
     files = [
         f"{program} {link}"
         for program in ("cat", "head -n 5", "tail -c 100", "sort", "rg CANARY", "rg -n CANARY", "ls -l", "wc")
         for link in links
     ]
+    # What looks like the value of an option is a file for a program that gives the option none.
+    numbered = ["cat -n 5", "cat -s 5", "sort -n 5", "sort -k 5", "wc -c 5", "ls -l -C 5", "rg -n 5 plan", "rg -c 5 plan", "rg -U 5 plan", "rg -s 5 hidden", "rg -n -- 5 plan"]  # fmt: skip
     rg = ["rg CANARY", "rg CANARY .", "rg -F CANARY sub .", "rg -g *.pem CANARY", "rg -g id_rsa CANARY", "rg -g !x CANARY", "rg -t txt CANARY", "rg -U CANARY", "rg -v zzz", "rg -- CANARY .", "rg -i canary vaults sub"]  # fmt: skip
     shows = [
         "git diff", "git diff HEAD", "git diff -- .", "git diff HEAD -- key.pem", "git diff -- *.pem", "git diff -- *", "git diff k*.pem", "git diff -- :(top)", "git diff -- :/",
@@ -90,9 +95,11 @@ def attacks(root: Path) -> list[str]:
         "git show", "git show HEAD", "git show -p HEAD", "git show main", "git show HEAD:project/key.pem", "git show HEAD:./key.pem", "git show :key.pem", "git show :0:project/key.pem",
         f"git show {blob}", f"git show {blob[:10]}", "git show HEAD -- key.pem", "git show HEAD -- *", "git show HEAD:project/vaults/list.txt", "git show HEAD:top.txt", "git show HEAD:outside/plan.txt",
         "git grep CANARY", "git grep -n CANARY HEAD", "git grep -i canary", "git grep --cached CANARY", "git grep CANARY -- *.pem", "git grep CANARY -- :/", "git grep CANARY -- :(top)", "git grep CANARY main",
+        f"git grep CANARY {blob}", f"git grep CANARY {vaults}", f"git grep CANARY {blob[:12]}", f"git diff {free} {vaults}", f"git diff {free}..{vaults}", f"git diff {vaults}", f"git log -p {vaults}",
+        f"git show {blob}..", f"git diff {blob} {vaults}", "git grep -n 5 plan", "git grep -c 5 to_vaults",
         "git grep CANARY vaults", "git grep -F CANARY HEAD -- vaults", "git grep -w CANARY HEAD -- id_rsa", "git grep -- CANARY", "git status -u",
     ]  # fmt: skip
-    return [*files, *rg, *shows]
+    return [*files, *numbered, *rg, *shows]
 
 
 def outcomes(root: Path, commands: list[str], cwd: str | None, *rules: Rule) -> dict[str, str]:
@@ -132,6 +139,8 @@ def test_what_only_looks_still_shows_the_rest_and_says_that_something_is_left_ou
         "cat a.txt": "alpha", "rg CANARY": "CANARY-free", "git diff": "+alpha", "git diff a.txt": "+alpha", "git diff HEAD -- a.txt sub": "+beta = 1",
         "git log -p -n 1": "+alpha", "git log --oneline -n 1": "first", "git show HEAD": "+alpha", "git grep -n alpha": "a.txt:1:alpha", "git status -s": "M a.txt",
         "git log -n 1 --stat": "a.txt", "git grep beta -- sub": "b.py", "rg beta sub": "beta = 1", "ls sub": "b.py",
+        "git grep -n 1 sub": "b.py:1:beta = 1", "git grep alpha HEAD": "a.txt:alpha", "git grep -- alpha": "a.txt:alpha", "git diff HEAD..HEAD": '"exit_code":0',
+        "rg -m 1 alpha a.txt": "alpha",
     }  # fmt: skip
 
     found = outcomes(repository, list(shown), None)
@@ -152,3 +161,25 @@ def test_a_command_that_leads_to_what_it_must_not_show_is_refused_with_a_reason(
     (text,) = outcomes(repository, [command], None).values()
 
     assert any(word in text for word in ("outside of the root", "may hold secrets", "only git understands")), text
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+@pytest.mark.spec("requirements:X70")
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("git", "usage"),
+        ("git diff", "+alpha"),
+        ("git -p diff", "leave it out"),
+        ("git show HEAD:top.txt", "only git"),
+    ],
+)
+def test_a_rule_that_names_git_alone_is_confined_like_those_that_name_what_it_does(
+    repository: Path, command: str, said: str
+) -> None:
+    rule = Rule("allow", Command(CommandForm(["git"], operands="paths")))
+
+    (text,) = outcomes(repository, [command], None, rule, Rule.deny_path("vaults/**")).values()
+
+    assert said in text
+    assert [] == [canary for canary in CANARIES if canary in text], text

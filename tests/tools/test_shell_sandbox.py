@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import socket
 import subprocess
@@ -19,6 +20,7 @@ import pytest
 
 from stepengine.errors import DefinitionError
 from stepengine.tools import ToolContext, ToolRegistry, shell_tools
+from stepengine.tools.files.rules import PROTECTED
 
 CANARY = "canary-of-the-host"
 NEEDS = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap (Debian: bubblewrap)")
@@ -177,6 +179,25 @@ async def test_in_the_sandbox_programs_run_and_write_below_the_root(host: Host) 
         result = await tools.execute("run_terminal_command", {"command": command}, ToolContext.for_test())
         assert (expected, 0) == (result.data["stdout"], result.data["exit_code"]), (command, result.text)  # type: ignore[index,call-overload]
     assert "new\n" == (host.root / "made.txt").read_text()
+
+
+@NEEDS
+@pytest.mark.spec("requirements:X70")
+async def test_what_file_tools_do_not_write_since_programs_run_it_no_command_writes_either(host: Host) -> None:
+    places = [place for place in PROTECTED if "*" not in place and place != ".git/"]
+    files = [host.root / place / "file" if place.endswith("/") else host.root / place for place in places]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("as it was\n")
+    tools = ToolRegistry(shell_tools(host.root, sandbox=True, allow_shell=True))
+    each = "(echo evil >> {0}) || true; rm -f {0} || true; mv {0} aside || true"
+    script = "\n".join([each.format(shlex.quote(str(file))) for file in files])
+
+    result = await tools.execute("run_terminal_command", {"command": script}, ToolContext.for_test())
+
+    assert result.data["exit_code"] == 0, result.text  # type: ignore[index,call-overload]
+    assert len(files) > 30
+    assert [] == [str(file) for file in files if not file.is_file() or file.read_text() != "as it was\n"]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -126,8 +127,12 @@ class Root:
             return True
         return os.fstat(fd).st_dev == self.info.st_dev and (file_guard() is None or self._is_mounted_here(fd))
 
+    @cached_property
+    def _mount(self) -> str:
+        return mount_of(self.fd)  # asked once: a walk asks for every folder, and what is open stays where it is
+
     def _is_mounted_here(self, fd: int) -> bool:
-        return mount_of(fd) == mount_of(self.fd)
+        return mount_of(fd) == self._mount
 
     def parts(self, path: str) -> tuple[str, ...]:
         """Return the components of a path as given; see ``parts_of``."""

@@ -19,6 +19,7 @@ from pathlib import Path
 import attrs
 
 from stepengine.errors import DefinitionError
+from stepengine.tools.files.rules import PROTECTED
 from stepengine.tools.shell.running import Launch
 
 __all__ = ("sandboxed",)
@@ -37,10 +38,14 @@ HIDDEN = (
 )
 """What of that says nothing to programs and much to others: the superuser can read it in a sandbox, too."""
 RUN_LATER = (
-    ".git/hooks", ".git/commondir", ".git/config", ".git/modules", ".gitmodules", ".stepengine", ".github/workflows", ".husky", ".vscode", ".idea",
-    ".envrc", ".mcp.json", ".claude", ".pre-commit-config.yaml",
+    ".git/hooks", ".git/commondir", ".git/config", ".git/modules", ".claude",
+    *[place.rstrip("/") for place in PROTECTED if "*" not in place and place != ".git/"],
 )  # fmt: skip
-"""What other programs run outside of the sandbox: where it stands in the root, it is read-only."""
+"""
+What other programs run outside of the sandbox: where it stands in the root, it is read-only.
+
+Of what file tools do not write that is all that has a plain name; of ``.git`` only a part, since commits are made there.
+"""
 PROBE_SECONDS = 20
 
 
