@@ -41,7 +41,7 @@ from stepengine.journal.records import (
     to_text,
 )
 from stepengine.redaction import Redactor
-from stepengine.runtime.performer import Item
+from stepengine.runtime.performer import Item, is_repeatable
 from stepengine.tools.writes import FileWrite
 
 __all__ = (
@@ -49,7 +49,6 @@ __all__ = (
     "bare",
     "comparable",
     "describe",
-    "is_repeatable",
     "must_last",
     "name_of",
     "outcome_members",
@@ -122,16 +121,6 @@ def name_of(thing: Any) -> str:
     thing = getattr(thing, "func", thing)
     name: str = getattr(thing, "__qualname__", type(thing).__qualname__)
     return name.rpartition("<locals>.")[2]
-
-
-def is_repeatable(item: Item) -> bool:
-    """Return whether an effect may simply happen again when nobody knows whether it has (reliability R3)."""
-    effect = item.effect
-    if type(effect) is CallTool:
-        binding = item.plan.tools.get(effect.tool_name)
-        notes = binding.spec.annotations if binding is not None else None
-        return notes is not None and (notes.idempotent or notes.read_only)
-    return effect.call.is_idempotent if type(effect) is CallFunction else True
 
 
 def must_last(item: Item, form: Any) -> bool:

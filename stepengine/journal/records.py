@@ -93,6 +93,7 @@ INPUTS: Mapping[str, Shape] = {
     "Stop": {"kind": str, "error?": dict},
     "Answered": {"question_id": str, "answer": ANY},
     "Kept": {"fp": str},
+    "Taken": {"by": str, "reason": str},
 }
 OUTCOMES: Mapping[str, type] = {"CallModel": ModelReply, "CallTool": ToolResult, "Spawn": ChildResult, "Ask": tuple}
 
