@@ -33,9 +33,9 @@ from stepengine.errors import (
 if TYPE_CHECKING:
     from stepengine.data.definition import AgentDefinition
     from stepengine.data.state import RunResult
-    from stepengine.runtime.handle import RunHandle
     from stepengine.journal import Journal
     from stepengine.journal.history import History
+    from stepengine.runtime.handle import RunHandle
 
 __all__ = (
     "RESULT",
