@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from stepengine.errors import JournalError, JournalWriteFailed
 from stepengine.journal.history import History
 from stepengine.journal.places import (
+    Reserve,
     check_place,
     close_locked,
     lock_file,
@@ -157,6 +158,7 @@ class SqliteWriter(LineWriter):
                 super().__init__(journal, reading)
                 last = self._database.execute("SELECT MAX(number) FROM lines WHERE run = ?", (run,)).fetchone()[0]
                 self._count = 0 if last is None else last + 1
+                self._reserve = Reserve.near(journal.path)
             except BaseException:
                 self._database.close()
                 raise
@@ -169,13 +171,26 @@ class SqliteWriter(LineWriter):
 
         rows = [(self._run, number, line) for number, line in enumerate(lines, self._count)]
         try:
-            with transaction(self._database):
-                self._database.executemany("INSERT INTO lines VALUES (?, ?, ?)", rows)
+            try:
+                self._insert(rows)
+            except sqlite3.Error as error:
+                reserve = self._reserve
+                is_full = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_FULL
+                if not is_full or reserve is None or not reserve.spend():
+                    raise
+                self._insert(rows)
+                reserve.regain()
         except sqlite3.Error as error:
             raise self._failed(str(error)) from error
         self._count += len(rows)
 
+    def _insert(self, rows: Sequence[tuple[str, int, bytes]]) -> None:
+        with transaction(self._database):
+            self._database.executemany("INSERT INTO lines VALUES (?, ?, ?)", rows)
+
     def _release(self) -> None:
+        if self._reserve is not None:
+            self._reserve.close()
         self._database.close()
         self._unlock()
 
