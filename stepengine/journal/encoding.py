@@ -105,6 +105,13 @@ def _asked(question: Question) -> dict[str, Any]:
 
 def _argument(value: Any) -> Any:
     try:
+        return _shown_argument(value)
+    except Exception:  # noqa: BLE001  (what an author hands on may raise whatever is asked of it)
+        return {"type": "object", "name": type(value).__qualname__}
+
+
+def _shown_argument(value: Any) -> Any:
+    try:
         return freeze(value)
     except DataError:
         pass
@@ -118,8 +125,11 @@ def _argument(value: Any) -> Any:
 
 def name_of(thing: Any) -> str:
     """Return the name of a function or class without its module: the same file may be loaded under several names."""
-    thing = getattr(thing, "func", thing)
-    name: str = getattr(thing, "__qualname__", type(thing).__qualname__)
+    try:
+        thing = getattr(thing, "func", thing)
+        name: str = getattr(thing, "__qualname__", type(thing).__qualname__)
+    except Exception:  # noqa: BLE001  (it may raise whatever is asked of it)
+        name = type(thing).__qualname__
     return name.rpartition("<locals>.")[2]
 
 
