@@ -878,15 +878,17 @@ class Hostile:
         (lambda: Perform(lambda x: 1, Hostile()), 1),
         (lambda: Perform(lambda *, x: 1, x=Hostile()), 1),
         (lambda: Perform(lambda x: 1, [Hostile(), {"a": Hostile()}]), 1),
-        (lambda: Perform(Hostile()), PerformError),
-        (lambda: Perform(Hostile), PerformError),
+        (lambda: Perform(Hostile()), "PerformError"),
+        (lambda: Perform(Hostile), "PerformError"),
     ],
     ids=["argument", "keyword", "nested", "function", "result"],
 )
 def test_objects_that_raise_whatever_is_asked_of_them_are_recorded_by_their_type_and_replayed(yielded, output):
     def handle_steps(ctx):
-        value = (yield yielded()).value
-        return type(value).__name__ if isinstance(value, PerformError) else value
+        try:
+            return (yield from yielded())
+        except PerformError:
+            return "PerformError"
 
     journal = MemoryJournal()
     with Engine([AgentDefinition("a", model=None, handle_steps=handle_steps)]) as engine:
@@ -896,4 +898,4 @@ def test_objects_that_raise_whatever_is_asked_of_them_are_recorded_by_their_type
         with engine.debug(journal):
             pass
 
-    assert [output.__name__ if isinstance(output, type) else output] * 3 == [r.output for r in results]
+    assert [output] * 3 == [r.output for r in results]
