@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from opcode import opmap
-from typing import TYPE_CHECKING, Any
 
+# Not from `typing`: importing that takes as long as all the rest, and Ctrl-C would meanwhile end the command with a traceback.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from stepengine.data.definition import AgentDefinition, InputSchema
     from stepengine.data.hooks import Change, HookContext, Hooks, StepContext
     from stepengine.data.inputs import AnswerInput, Interrupt, RunInput, Shutdown, ToolResultInput, UserInput
@@ -189,6 +191,7 @@ _ELSEWHERE = {
 def _unknown(name: str) -> Exception:
     """Return the error for a name that is not here; ``from stepengine import`` would drop the words of an AttributeError."""
     from difflib import get_close_matches
+    from opcode import opmap
 
     near = [_ELSEWHERE[name]] if name in _ELSEWHERE else get_close_matches(name, __all__, n=1)
     hint = f"; did you mean {near[0]!r}?" if near and not name.startswith("_") else ""

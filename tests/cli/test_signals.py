@@ -5,6 +5,7 @@ Signals while effects are under way: what happens is recorded within a grace, an
 from __future__ import annotations
 
 import itertools
+import os
 import signal
 import subprocess
 import sys
@@ -149,3 +150,42 @@ def test_a_second_signal_ends_at_once(tmp_path: Path, shape: str, number: int) -
     assert process.returncode in (128 + number, -number)
     assert time.monotonic() - began < 2.9
     assert not (tmp_path / "acts.txt").exists()
+
+
+LOADING = """
+import os, signal, sys
+
+class Presses:
+    def find_spec(self, name, *_):
+        if name == MODULE:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Presses())
+sys.argv = ["stepengine", "runs"]
+from stepengine.cli import main
+main()
+"""
+
+
+@pytest.mark.spec("ecosystem:EC141")
+@pytest.mark.parametrize("module", ["stepengine.cli.app", "stepengine.cli.exits", "typer"])
+@pytest.mark.parametrize(("ignored", "code", "said"), [(False, 130, "stepengine: interrupted\n"), (True, 0, "")])
+def test_ctrl_c_while_the_command_line_loads_ends_it_without_a_traceback_unless_it_is_ignored(
+    tmp_path: Path, module: str, ignored: bool, code: int, said: str
+) -> None:
+    before = "signal.signal(signal.SIGINT, signal.SIG_IGN)" if ignored else ""
+    text = LOADING.replace("MODULE", repr(module)).replace(
+        "import os, signal, sys", f"import os, signal, sys\n{before}"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", text],
+        cwd=tmp_path,
+        env={**os.environ, "STEPENGINE_STATE_DIR": str(tmp_path / "state")},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+
+    assert (code, said) == (done.returncode, "" if ignored else done.stderr), done.stderr
+    assert "Traceback" not in done.stderr
