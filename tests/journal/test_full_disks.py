@@ -4,6 +4,7 @@ A disk that becomes full while a run is recorded: nothing is in doubt, and the r
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import os
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from stepengine import AgentDefinition, Engine, Perform, RunStatus, ToolContext, call, tool
+from stepengine import AgentDefinition, Engine, Parallel, Perform, RunStatus, ToolContext, call, tool
 from stepengine.errors import JournalError, JournalWriteFailed
 from stepengine.journal import FileJournal, Journal, SqliteJournal, check, places
 from stepengine.journal.files import FileWriter
@@ -180,3 +181,39 @@ async def test_a_disk_that_an_effect_fills_costs_no_result_and_the_next_effect_d
             assert [] == in_doubt(FileJournal(path).history())
 
     assert RunStatus.COMPLETED is result.status
+
+
+@pytest.mark.spec("reliability:JR09")
+async def test_of_what_is_under_way_at_once_every_result_has_room_whoever_takes_what_was_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    room, ended = Room(), asyncio.Event()
+    monkeypatch.setattr(places, "_room", room.keep)
+    monkeypatch.setattr(os, "close", room.give_back)
+    monkeypatch.setattr(Reserve, "_known", {})
+    path = tmp_path / "run.jsonl"
+    journal = FileJournal(path)
+    monkeypatch.setattr(journal, "writer", lambda: FileWriter(journal, write=room.write))
+
+    async def first() -> str:
+        room.left = 0
+        return "1" * RESULT_CHARS
+
+    async def second() -> str:
+        await ended.wait()
+        room.left = 0
+        return "2" * RESULT_CHARS
+
+    def handle_steps(ctx):
+        yield from Parallel(Perform(first), Perform(second))
+
+    async with Engine([AgentDefinition("two", model=None, handle_steps=handle_steps)]) as engine:
+        handle = engine.start("two", "go", journal=journal)
+        async with asyncio.timeout(20):
+            while b"1" * RESULT_CHARS not in (path.read_bytes() if path.exists() else b""):  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            ended.set()
+            await handle.result()
+
+    assert [] == in_doubt(FileJournal(path).history())
+    assert b"2" * RESULT_CHARS in path.read_bytes()
