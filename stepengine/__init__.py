@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from opcode import opmap
-from typing import TYPE_CHECKING, Any
 
+# Not from `typing`: importing that takes as long as all the rest, and Ctrl-C would meanwhile end the command with a traceback.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from stepengine.data.definition import AgentDefinition, InputSchema
     from stepengine.data.hooks import Change, HookContext, Hooks, StepContext
     from stepengine.data.inputs import AnswerInput, Interrupt, RunInput, Shutdown, ToolResultInput, UserInput
@@ -188,6 +190,8 @@ _ELSEWHERE = {
 
 def _unknown(name: str) -> Exception:
     """Return the error for a name that is not here; ``from stepengine import`` would drop the words of an AttributeError."""
+    from opcode import opmap
+
     from stepengine.data.alike import did_you_mean
 
     # Whoever asks for a name of Python's own, such as __wrapped__, only looks whether it is there.

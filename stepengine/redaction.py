@@ -360,8 +360,14 @@ def forms_of(value: str) -> Iterator[str]:
     yield json.dumps(value)[1:-1]
     yield json.dumps(value, ensure_ascii=False)[1:-1]
     yield base64.b64encode(data).decode()
+    # Inside of something longer, such as `user:password`: what of it does not depend on what stands before and behind.
+    for before in range(3):
+        inside = base64.b64encode(bytes(before) + data)[(before * 4 + 2) // 3 : (before + len(data)) * 4 // 3].decode()
+        yield inside
+        yield inside.translate(URL_SAFE)
 
 
+URL_SAFE = str.maketrans("+/", "-_")
 UNRESERVED = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-~")
 
 

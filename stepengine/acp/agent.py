@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import stat
 import sys
@@ -465,15 +466,58 @@ async def serve(make: MakeEngine, agent: str, folder: Path, *, out: BinaryIO | N
         msg = "stdin is no pipe: this command is started by an editor, which talks with it over stdin and stdout"
         raise DefinitionError(msg)
     loop = asyncio.get_running_loop()
-    reader = asyncio.StreamReader(limit=LIMIT)
+    reader = _Messages(limit=LIMIT)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, out or take_stdout())
-    writer = asyncio.StreamWriter(transport, protocol, None, loop)
+    reader.answers = writer = asyncio.StreamWriter(transport, protocol, None, loop)
     editor: Any = EditorAgent(make, agent, folder)
     try:
         await acp.run_agent(editor, writer, reader, use_unstable_protocol=True)
     finally:
         await editor.aclose()
+
+
+class _Messages(asyncio.StreamReader):
+    """
+    What an editor sends, without lines that are no messages: the protocol's package would end the connection at them.
+
+    Attributes:
+        answers: Where these are answered.
+    """
+
+    answers: asyncio.StreamWriter
+    _is_part = False
+
+    async def readexactly(self, n: int) -> bytes:
+        """Return *n* bytes of a line that is longer than the buffer."""
+        self._is_part = True
+        return await super().readexactly(n)
+
+    async def readuntil(self, separator: Any = b"\n") -> bytes:
+        """Return the next line that is a message, or what is left of one whose beginning was read already."""
+        while True:
+            line = await super().readuntil(separator)
+            if self._is_part or not line.strip() or _is_message(line):
+                self._is_part = False
+                return line
+            self.answers.write(NO_MESSAGE)
+
+
+NO_MESSAGE = (
+    b'{"jsonrpc":"2.0","id":null,"error":{"code":-32600,"message":"a line is one message: a JSON object with a method, or with the '
+    b'id of a request that it answers"}}\n'
+)
+
+
+def _is_message(line: bytes) -> bool:
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    if not isinstance(message, dict):
+        return False
+    has_id = isinstance(message.get("id"), int | str | None)
+    return has_id and (isinstance(message["method"], str) if "method" in message else "id" in message)
 
 
 def _folder(cwd: str) -> Path:

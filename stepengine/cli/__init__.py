@@ -7,11 +7,18 @@ embeds stepengine would need. Typer and rich are loaded when a command starts.
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+from contextlib import suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
+# Not from `typing`: importing that takes as long as all the rest, and Ctrl-C would meanwhile end the command with a traceback.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
     from stepengine.cli.console import ConsoleRenderer, TerminalInteractor
     from stepengine.cli.logger import ConsoleLogger
     from stepengine.cli.render import ColorScheme
@@ -25,13 +32,28 @@ INTERRUPTED = 130
 def main() -> None:
     """Run the command line and leave with its exit code; ``stepengine --help`` lists the codes."""
     try:
+        _at_interrupt(_leave_at_once, signal.default_int_handler)
         from stepengine.cli.app import app
         from stepengine.cli.exits import finished
 
+        _at_interrupt(signal.default_int_handler, _leave_at_once)
         finished(app)
     except KeyboardInterrupt:
         print("stepengine: interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
+
+
+def _at_interrupt(handler: Callable[..., Any], instead_of: Callable[..., Any]) -> None:
+    """Let Ctrl-C do something else than it does; who ignores it, or has a handler of their own, keeps that."""
+    if signal.getsignal(signal.SIGINT) is instead_of:
+        with suppress(ValueError):  # another thread than the main one is never interrupted
+            signal.signal(signal.SIGINT, handler)
+
+
+def _leave_at_once(*_: object) -> None:
+    """Leave while modules are loaded, when nothing has begun: raised there, an exception may be shown, or lost in a callback."""
+    os.write(2, b"stepengine: interrupted\n")
+    os._exit(INTERRUPTED)
 
 
 _HOME = {

@@ -29,9 +29,9 @@ from stepengine.cli import bench
 from stepengine.cli.bench import bench_for, family, limits_of, registry_of
 from stepengine.cli.console import DIGITS, NO, QUIT, YES, Lines, Screen, console_on, follow, show_markdown
 from stepengine.cli.exits import Exit, complain
-from stepengine.cli.journals import journal_at, limits_again, name_of
+from stepengine.cli.journals import is_taken, journal_at, limits_again, name_of, taken
 from stepengine.cli.options import Model, NoJournal, Options, with_options
-from stepengine.cli.perform import Run, interruptible, reason_of, resume_hint, tell_more
+from stepengine.cli.perform import Run, interrupt, interruptible, reason_of, resume_hint, tell_more
 from stepengine.cli.progress import diff_lines
 from stepengine.cli.prompt import PASTED, SOON, Above, Prompt, attached, shell_output
 from stepengine.cli.recording import GOES_ON, Entry, Recording, entries, named, with_record
@@ -642,7 +642,9 @@ class Chat:
         """Ask a recorded question; return whether it was answered."""
 
         def answer(said: Any) -> None:
-            if problem := answer_problem(said, question):
+            if isinstance(said, str) and is_taken(question.id, said):
+                said = taken(said)
+            elif problem := answer_problem(said, question):
                 raise AnswerRejected(problem)
             answers[question.id] = said
 
@@ -705,7 +707,7 @@ class Chat:
         def stop() -> None:
             nonlocal last
             last = loop.time()
-            handle.interrupt()
+            interrupt(handle, loop)
             loop.call_soon_threadsafe(self._terminal.say, "(interrupts; Ctrl-C once more leaves)", "dim")
 
         def again() -> None:

@@ -18,13 +18,13 @@ from stepengine.cli.exits import Exit, complain
 from stepengine.cli.journals import (
     answers_of,
     as_usage,
+    followed,
     hooks_of,
     journal_at,
     limits_again,
     name_of,
     new_journal,
     on_journal,
-    performed,
     recorded_agent,
 )
 from stepengine.cli.moving import Agents, fork_durable
@@ -131,9 +131,9 @@ def _fork(options: Options, branch: Branch, answers: Iterable[str]) -> Exit:
             raise UsageProblem(msg)
         made = recording.journal
         root = options.cwd if branch.restore_files else None
-        fork = partial(bench.engine.fork, journal, at=branch.at, edit=edit, into=made, restore_files=root)
+        fork = partial(bench.engine.start_fork, journal, at=branch.at, edit=edit, into=made, restore_files=root)
         fork = partial(fork, allow_repeat=branch.allow_repeat)
-        run = performed(bench, lambda: fork(answers=given, agent=agent, limits=limits))
+        run = followed(bench, lambda: fork(answers=given, agent=agent, limits=limits))
         recording.ended(run.result)
     stem = recording.stem if into is None else ""
     if not options.quiet:

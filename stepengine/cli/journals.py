@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import re
 import secrets
 import signal
@@ -16,11 +17,12 @@ import attrs
 from stepengine.cli.bench import Bench
 from stepengine.cli.exits import Exit, complain, explained
 from stepengine.cli.options import Options
-from stepengine.cli.perform import Run, interruptible, options_again, result_of, resume_hint, watched
+from stepengine.cli.perform import Run, interrupt, interruptible, options_again, result_of, resume_hint, watched
 from stepengine.cli.recording import latest, named, with_record
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.limits import Limits
+from stepengine.data.questions import Answer, AnswerLike
 from stepengine.data.state import RunResult, RunStatus
 from stepengine.errors import (
     DefinitionError,
@@ -33,15 +35,19 @@ if TYPE_CHECKING:
     from stepengine.data.state import RunResult
     from stepengine.journal import Journal
     from stepengine.journal.history import History
+    from stepengine.runtime.handle import RunHandle
 
 __all__ = (
+    "RESULT",
     "GoingOn",
     "agent_of",
     "answers_of",
     "as_usage",
+    "followed",
     "found",
     "hooks_of",
     "is_cut_off",
+    "is_taken",
     "journal_at",
     "limits_again",
     "name_of",
@@ -50,8 +56,12 @@ __all__ = (
     "performed",
     "recorded_agent",
     "spread",
+    "taken",
 )
 
+RESULT = "result:"
+"""What an answer starts with that says what came of an effect in doubt."""
+BY = "command line"
 ADVISED = re.compile(r"stepengine (?:extend|fork|resume) \S+(?: --at '[^']*'| --on-divergence keep)?")
 PLAIN_ID = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -245,21 +255,39 @@ def limits_again(journal: Journal, options: Options) -> Limits | None:
     return (opening_of(journal.history()).limits or Limits()).over(options.settings.limits)
 
 
-def answers_of(texts: Iterable[str]) -> dict[str, str]:
+def answers_of(texts: Iterable[str]) -> dict[str, AnswerLike]:
     """
-    Return answers by question id.
+    Return answers by question id; of an effect in doubt also ``result:`` with what came of it, as JSON or text.
 
     Raises:
         UsageProblem: for what is no ``ID=TEXT``.
     """
-    answers: dict[str, str] = {}
+    answers: dict[str, AnswerLike] = {}
     for text in texts:
         question, separator, answer = text.partition("=")
         if not separator or not question.strip():
             msg = f"--answer {text!r} is no ID=TEXT, such as --answer q3=yes"
             raise UsageProblem(msg)
-        answers[question.strip()] = answer
+        key = question.strip()
+        answers[key] = taken(answer) if is_taken(key, answer) else answer
     return answers
+
+
+def is_taken(question_id: str, text: str) -> bool:
+    """Return whether an answer says what came of an effect in doubt."""
+    from stepengine.journal.questions import DOUBT
+
+    return question_id.startswith(DOUBT) and text.startswith(RESULT)
+
+
+def taken(text: str) -> Answer:
+    """Return the answer that takes what follows ``result:`` for the result of an effect: JSON where it is some, else a text."""
+    given = text.removeprefix(RESULT)
+    try:
+        result = json.loads(given)
+    except (ValueError, RecursionError):
+        result = given
+    return Answer(result=result, by=BY)
 
 
 def performed(bench: Bench, make: Callable[[], Coroutine[Any, Any, RunResult[Any]]]) -> Run:
@@ -276,6 +304,33 @@ def performed(bench: Bench, make: Callable[[], Coroutine[Any, Any, RunResult[Any
                     if not received:
                         raise
                     raise _Interrupted(received[0]) from None
+
+    return watched(ended, bench.progress)
+
+
+def followed(bench: Bench, start: Callable[[], Coroutine[Any, Any, RunHandle[Any]]]) -> Run:
+    """Run what *start* starts to its end; Ctrl-C and SIGTERM end it gracefully, a second one at once."""
+
+    async def ended() -> Run:
+        loop = asyncio.get_running_loop()
+        async with bench.engine:
+            starting = asyncio.ensure_future(start())
+
+            def stop() -> None:
+                if starting.done():
+                    interrupt(starting.result(), loop)
+                else:
+                    loop.call_soon_threadsafe(starting.cancel)
+
+            with interruptible(stop) as received:
+                try:
+                    async with await starting as handle:
+                        result = await result_of(handle.result())
+                except asyncio.CancelledError:
+                    if not received:
+                        raise
+                    raise _Interrupted(received[0]) from None
+        return Run(result, received[0] if received else None)
 
     return watched(ended, bench.progress)
 

@@ -33,13 +33,17 @@ if TYPE_CHECKING:
     from stepengine.cli.options import Options
     from stepengine.cli.progress import Progress
     from stepengine.engine import Engine
+    from stepengine.runtime.handle import RunHandle
 
 UNAUTHORIZED = 401
+GRACE = 5.0
+"""Seconds that effects have to come to their end when a signal ends a run (requirements X73)."""
 
 __all__ = (
     "Run",
     "advised",
     "ending_of",
+    "interrupt",
     "interruptible",
     "needs_agent",
     "options_again",
@@ -91,11 +95,25 @@ def perform(
     async def ended() -> Run:
         async with engine, engine.start(agent, prompt, wait_for_answers=0, **options) as handle:
             started(handle.run_id)
-            with interruptible(handle.interrupt) as received:
+            loop = asyncio.get_running_loop()
+            with interruptible(lambda: interrupt(handle, loop)) as received:
                 result = await result_of(handle.result())
         return Run(result, received[0] if received else None)
 
     return watched(ended, progress)
+
+
+def interrupt(handle: RunHandle[Any], loop: asyncio.AbstractEventLoop) -> None:
+    """End a run; what is under way and cannot happen again has some seconds, and stderr says what is waited for."""
+
+    def tell() -> None:
+        if names := ", ".join(handle.finishing):
+            complain(
+                f"waits up to {GRACE:g} s for {names}, so that what happens is recorded; once more ends it at once"
+            )
+
+    handle.interrupt(grace=GRACE)
+    loop.call_soon_threadsafe(tell)
 
 
 async def result_of(run: Awaitable[RunResult[Any]]) -> RunResult[Any]:
@@ -174,6 +192,8 @@ def tell_more(result: RunResult[Any], options: Options) -> None:
         complain(f"question {question.id} waits for an answer: {question.text}{choices}")
         if again:
             complain(f"answer it with: {again} --answer {question.id}=TEXT")
+        if again and question.id.startswith("doubt:"):
+            complain(f"or say what came of it: {again} --answer {question.id}=result:TEXT-or-JSON")
     if again and result.status is RunStatus.CANCELLED:
         complain(f"go on with: {again}")
     for warning in (*result.warnings, *[f"could not be stopped: {name}" for name in result.leaked]):

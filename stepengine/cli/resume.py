@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Collection, Iterable
 from functools import partial
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import attrs
 import typer
@@ -12,20 +13,34 @@ import typer
 from stepengine.cli.bench import bench_for
 from stepengine.cli.exits import Exit
 from stepengine.cli.journals import (
+    RESULT,
     GoingOn,
     answers_of,
+    followed,
     hooks_of,
     journal_at,
     limits_again,
     on_journal,
-    performed,
     recorded_agent,
+    taken,
 )
 from stepengine.cli.options import Answers, File, Last, Options, with_options
 from stepengine.cli.perform import told
 from stepengine.cli.recording import Recording, recorded_as
+from stepengine.cli.render import is_terminal, visible
+from stepengine.data.json import compact
 
-__all__ = ("resume",)
+if TYPE_CHECKING:
+    from stepengine.data.questions import AnswerLike, Question
+    from stepengine.journal.history import History
+
+__all__ = ("can_ask", "resume")
+
+SHOWN_CHARS = 1_000
+YES, NO = ("y", "yes"), ("n", "no")
+CHOICES = (
+    "y do it again, n the handler gets UnknownOutcome, result:JSON-or-TEXT that came of it, Enter decides later > "
+)
 
 
 @with_options
@@ -35,7 +50,9 @@ def resume(
     *,
     last: Last = False,
     answer: Answers = None,
-    in_doubt: Annotated[str, typer.Option(help="fail, retry or ask.")] = "fail",
+    in_doubt: Annotated[
+        str, typer.Option(help="fail, retry or ask.", show_default="ask at a terminal, else fail")
+    ] = "",
     on_divergence: Annotated[str, typer.Option(help="raise, stop or keep.")] = "raise",
 ) -> Exit:
     """
@@ -55,9 +72,12 @@ def resume(
       stepengine resume run.jsonl --agent ./drafts/mine.py --in-doubt retry
 
     --in-doubt, for an effect that a crash cut off, so that nobody knows whether it happened:
-      fail     the handler gets UnknownOutcome at its yield (default)
+      ask      you are asked about each: do it again, let the handler get
+               UnknownOutcome, or say what came of it (default at a terminal;
+               elsewhere the run is suspended with a question)
+      fail     the handler gets UnknownOutcome at its yield (default elsewhere)
       retry    it is done again
-      ask      the run is suspended with a question about it
+    What came of it can be said beforehand: --answer 'doubt:#3=result:JSON-or-TEXT'
 
     --on-divergence, for an agent that was edited since, so that it asks for something else than FILE holds:
       raise    say where, and leave with 5 (default); stop says so in the result
@@ -65,9 +85,40 @@ def resume(
                came of it; from where FILE ends, the code runs as it is now.
                `stepengine ready FILE` says beforehand whether that works
     """
-    how = GoingOn(in_doubt, on_divergence)
+    how = GoingOn(in_doubt or ("ask" if can_ask() else "fail"), on_divergence)
     options = attrs.evolve(options, journal=file, last=last)
     return on_journal(options, lambda options: _resume(options, answer or (), how), is_waiting=True)
+
+
+def can_ask() -> bool:
+    """Return whether a person sits there: they see stderr, and what they type is read."""
+    return is_terminal(sys.stdin) and is_terminal()
+
+
+def looked_at(history: History, given: Collection[str]) -> dict[str, AnswerLike]:
+    """Ask the person at the terminal about each effect in doubt that is not decided yet; what they skip stays open."""
+    from stepengine.journal.questions import doubts
+
+    answers: dict[str, AnswerLike] = {}
+    for question in [] if history.is_complete else doubts(history):
+        said = None if question.id in given else _decision(question)
+        if said is not None:
+            answers[question.id] = said
+    return answers
+
+
+def _decision(question: Question) -> AnswerLike | None:
+    print(visible(f"{question.text}\n  with: {compact(question.details)[:SHOWN_CHARS]}"), file=sys.stderr)
+    while True:
+        print(CHOICES, end="", file=sys.stderr, flush=True)
+        typed = sys.stdin.readline().strip()
+        if not typed:
+            return None
+        word = typed.lower()
+        if word in YES + NO:
+            return word in YES
+        if typed.startswith(RESULT):
+            return taken(typed)
 
 
 def _resume(options: Options, answers: Iterable[str], how: GoingOn) -> Exit:
@@ -77,8 +128,9 @@ def _resume(options: Options, answers: Iterable[str], how: GoingOn) -> Exit:
     agent = recorded_agent(journal, options, history)
     bench = bench_for(options, agent, performs=not history.is_complete, hooks=hooks_of(history))
     limits = limits_again(journal, options)
-    resume = bench.engine.resume
-    asked = partial(resume, in_doubt=in_doubt, on_divergence=divergence)
-    run = performed(bench, lambda: asked(journal, agent=agent, answers=given, limits=limits))
+    if in_doubt == "ask" and can_ask():
+        given |= looked_at(history, given)
+    asked = partial(bench.engine.start_resume, in_doubt=in_doubt, on_divergence=divergence)
+    run = followed(bench, lambda: asked(journal, agent=agent, answers=given, limits=limits))
     Recording(journal, recorded_as(options.journal)).ended(run.result)
     return told(run, options, bench)

@@ -11,6 +11,7 @@ in their place, and ``ReplyDiscarded`` takes them back.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, ClassVar
 
@@ -509,3 +510,10 @@ class RunFinished(Event):
     """The last event of a root run, exactly once."""
 
     result: RunResult[Any] = attrs.field(repr=False)
+    _clean: Callable[[Any], Any] | None = attrs.field(default=None, repr=False, eq=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the event as a JSON object, without secrets that the process knows; ``result`` has them."""
+        told = super().to_json()
+        del told["_clean"]
+        return told if self._clean is None else self._clean(told)

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import attrs
 
 from stepengine.data.functions import takes_one_argument
-from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object
+from stepengine.data.json import ABSENT, JsonDict, JsonValue, freeze, freeze_object
 from stepengine.data.messages import strings
 from stepengine.errors import DefinitionError
 
@@ -108,6 +108,9 @@ class Answer:
             ``PolicyFile``, too, for every process that uses that; without one it is ``"session"``. By itself it is a yes.
         edited_input: For a permission question, the input to run in place of the one that was asked about. By itself it is a
             yes. It is validated and judged like the first one: what is denied stays denied.
+        result: For a question about an effect in doubt, ``doubt:ADDRESS``, what came of it, as somebody knows who has looked: a
+            ``ToolResult``, text or JSON of a tool, JSON of a ``Perform``, or an error of ``StepEngineError``. The effect is
+            not done again; its recorded result is this.
         by: Who answered, for the record.
         reason: Why, for the record; the model is told why a call was refused.
         covers: With *remember*, the id of the rule to add: one of ``Question.wider``, or by default ``Question.remember``.
@@ -118,6 +121,7 @@ class Answer:
     declined: bool = False
     remember: Literal["session", "always"] | None = None
     edited_input: JsonDict | None = attrs.field(default=None, converter=_object_or_none, kw_only=True)
+    result: Any = attrs.field(default=ABSENT, kw_only=True)
     by: str = attrs.field(default="", kw_only=True)
     reason: str = attrs.field(default="", kw_only=True)
     covers: str = attrs.field(default="", kw_only=True)
@@ -162,6 +166,8 @@ def answer_problem(value: AnswerLike, question: Question) -> str | None:
         return f"{said} has an edited_input, but it {what}"
     if problem := _covers_problem(answer, question):
         return f"{said} {problem}"
+    if answer.result is not ABSENT:
+        return f"{said} has a result, but it is to a question that is about no effect in doubt"
     unknown = [option for option in answer.selected if option not in question.options]
     if unknown:
         return f"{said} selects {unknown}; its options are {list(question.options)}"

@@ -254,8 +254,11 @@ class Perform(Member["T_co | PerformError"], Generic[T_co]):
     @property
     def name(self) -> str:
         """The qualified name of the function, as records show it."""
-        fn = getattr(self.fn, "func", self.fn)
-        return f"{getattr(fn, '__module__', '?')}.{getattr(fn, '__qualname__', type(fn).__qualname__)}"
+        try:
+            fn = getattr(self.fn, "func", self.fn)
+            return f"{getattr(fn, '__module__', '?')}.{getattr(fn, '__qualname__', type(fn).__qualname__)}"
+        except Exception:  # noqa: BLE001  (an object may raise whatever is asked of it)
+            return f"{type(self.fn).__module__}.{type(self.fn).__qualname__}"
 
     def __iter__(self) -> Generator[Yieldable, StepResult, T_co]:
         value = (yield self).value

@@ -43,7 +43,7 @@ from stepengine.durable.wire import (
 )
 from stepengine.errors import DataError, ReplayDivergence, StepEngineError, UnknownOutcome
 from stepengine.journal.divergence import parked_at
-from stepengine.journal.encoding import bare, describe, is_repeatable, restored
+from stepengine.journal.encoding import bare, describe, restored
 from stepengine.journal.fingerprints import Fingerprints
 from stepengine.journal.recorder import Attempts, Timing
 from stepengine.journal.records import shown_address
@@ -51,7 +51,7 @@ from stepengine.machine.plan import Finished, RunPlan
 from stepengine.redaction import Redactor
 from stepengine.runtime.asking import shown_questions
 from stepengine.runtime.logs import LOGGER
-from stepengine.runtime.performer import IO, Item, Performer
+from stepengine.runtime.performer import IO, Item, Performer, is_repeatable
 from stepengine.runtime.performing import is_deferred
 from stepengine.runtime.tree import RunTree
 

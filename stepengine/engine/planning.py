@@ -21,14 +21,14 @@ from stepengine.data.definition import AgentDefinition, normalised_id
 from stepengine.data.effects import Spawn
 from stepengine.data.events import LogLine
 from stepengine.data.hooks import HookContext
-from stepengine.data.json import JsonDict, JsonValue, freeze
+from stepengine.data.json import JsonDict, JsonValue, freeze, text_of
 from stepengine.data.limits import Limits
 from stepengine.data.questions import Answer, AnswerLike, Question, answer_problem
 from stepengine.data.state import AgentState, RunInfo, quick_state, suspended_at
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.engine.catalog import Agent, Catalog, instructions_note
-from stepengine.errors import AnswerRejected, HandlerError, InputError, StepEngineError, UnknownModel
+from stepengine.errors import AnswerRejected, DataError, HandlerError, InputError, StepEngineError, UnknownModel
 from stepengine.machine.author import blamed, noted
 from stepengine.machine.plan import RunPlan, quick_plan
 from stepengine.machine.spawning import matching_id, not_allowed
@@ -288,6 +288,11 @@ class Planner:
         if not isinstance(prompt, str):
             msg = f"the prompt of agent {definition.id!r} is a string, not a {type(prompt).__name__}"
             raise InputError(msg, issues=("prompt should be a string",))
+        try:
+            text_of(prompt)
+        except DataError:
+            msg = f"the prompt of agent {definition.id!r} holds a lone surrogate, which no encoding can store"
+            raise InputError(msg, issues=("prompt should be text that UTF-8 can hold",)) from None
         given = schemas.params(schemas.rename(params) if params else params)
         return quick_plan(
             definition=definition,

@@ -41,7 +41,7 @@ from stepengine.journal.records import (
     to_text,
 )
 from stepengine.redaction import Redactor
-from stepengine.runtime.performer import Item
+from stepengine.runtime.performer import Item, is_repeatable
 from stepengine.tools.writes import FileWrite
 
 __all__ = (
@@ -49,7 +49,6 @@ __all__ = (
     "bare",
     "comparable",
     "describe",
-    "is_repeatable",
     "must_last",
     "name_of",
     "outcome_members",
@@ -107,6 +106,13 @@ def _asked(question: Question) -> dict[str, Any]:
 
 def _argument(value: Any) -> Any:
     try:
+        return _shown_argument(value)
+    except Exception:  # noqa: BLE001  (what an author hands on may raise whatever is asked of it)
+        return {"type": "object", "name": type(value).__qualname__}
+
+
+def _shown_argument(value: Any) -> Any:
+    try:
         return freeze(value)
     except DataError:
         pass
@@ -120,19 +126,12 @@ def _argument(value: Any) -> Any:
 
 def name_of(thing: Any) -> str:
     """Return the name of a function or class without its module: the same file may be loaded under several names."""
-    thing = getattr(thing, "func", thing)
-    name: str = getattr(thing, "__qualname__", type(thing).__qualname__)
+    try:
+        thing = getattr(thing, "func", thing)
+        name: str = getattr(thing, "__qualname__", type(thing).__qualname__)
+    except Exception:  # noqa: BLE001  (it may raise whatever is asked of it)
+        name = type(thing).__qualname__
     return name.rpartition("<locals>.")[2]
-
-
-def is_repeatable(item: Item) -> bool:
-    """Return whether an effect may simply happen again when nobody knows whether it has (reliability R3)."""
-    effect = item.effect
-    if type(effect) is CallTool:
-        binding = item.plan.tools.get(effect.tool_name)
-        notes = binding.spec.annotations if binding is not None else None
-        return notes is not None and (notes.idempotent or notes.read_only)
-    return effect.call.is_idempotent if type(effect) is CallFunction else True
 
 
 def must_last(item: Item, form: Any) -> bool:

@@ -8,7 +8,6 @@ first append. Every commit checks that the file is still the one that this write
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from stepengine.errors import JournalError, JournalMissing
 from stepengine.journal.held import HeldFile, opened_with_room
 from stepengine.journal.history import History
 from stepengine.journal.places import (
+    FULL,
     OWNER_ONLY,
     Reserve,
     check_place,
@@ -166,7 +166,6 @@ class FileWriter(LineWriter):
         self.blocks = journal.sync == "disk"
         self._sync: Callable[[int], None] | None = to_disk if self.blocks else None
         self._fd = opened_with_room(journal.path)
-        self._reserve: Reserve | None = None
         try:
             lock_file(self._fd, journal.path, unsafe_no_lock=journal.unsafe_no_lock)
             make_private(journal.path, self._fd)
@@ -218,7 +217,7 @@ class FileWriter(LineWriter):
                 self._write_all(data[written:])
         except OSError as error:
             self._back()
-            if error.errno != errno.ENOSPC or self._reserve is None or not self._reserve.spend():
+            if error.errno not in FULL or self._reserve is None or not self._reserve.spend():
                 raise self._failed(said(error)) from error
             self._write_again(data)
         if self._sync is not None:
@@ -246,6 +245,8 @@ class FileWriter(LineWriter):
         except OSError as error:
             self._back()
             raise self._failed(said(error)) from error
+        if self._reserve is not None:
+            self._reserve.regain()
 
     def _write_all(self, data: bytes) -> None:
         while data:

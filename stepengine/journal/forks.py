@@ -13,21 +13,17 @@ from typing import Any
 
 import attrs
 
-from stepengine.data.json import freeze
-from stepengine.data.messages import ToolResult
-from stepengine.data.models import ModelReply
-from stepengine.data.outcomes import Failure, Value
-from stepengine.data.questions import answered
-from stepengine.errors import DataError, JournalError, StepEngineError
-from stepengine.journal.encoding import questions_of
+from stepengine.data.outcomes import Value
+from stepengine.errors import JournalError
 from stepengine.journal.finding import JournalLike, as_journal
 from stepengine.journal.history import History, parent_of
+from stepengine.journal.questions import outcome_for
 from stepengine.journal.records import ROOT, Address, Blob, Head, Input, Intent, Record, Result, shown_address
 from stepengine.journal.replayer import Cut, check_repeats, place_of
 from stepengine.journal.store import Journal, MemoryJournal
 from stepengine.journal.undoing import Roots, Undoing, undo_writes
 
-__all__ = ("branch", "outcome_for")
+__all__ = ("branch",)
 
 MAX_FORKS = 10_000
 
@@ -129,39 +125,3 @@ def _edited(history: History, records: Sequence[Record], address: Address, edit:
     outcome, writes = attrs.evolve(made, inputs=outcome.inputs), [write.form() for write in history.writes(known)]
     changed = Result(known.path, known.seq, known.at, outcome, known.attempts, writes=writes)
     return [changed if record is known else record for record in records]
-
-
-def outcome_for(history: History, intent: Intent, value: Any, at: int) -> Value | Failure:
-    """
-    Return *value* as the outcome of an effect of this kind: what ``branch`` takes for an edit.
-
-    Raises:
-        JournalError: when it cannot be one.
-    """
-    where = shown_address(intent.path, intent.seq)
-    if isinstance(value, StepEngineError):
-        return Failure(value, at)
-    try:
-        return Value(_value(history, intent, value), at)
-    except (DataError, TypeError, AttributeError) as error:
-        msg = f"{value!r} cannot be the outcome of {where}, a {intent.type}: {error}"
-        raise JournalError(msg) from error
-
-
-def _value(history: History, intent: Intent, value: Any) -> Any:
-    match intent.type:
-        case "CallModel":
-            return value if isinstance(value, ModelReply) else ModelReply(value)
-        case "CallTool":
-            if isinstance(value, ToolResult):
-                return value
-            return ToolResult.text(value) if isinstance(value, str) else ToolResult.json(value)
-        case "Perform":
-            return freeze(value)
-        case "Ask":
-            given = value if isinstance(value, list | tuple) else [value]
-            asked = questions_of(history.form(intent))
-            return tuple([answered(answer, question) for question, answer in zip(asked, given, strict=True)])
-        case _:
-            msg = "the outcome of a child follows from its own effects; fork at one of those"
-            raise DataError(msg)

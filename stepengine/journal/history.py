@@ -141,10 +141,20 @@ class History:
         # Intents whose stored form was looked at and found sound.
         self._sound: set[Address] = set()
         self._tools: dict[str, set[str]] | None = None
-        for number, record in enumerate(self.records, 1):
+        self._take_all(self.records)
+
+    def grow(self, records: Sequence[Record]) -> None:
+        """Take in records that were written after those that are known; raises as the class."""
+        self._tools, self._order = None, {}
+        first = len(self.records) + 1
+        self.records += records
+        self._take_all(records, first)
+
+    def _take_all(self, records: Sequence[Record], first: int = 1) -> None:
+        for number, record in enumerate(records, first):
             problem = self._take(record)
             if problem:
-                where = f"record {number} of {name}"
+                where = f"record {number} of {self.name}"
                 msg = f"{where} does not follow from those before it: {problem}; a record is missing, repeated or moved"
                 raise JournalCorrupt(msg)
 

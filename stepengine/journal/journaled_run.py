@@ -26,7 +26,7 @@ from stepengine.data.outcomes import Outcome, Stop, Value
 from stepengine.data.questions import AnswerLike
 from stepengine.data.state import AgentState, RunStatus
 from stepengine.errors import JournalError, StepEngineError, UnknownModel
-from stepengine.journal.encoding import bare, is_repeatable, without_secret
+from stepengine.journal.encoding import bare, without_secret
 from stepengine.journal.fingerprints import Fingerprints
 from stepengine.journal.history import STABLE_CREATED, History, Opening, created_of, new_head, opening_of, root_form
 from stepengine.journal.questions import InDoubt, check_answers, kept_answers, sorted_answers
@@ -37,7 +37,7 @@ from stepengine.journal.store import Commits, Extension, Journal, MemoryJournal,
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.redaction import left_out
 from stepengine.runtime.limits import Price
-from stepengine.runtime.performer import Item, Middleware, Performer
+from stepengine.runtime.performer import Item, Middleware, Performer, is_repeatable
 from stepengine.runtime.performing import ModelRegistry
 from stepengine.runtime.tree import ChildPlanner, MachineMaker, Services
 from stepengine.tools.writes import FileWrite

@@ -26,8 +26,10 @@ from stepengine.tools.files.atomic import make_folder
 from stepengine.tools.open_files import said
 
 __all__ = (
+    "FULL",
     "OWNER_ONLY",
     "REOPENED",
+    "ROOM",
     "TO_RECORD",
     "Reserve",
     "check_place",
@@ -289,23 +291,27 @@ def _started(pid: int) -> str:
 
 
 ROOM = 1024 * 1024
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Reserve:
     """
-    A mebibyte of one disk; make one with ``Reserve.near(path)``.
+    A mebibyte of one disk, for results that come when it is full; make one with ``Reserve.near(path)``.
 
     Attributes:
         users: How many journals count on it.
+        is_short: Whether less is kept, so that no effect should begin: there may be no room for what comes of it.
     """
 
     _known: ClassVar[dict[int, Reserve]] = {}
     _lock: ClassVar[Lock] = Lock()
 
-    def __init__(self, device: int, descriptor: int) -> None:
+    def __init__(self, device: int, folder: Path) -> None:
         self._device = device
-        self._descriptor: int | None = descriptor
+        self._folder = folder
+        self._descriptor: int | None = None
         self.users = 0
+        self.is_short = True
 
     @classmethod
     def near(cls, path: Path) -> Reserve | None:
@@ -315,7 +321,9 @@ class Reserve:
                 device = path.parent.stat().st_dev
                 known = cls._known.get(device)
                 if known is None:
-                    known = cls._known[device] = cls(device, _room(path.parent))
+                    known = cls(device, path.parent)
+                    known._take((ROOM,))
+                    cls._known[device] = known
             except (OSError, AttributeError):
                 return None
             known.users += 1
@@ -326,12 +334,44 @@ class Reserve:
         with self._lock:
             return self._release()
 
+    def renew(self) -> bool:
+        """Keep all the room again, once there is as much; return whether there is."""
+        with self._lock:
+            if self.is_short:
+                self._release()
+                self._take_what_there_is((ROOM, *LESS))
+            return not self.is_short
+
+    def regain(self) -> None:
+        """Keep what is left of the room that was spent, for results of what is still under way."""
+        with self._lock:
+            self._release()
+            self._take_what_there_is(LESS)
+
     def close(self) -> None:
         """Count one journal less; the last one gives the room back."""
         with self._lock:
             self.users -= 1
             if self.users <= 0:
                 self._release()
+                if self._known.get(self._device) is self:
+                    del self._known[self._device]
+
+    def _take_what_there_is(self, sizes: tuple[int, ...]) -> None:
+        with contextlib.suppress(OSError):
+            self._take(sizes)
+
+    def _take(self, sizes: tuple[int, ...]) -> None:
+        """Keep the first of these sizes that there is room for; a full disk is no error."""
+        for size in sizes:
+            try:
+                self._descriptor = _room(self._folder, size)
+            except OSError as error:
+                if error.errno not in FULL:
+                    raise
+            else:
+                self.is_short = size < ROOM
+                return
 
     def leave(self) -> None:
         """Close what a forked child has of it."""
@@ -340,9 +380,8 @@ class Reserve:
             os.close(descriptor)
 
     def _release(self) -> bool:
-        if self._known.get(self._device) is self:
-            del self._known[self._device]
         descriptor, self._descriptor = self._descriptor, None
+        self.is_short = True
         if descriptor is None:
             return False
         os.close(descriptor)
@@ -357,10 +396,14 @@ def _without_reserves() -> None:
     Reserve._known.clear()  # noqa: SLF001
 
 
-def _room(folder: Path) -> int:
+LESS = tuple([ROOM >> halved for halved in range(1, 5)])
+"""What is kept in place of ``ROOM`` for effects that are under way when there is no more."""
+
+
+def _room(folder: Path, size: int) -> int:
     descriptor = os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     try:
-        os.posix_fallocate(descriptor, 0, ROOM)
+        os.posix_fallocate(descriptor, 0, size)
     except BaseException:
         os.close(descriptor)
         raise

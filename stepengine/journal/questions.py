@@ -7,17 +7,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
+import attrs
+
 from stepengine.data.effects import CallFunction, CallTool
-from stepengine.data.json import compact
-from stepengine.data.outcomes import Failure, Stop
+from stepengine.data.json import ABSENT, compact, freeze
+from stepengine.data.messages import ToolResult
+from stepengine.data.models import ModelReply
+from stepengine.data.outcomes import Failure, Stop, Value
 from stepengine.data.questions import Answer, AnswerLike, Question, answer_problem, answered
-from stepengine.errors import AnswerRejected, UnknownOutcome
+from stepengine.errors import AnswerRejected, DataError, JournalError, StepEngineError, UnknownOutcome
 from stepengine.journal.encoding import name_of, questions_of, restored, touched_world
 from stepengine.journal.history import History, parent_of
-from stepengine.journal.records import shown_address
+from stepengine.journal.records import Intent, shown_address
 from stepengine.runtime.performer import Item
 
-__all__ = ("DOUBT", "InDoubt", "check_answers", "decision_about", "in_doubt", "kept_answers", "sorted_answers")
+__all__ = (
+    "DOUBT",
+    "InDoubt",
+    "check_answers",
+    "decision_about",
+    "doubts",
+    "in_doubt",
+    "kept_answers",
+    "outcome_for",
+    "sorted_answers",
+)
 
 InDoubt: TypeAlias = Literal["fail", "retry", "ask"]
 """What becomes of an effect that was begun, has no result, and is not idempotent; see ``ResumeOptions``."""
@@ -89,8 +103,31 @@ def _check_answer(question: Question, answer: Any) -> None:
 
 def in_doubt(history: History) -> list[str]:
     """Return the addresses of the effects that may or may not have happened, and that a second time would change again."""
-    cut_off = [intent for address, intent in history.intents.items() if address not in history.results]
-    return [shown_address(i.path, i.seq) for i in cut_off if touched_world(i.effect)]
+    return [question.id.removeprefix(DOUBT) for question in doubts(history)]
+
+
+def doubts(history: History) -> list[Question]:
+    """Return the questions about effects in doubt, in the order in which they began; ``details`` is what was asked for."""
+    cut_off = [i for a, i in history.intents.items() if a not in history.results and touched_world(i.effect)]
+    found = []
+    for intent in [intent for intent in cut_off if not _has_ended(history, intent.path)]:
+        form = history.form(intent)
+        is_tool = intent.type == "CallTool"
+        details = form["input"] if is_tool else {"args": form["args"], "kwargs": form["kwargs"]}
+        what = form["tool_name" if is_tool else "name"]
+        asked = _doubt_about(what, shown_address(intent.path, intent.seq), intent.path)
+        found.append(attrs.evolve(asked, details=details))
+    return found
+
+
+def _has_ended(history: History, path: str) -> bool:
+    """Return whether a child, or one around it, has a recorded end, so that nothing in it can go on."""
+    while path:
+        address = parent_of(path)
+        if address in history.results:
+            return True
+        path = address[0]
+    return False
 
 
 def _check_decision(history: History, key: str, answer: Any) -> None:
@@ -99,10 +136,29 @@ def _check_decision(history: History, key: str, answer: Any) -> None:
     if key not in known:
         msg = f"{key!r} is no effect in doubt of this run; in doubt are: {', '.join(known) or 'none'}"
         raise AnswerRejected(msg)
+    if isinstance(answer, Answer) and answer.result is not ABSENT:
+        _check_taken(history, key, answer)
+        return
     said = answer.value if isinstance(answer, Answer) else answer
     if not isinstance(said, bool) and said not in YES_OR_NO:
-        msg = f"the answer to {key!r} is 'yes' (do it again) or 'no' (the handler gets UnknownOutcome), not {said!r}"
+        msg = (
+            f"the answer to {key!r} is 'yes' (do it again), 'no' (the handler gets UnknownOutcome) or what came of it "
+            f"(Answer(result=...), on the command line result:TEXT), not {said!r}"
+        )
         raise AnswerRejected(msg)
+
+
+def _check_taken(history: History, key: str, answer: Answer) -> None:
+    """Raise unless what is said to have come of an effect can have come of it."""
+    if answer.value or answer.declined:
+        msg = f"the answer to {key!r} has a result, and something else beside it"
+        raise AnswerRejected(msg)
+    intent = next(i for a, i in history.intents.items() if f"{DOUBT}{shown_address(*a)}" == key)
+    try:
+        outcome_for(history, intent, answer.result, 0)
+    except JournalError as error:
+        msg = f"the answer to {key!r} is no result of it: {error.message}"
+        raise AnswerRejected(msg) from None
 
 
 def kept_answers(history: History) -> dict[str, AnswerLike]:
@@ -118,7 +174,15 @@ def _before(path: str, seq: int) -> str:
     return shown_address(path, seq - 1)
 
 
-def decision_about(item: Item, policy: InDoubt, answers: Mapping[str, AnswerLike], at: int) -> Failure | Stop | None:
+def _doubt_about(what: str, address: str, path: str) -> Question:
+    """Return the question about an effect that may or may not have happened; *what* names it."""
+    text = f"{what} ({address}) was cut off and may have happened. Do it again?"
+    return Question(f"{DOUBT}{address}", text, YES_OR_NO, path=path)
+
+
+def decision_about(
+    item: Item, policy: InDoubt, answers: Mapping[str, AnswerLike], history: History
+) -> Value | Failure | Stop | None:
     """
     Return what becomes of an effect that may or may not have happened: ``None`` means that it is done again.
 
@@ -126,20 +190,21 @@ def decision_about(item: Item, policy: InDoubt, answers: Mapping[str, AnswerLike
         item: The effect.
         policy: ``"fail"`` throws ``UnknownOutcome`` at the handler's yield, ``"retry"`` does it again, ``"ask"`` suspends
             until somebody has looked.
-        answers: What was answered so far; "yes" means do it again, "no" throws. An answer goes before the policy.
-        at: The run's time.
+        answers: What was answered so far; "yes" means do it again, "no" throws, and a result is taken for that of the
+            effect. An answer goes before the policy.
+        history: What is recorded.
     """
     address = shown_address(item.path, item.effect.seq)
     effect = item.effect
     what = name_of(effect.call.fn) if type(effect) is CallFunction else getattr(effect, "tool_name", "the effect")
-    key = f"{DOUBT}{address}"
-    question = Question(
-        key, f"{what} ({address}) was cut off and may have happened. Do it again?", YES_OR_NO, path=item.path
-    )
-    again = answered(answers[key], question).agrees if key in answers else policy == "retry"
-    if policy == "ask" and key not in answers:
-        return Stop("suspended", at, questions=(question,))
-    if again:
+    question = _doubt_about(what, address, item.path)
+    key = question.id
+    answer = answered(answers[key], question) if key in answers else None
+    if answer is None and policy == "ask":
+        return Stop("suspended", 0, questions=(question,))
+    if answer is not None and answer.result is not ABSENT:
+        return outcome_for(history, history.intents[item.path, effect.seq], answer.result, 0)
+    if policy == "retry" if answer is None else answer.agrees:
         return None
     before = _before(item.path, item.effect.seq)
     msg = (
@@ -150,4 +215,43 @@ def decision_about(item: Item, policy: InDoubt, answers: Mapping[str, AnswerLike
     )
     if type(effect) is CallTool:
         msg += f". Its input was: {compact(effect.input)[:SHOWN_CHARS]}"
-    return Failure(UnknownOutcome(msg), at)
+    return Failure(UnknownOutcome(msg), 0)
+
+
+# --- outcomes that somebody says ----------------------------------------------------------------------------------------
+
+
+def outcome_for(history: History, intent: Intent, value: Any, at: int) -> Value | Failure:
+    """
+    Return *value* as the outcome of an effect of this kind: what ``branch`` takes for an edit.
+
+    Raises:
+        JournalError: when it cannot be one.
+    """
+    where = shown_address(intent.path, intent.seq)
+    if isinstance(value, StepEngineError):
+        return Failure(value, at)
+    try:
+        return Value(_value(history, intent, value), at)
+    except (DataError, TypeError, AttributeError) as error:
+        msg = f"{value!r} cannot be the outcome of {where}, a {intent.type}: {error}"
+        raise JournalError(msg) from error
+
+
+def _value(history: History, intent: Intent, value: Any) -> Any:
+    match intent.type:
+        case "CallModel":
+            return value if isinstance(value, ModelReply) else ModelReply(value)
+        case "CallTool":
+            if isinstance(value, ToolResult):
+                return value
+            return ToolResult.text(value) if isinstance(value, str) else ToolResult.json(value)
+        case "Perform":
+            return freeze(value)
+        case "Ask":
+            given = value if isinstance(value, list | tuple) else [value]
+            asked = questions_of(history.form(intent))
+            return tuple([answered(answer, question) for question, answer in zip(asked, given, strict=True)])
+        case _:
+            msg = "the outcome of a child follows from its own effects; fork at one of those"
+            raise DataError(msg)

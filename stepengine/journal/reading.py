@@ -42,6 +42,7 @@ __all__ = (
     "glimpsed",
     "members_of",
     "read_file",
+    "read_later",
     "read_lines",
     "strict_members",
 )
@@ -123,6 +124,31 @@ class Source:
         if not _is_plain(members):
             record_of(members, place)
         return members
+
+
+class LaterSource(Source):
+    """
+    The bytes of a journal from somewhere on.
+
+    Args:
+        data: All of them from there.
+        name: The journal's name, for errors.
+        start: Where they begin.
+        lines: How many lines end before that.
+    """
+
+    def __init__(self, data: bytes, name: str, start: int, lines: int) -> None:
+        super().__init__(data, name)
+        self._start = start
+        self._lines = lines
+
+    def read(self, start: int, end: int) -> bytes:
+        """Return the bytes from *start* to *end* of the journal."""
+        return super().read(start - self._start, end - self._start)
+
+    def newlines(self, end: int) -> int:
+        """Return how many lines end before the byte *end* of the journal."""
+        return self._lines + super().newlines(end - self._start)
 
 
 class FileSource(Source):
@@ -281,6 +307,24 @@ def read_lines(data: bytes, name: str) -> Reading:
     return _read(BytesIO(data), Source(data, name))
 
 
+def read_later(data: bytes, name: str, before: Reading, lines: int, *, link: bool) -> Reading:
+    """
+    Return the records that stand behind those of an earlier reading, which came to the end of a line.
+
+    Args:
+        data: The journal's bytes from ``before.end`` on.
+        name: Its name, for errors.
+        before: The earlier reading.
+        lines: How many records that, and those before it, had.
+        link: Whether lines are chained, as the journal's head says.
+
+    Raises:
+        JournalCorrupt: as ``read_lines``.
+    """
+    source = LaterSource(data, name, before.end, lines)
+    return _read(BytesIO(data), source, before.end, before.crc, link=link)
+
+
 def read_file(descriptor: int, path: Path, name: str) -> Reading:
     """
     Return the records of an open file as ``read_lines`` does; a long one stays in the file.
@@ -303,9 +347,8 @@ def read_file(descriptor: int, path: Path, name: str) -> Reading:
         return _read(file, source)
 
 
-def _read(lines: BinaryIO, source: Source) -> Reading:
+def _read(lines: BinaryIO, source: Source, offset: int = 0, previous: int = 0, *, link: bool = False) -> Reading:
     records: list[Record] = []
-    offset, previous, link = 0, 0, False
     for line in lines:
         end = offset + len(line)
         body = line[:-1] if line.endswith(b"\n") else line

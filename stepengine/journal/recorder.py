@@ -18,20 +18,21 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import attrs
 
 from stepengine.data.effects import AskPerson, CallModel, Spawn
+from stepengine.data.json import ABSENT
 from stepengine.data.messages import ToolCallPart
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Begun, Failure, Single, Stop, Value
-from stepengine.data.questions import answered
+from stepengine.data.questions import Answer, answered
 from stepengine.data.state import AgentState, ChildResult
 from stepengine.data.usage import Usage, add_cost
 from stepengine.errors import JournalError, StepEngineError, UnknownOutcome
-from stepengine.journal.encoding import bare, describe, is_repeatable, must_last, outcome_members, outcome_of, storable
+from stepengine.journal.encoding import bare, describe, must_last, outcome_members, outcome_of, storable
 from stepengine.journal.history import History
-from stepengine.journal.questions import decision_about
-from stepengine.journal.records import Input, Intent, Result, to_text
+from stepengine.journal.questions import DOUBT, decision_about
+from stepengine.journal.records import Input, Intent, Result, shown_address, to_text
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.asking import shown_questions
-from stepengine.runtime.performer import IO, Item, Performer
+from stepengine.runtime.performer import IO, Item, Performer, is_repeatable
 from stepengine.runtime.performing import NOTHING
 
 if TYPE_CHECKING:
@@ -327,9 +328,11 @@ class Recorder:
         if is_repeatable(item):
             return await self._live(item, io, self._lost(item) if type(item.effect) is CallModel else [], again=True)
         run = self._run
-        decided = decision_about(item, run.in_doubt, run.decisions, 0)
+        assert run.past is not None  # noqa: S101 - it says what was begun
+        decided = decision_about(item, run.in_doubt, run.decisions, run.past.history)
         if decided is None:
             return await self._live(item, io, [], again=True)
+        self._keep_taken(item, decided)
         return await self._kept(item, decided, [])
 
     def _lost(self, item: Item) -> list[Any]:
@@ -424,6 +427,14 @@ class Recorder:
         members = outcome_members(outcome)
         clean = redactor.seen(members) if redactor.suspicious(to_text(members)) else members
         return outcome if clean == members else outcome_of({**clean, "at": at})
+
+    def _keep_taken(self, item: Item, outcome: Single) -> None:
+        """Keep who said what came of an effect in doubt: nothing but their word stands behind that result."""
+        run, seq = self._run, item.effect.seq
+        given = run.decisions.get(f"{DOUBT}{shown_address(item.path, seq)}")
+        if type(outcome) is not Stop and isinstance(given, Answer) and given.result is not ABSENT:
+            said = {"by": given.by, "reason": given.reason}
+            self._append(Input(item.path, seq, run.timing.last, {"type": "Taken", **said}))
 
     def _keep_answers(self, item: Item, stop: Stop, at: int) -> None:
         """Keep what was answered while other questions of the same effect stay open: no answer is lost."""

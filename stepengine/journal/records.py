@@ -96,6 +96,7 @@ INPUTS: Mapping[str, Shape] = {
     "Answered": {"question_id": str, "answer": ANY},
     "Kept": {"fp": str},
     "Begun": {"usage": dict, "cost?": str},
+    "Taken": {"by": str, "reason": str},
 }
 OUTCOMES: Mapping[str, type] = {"CallModel": ModelReply, "CallTool": ToolResult, "Spawn": ChildResult, "Ask": tuple}
 

@@ -22,15 +22,14 @@ from stepengine.data.questions import Question
 from stepengine.data.state import ChildResult, RunResult
 from stepengine.data.usage import Usage, add_cost
 from stepengine.errors import JournalError, LimitExceeded, ReplayDivergence
-from stepengine.journal.encoding import is_repeatable
 from stepengine.journal.finding import JournalLike, as_journal
-from stepengine.journal.forks import outcome_for
 from stepengine.journal.history import created_of
 from stepengine.journal.journaled_run import JournaledRun
+from stepengine.journal.questions import outcome_for
 from stepengine.journal.records import Address, Head, Intent, Result, shown_address
 from stepengine.journal.replayer import Past, Replayer, address_of
 from stepengine.journal.store import Journal
-from stepengine.runtime.performer import IO, Item, Performer
+from stepengine.runtime.performer import IO, Item, Performer, is_repeatable
 from stepengine.runtime.sizes import estimated_tokens
 
 __all__ = ("Called", "Purse", "Rerun", "RerunTools", "Simulator", "rerun")

@@ -19,6 +19,7 @@ from stepengine.errors import JournalError, JournalMissing, JournalWriteFailed
 from stepengine.journal.held import HeldFile, opened_with_room
 from stepengine.journal.history import History
 from stepengine.journal.places import (
+    Reserve,
     check_place,
     likely,
     listed,
@@ -171,6 +172,7 @@ class SqliteWriter(LineWriter):
 
         self._run = run
         self._is_announced = self._is_under_way = False
+        self._reserve: Reserve | None = None
         status = _made(journal.path)
         # Named after the file and not after one of its names, so that whoever finds the file finds the lock.
         self._lock_path = journal.path.with_name(f".{status.st_dev:x}-{status.st_ino:x}.{run}.lock")
@@ -179,6 +181,7 @@ class SqliteWriter(LineWriter):
         try:
             content, self._count = _found(self._database, run)
             super().__init__(journal, read_lines(content, journal.name))
+            self._reserve = Reserve.near(journal.path)
         except (OSError, sqlite3.Error) as error:
             self._release()
             raise _unusable(journal.path, error) from error
@@ -290,16 +293,26 @@ class SqliteWriter(LineWriter):
         import sqlite3
 
         try:
-            self._insert(self.rows(lines))
+            try:
+                self._insert(self.rows(lines))
+            except sqlite3.Error as error:
+                reserve = self._reserve
+                is_full = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_FULL
+                if not is_full or reserve is None or not reserve.spend():
+                    raise
+                self._insert(self.rows(lines))
+                reserve.regain()
         except (OSError, sqlite3.Error) as error:
             raise self.failure(error) from error
         self.count(lines)
 
-    def _insert(self, rows: list[tuple[str, int, bytes]]) -> None:
+    def _insert(self, rows: Sequence[tuple[str, int, bytes]]) -> None:
         with self._database.writing() as connection:
             connection.executemany("INSERT INTO lines VALUES (?, ?, ?)", rows)
 
     def _release(self) -> None:
+        if self._reserve is not None:
+            self._reserve.close()
         self._database.close()
         # The name goes before the lock does, so whoever gets a lock can tell whether its file is still the one.
         self._lock_path.unlink(missing_ok=True)

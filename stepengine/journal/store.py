@@ -31,9 +31,9 @@ from stepengine.errors import (
 )
 from stepengine.journal.encoding import MAX_INLINE, Encoder
 from stepengine.journal.history import History
-from stepengine.journal.places import TO_RECORD
+from stepengine.journal.places import ROOM, TO_RECORD, Reserve
 from stepengine.journal.reading import Reading, read_lines
-from stepengine.journal.records import Head, Record, to_text
+from stepengine.journal.records import Head, Intent, Record, to_text
 from stepengine.redaction import Redact, Redactor, RedactRule, redactor_for
 from stepengine.tools.after_fork import Lock, renews
 from stepengine.tools.threads import ThreadPool
@@ -368,6 +368,7 @@ class LineWriter(Writer):
         # One commit after the other: lines are chained, and a file has one end.
         self._storing = threading.Lock()
         self._broken: JournalError | None = None
+        self._reserve: Reserve | None = None
         self._is_lost = False
         self._closed = False
         self._pid = _this_process
@@ -386,12 +387,21 @@ class LineWriter(Writer):
         """
         if self._broken is not None or self._pid != _this_process:
             self._check()
+        if type(record) is Intent and self._reserve is not None and self._reserve.is_short:
+            self._need_room(self._reserve)
         try:
             self._lines.extend(self._encoder.lines(record))
         except (JournalError, DataError) as error:
             # What comes next would be chained to a line that does not exist.
             self._broken = self._failed(str(error))
             raise
+
+    def _need_room(self, reserve: Reserve) -> None:
+        """Raise unless there is room again for what comes of an effect: one that does not begin is never in doubt."""
+        if not reserve.renew():
+            why = f"the disk is full; an effect begins only where {ROOM // 1024} KiB are left for what comes of it"
+            # What is under way may still be recorded: the writer is not broken.
+            raise self._failed(why)
 
     def commit(self) -> None:
         """

@@ -33,7 +33,7 @@ from stepengine.data.state import AgentState, ChildResult, RunResult
 from stepengine.engine.stepping import Frame, Moment, Stepper
 from stepengine.errors import InputError, JournalError, ReplayDivergence, StepEngineError
 from stepengine.journal import Journal, JournalLike, MemoryJournal, as_journal
-from stepengine.journal.forks import outcome_for
+from stepengine.journal.questions import outcome_for
 from stepengine.journal.records import ROOT, Address, Result, shown_address
 from stepengine.journal.replayer import address_of
 from stepengine.judging.texts import SafeTexts

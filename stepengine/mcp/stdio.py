@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -37,6 +38,11 @@ PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "USER", "LOGNAME"
 SET = {"TERM": "dumb", "NO_COLOR": "1"}
 POLL_SECONDS = 0.01
 CHUNK = 64 * 1024
+UNREADABLE = (
+    "its reply is no message of the protocol, such as text that is no UTF-8, or JSON that is cut or of another shape"
+)
+ANSWER = re.compile(rb'"(?:result|error)"')
+ID = re.compile(rb'"id"\s*:\s*(?:(-?[0-9]{1,18})\b|"([!#-\[\]-~]{1,200})")')
 
 
 def environment(more: Mapping[str, str] | None) -> dict[str, str]:
@@ -83,6 +89,7 @@ class Pipe:
         self._ended = ended
         self._errors = bytearray()
         self._process: asyncio.subprocess.Process | None = None
+        self._waiting: set[int | str] = set()
         self.problem = ""
         self.junk: list[str] = []
         self.junk_count = 0
@@ -156,8 +163,16 @@ class Pipe:
         if not line.strip():
             return None
         try:
-            return SessionMessage(mcp_types.jsonrpc_message_adapter.validate_json(line, by_name=False))
+            message = mcp_types.jsonrpc_message_adapter.validate_json(line, by_name=False)
+            if not hasattr(message, "method"):
+                self._waiting.discard(message.id)
+            return SessionMessage(message)
         except (ValueError, RecursionError):
+            number = self._answered(line)
+            if number is not None:
+                # A reply, if one that nobody can read: whoever waits for it must not wait until their time is up.
+                said = mcp_types.ErrorData(code=mcp_types.PARSE_ERROR, message=UNREADABLE)
+                return SessionMessage(mcp_types.JSONRPCError(jsonrpc="2.0", id=number, error=said))
             self.junk_count += 1
             if len(self.junk) < JUNK_KEPT:
                 self.junk.append(visible(line[:JUNK_CHARS].decode("utf-8", "replace").strip(), strict=True))
@@ -166,11 +181,24 @@ class Pipe:
                 self.problem = f"it wrote more than {JUNK_LINES} lines that are no messages, the first: {first}"
             return None
 
+    def _answered(self, line: bytes) -> int | str | None:
+        """Return the id of the request that a line, which is no message, answers; ``None`` for one that answers none."""
+        if not ANSWER.search(line):
+            return None
+        for found in ID.finditer(line):
+            number: int | str = int(found[1]) if found[1] else found[2].decode()
+            if number in self._waiting:
+                self._waiting.discard(number)
+                return number
+        return None
+
     async def _write(self, process: asyncio.subprocess.Process, outgoing: Any, incoming: Any) -> None:
         assert process.stdin is not None  # noqa: S101
         try:
             async for sent in outgoing:
                 text = sent.message.model_dump_json(by_alias=True, exclude_unset=True)
+                if getattr(sent.message, "method", None) and (number := getattr(sent.message, "id", None)) is not None:
+                    self._waiting.add(number)
                 process.stdin.write(text.encode() + b"\n")
                 await process.stdin.drain()
         except (ConnectionError, RuntimeError):

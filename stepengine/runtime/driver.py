@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Generator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Generator
+from typing import TYPE_CHECKING, Any, Literal
 
 from stepengine.data.effects import AskPerson, CallFunction, CallModel, CallTool, Effect, Gather, Notify, Spawn
 from stepengine.data.outcomes import Gathered, Outcome, Single, Stop, Value
@@ -23,7 +23,7 @@ from stepengine.machine.plan import Finished
 from stepengine.machine.signals import is_callers
 from stepengine.runtime.effect_events import finished, started
 from stepengine.runtime.failfast import Group
-from stepengine.runtime.performer import AtOnce, Item, child_path
+from stepengine.runtime.performer import AtOnce, Item, child_path, is_repeatable
 from stepengine.runtime.performing import is_deferred
 
 if TYPE_CHECKING:
@@ -49,7 +49,9 @@ class RunTask:
         state: The state it was started with.
         path: Its path.
         stopping: Why the run must end, once somebody said so.
-        busy: Whether an effect is under way, so that there is something to cancel.
+        busy: What is under way, so that there is something to cancel: an effect, the members of a ``Gather``, or ``True``
+            for a wait that is no effect; ``None`` while nothing is.
+        spares: Whether what is under way, and cannot happen again, may come to its end although the run must stop.
         cancelled: Whether the run's task was cancelled from outside.
         direct: What the run's effects go to while nobody watches, to be begun and performed: the innermost performer, or who
             records; ``None`` unless every wrapper around it would hand them on as they are, all but children.
@@ -65,6 +67,7 @@ class RunTask:
         "direct",
         "path",
         "plan",
+        "spares",
         "state",
         "stopping",
         "task",
@@ -78,7 +81,8 @@ class RunTask:
         self.path = path
         self.task: asyncio.Task[object] | None = None
         self.stopping: Stop | None = None
-        self.busy = False
+        self.busy: Item | _Together | Literal[True] | None = None
+        self.spares = False
         self.cancelled = False
         self.direct: AtOnce | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -108,12 +112,35 @@ class RunTask:
         self.task = None
 
     def stop(self, stop: Stop) -> None:
-        """End the run with the first reason that is given; from any thread, any number of times."""
+        """End the run at once, with the first reason that is given; from any thread, any number of times."""
+        self.spares = False
         self.stopping = self.stopping or stop
         if self._told or self._loop is None or self._loop.is_closed():
             return
         self._told = True
         self._loop.call_soon_threadsafe(self._kick)
+
+    def lasting(self) -> list[Item]:
+        """Return what is under way and cannot happen again, so that its result is worth some seconds."""
+        busy = self.busy
+        items = [busy] if type(busy) is Item else busy.running if type(busy) is _Together else []
+        return [item for item in items if self._lasts(item)]
+
+    def spare(self, stop: Stop) -> None:
+        """Let nothing more begin, and cut what is under way but for what is ``lasting``; children are told themselves."""
+        self.stopping = self.stopping or stop
+        busy = self.busy
+        if type(busy) is _Together:
+            busy.cut(self._is_spared)
+        elif type(busy) is not Item or not self._is_spared(busy):
+            self._kick()
+
+    def _lasts(self, item: Item) -> bool:
+        return not is_repeatable(item) and not self.tree.deferred.is_waiting(item)
+
+    def _is_spared(self, item: Item) -> bool:
+        is_child = type(item.effect) is Spawn and child_path(item.path, item.effect.seq) in self.tree.runs
+        return is_child or self._lasts(item)
 
     def must_stop(self) -> bool:
         """Return whether nothing more may be performed."""
@@ -199,14 +226,14 @@ async def drive(machine: Generator[Any, Outcome | None, Finished], run: RunTask)
                 continue
             if direct is not None and type(effect) in BARE and not run.tree.hub.watched:
                 item = Item(run.path, effect, run.plan)
-                run.busy = True
+                run.busy = item
                 try:
                     outcome = await direct(item, run.tree)
                     run.notice_cancel()
                 except BaseException as error:  # noqa: BLE001
                     outcome = _instead(run, item, error, alone=True)
                 finally:
-                    run.busy = False
+                    run.busy = None
             else:
                 outcome = await _performed(run, effect)
             count += 1
@@ -229,7 +256,7 @@ async def _alone(run: RunTask, item: Item) -> Single:
     shows = tree.hub.watched and not _is_known(tree, item)
     began = _show_start(tree, item) if shows and kind is not AskPerson else None
     outcome: Single
-    run.busy = True
+    run.busy = item
     try:
         await tree.performer.begin((item,))
         if shows and began is None:
@@ -240,7 +267,7 @@ async def _alone(run: RunTask, item: Item) -> Single:
     except BaseException as error:  # noqa: BLE001
         outcome = _instead(run, item, error, alone=True)
     finally:
-        run.busy = False
+        run.busy = None
     if kind is AskPerson:
         _remember(tree, item.effect, outcome)  # type: ignore[arg-type]
     if began is not None:
@@ -311,7 +338,7 @@ def _account(run: RunTask, error: BaseException) -> Stop:
 async def _gather(run: RunTask, effect: Gather) -> Gathered:
     """Perform the members at once; on a stop those under way are cancelled and waited for."""
     together = _Together(run, effect)
-    run.busy = True
+    run.busy = together
     try:
         if effect.fail_fast:
             with Group(run.tree.brake, together.items, has_failed=effect.has_failed) as group:
@@ -319,7 +346,7 @@ async def _gather(run: RunTask, effect: Gather) -> Gathered:
         else:
             await together.run()
     finally:
-        run.busy = False
+        run.busy = None
     return Gathered(tuple([outcome or run.halt() for outcome in together.outcomes]))
 
 
@@ -344,8 +371,19 @@ class _Together:
         self._next = 0
         self._room = {kind: len(self.items) if most is None else max(1, most) for kind, most in bounds.items()}
         self._waiting: dict[type[Any], deque[int]] = {}
-        self._running: dict[asyncio.Task[None], type[Any]] = {}
+        self._running: dict[asyncio.Task[None], Item] = {}
         self._ended: asyncio.Future[None] | None = None
+
+    @property
+    def running(self) -> list[Item]:
+        """The members that are under way."""
+        return list(self._running.values())
+
+    def cut(self, is_spared: Callable[[Item], bool]) -> None:
+        """Cancel the members that are under way, but for those that are spared."""
+        for task, item in self._running.items():
+            if not is_spared(item):
+                task.cancel()
 
     async def run(self, group: Group | None = None) -> None:
         """Return when all members have ended; after a stop no other one starts."""
@@ -378,8 +416,9 @@ class _Together:
         for kind, indices in self._waiting.items():
             while indices and self._room.setdefault(kind, len(self.items)) and self._run.stopping is None:
                 self._room[kind] -= 1
-                task = asyncio.create_task(self._work(indices.popleft()))
-                self._running[task] = kind
+                index = indices.popleft()
+                task = asyncio.create_task(self._work(index))
+                self._running[task] = self.items[index]
                 task.add_done_callback(self._done)
 
     async def _work(self, index: int) -> None:
@@ -393,7 +432,7 @@ class _Together:
             self._group.ended(outcome)
 
     def _done(self, task: asyncio.Task[None]) -> None:
-        self._room[self._running.pop(task)] += 1
+        self._room[type(self._running.pop(task).effect)] += 1
         if not task.cancelled() and (error := task.exception()) is not None:
             _account(self._run, error)
         self._free += 1
@@ -416,4 +455,4 @@ async def _breathe(run: RunTask) -> None:
     except asyncio.CancelledError:
         run.interrupted()
     finally:
-        run.busy = False
+        run.busy = None

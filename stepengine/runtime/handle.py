@@ -12,6 +12,7 @@ from typing import Any, Generic, Protocol, Self, TypeAlias, assert_never
 import attrs
 from typing_extensions import TypeVar
 
+from stepengine.data.effects import CallFunction
 from stepengine.data.events import Event, Warned
 from stepengine.data.inputs import AnswerInput, Interrupt, RunInput, Shutdown, ToolResultInput, UserInput
 from stepengine.data.messages import UserMessage
@@ -21,6 +22,7 @@ from stepengine.data.state import RunPhase, RunResult
 from stepengine.data.transcript import Transcript
 from stepengine.errors import StepEngineError
 from stepengine.runtime.logs import LOGGER
+from stepengine.runtime.performer import Item
 from stepengine.runtime.tree import RunTree
 
 __all__ = ("ChildRun", "RunHandle", "Runner", "Turns")
@@ -278,6 +280,11 @@ class RunHandle(Generic[Out]):
         """
         self._tree.deferred.deliver(tool_call_id, result, path)
 
+    @property
+    def finishing(self) -> tuple[str, ...]:
+        """The calls under way that ``interrupt(grace=...)`` lets come to their end, such as ``"write_file (#3)"``."""
+        return tuple([_shown_call(item) for item in self._tree.finishing()])
+
     def answer(self, question_id: str, answer: AnswerLike) -> None:
         """
         Answer an open question.
@@ -288,9 +295,17 @@ class RunHandle(Generic[Out]):
         """
         self._tree.desk.answer(question_id, answer)
 
-    def interrupt(self) -> None:
-        """End the turn gracefully with status ``cancelled``; may be called twice, from an observer and from any thread."""
-        self._tree.root.stop(Stop("cancelled"))
+    def interrupt(self, grace: float = 0.0) -> None:
+        """
+        End the turn gracefully with status ``cancelled``; may be called twice, from an observer and from any thread.
+
+        Args:
+            grace: The seconds that effects have to come to their end that are under way and cannot simply happen again: of
+                tools that are neither ``read_only`` nor ``idempotent``, and ``Perform`` that is not. Their results are recorded,
+                so that ``resume`` goes on behind them. Nothing else begins, model calls are cut at once, and
+                ``ToolContext.cancelled`` is set when the seconds are over. A second call ends everything at once.
+        """
+        self._tree.interrupt(grace)
 
     async def shutdown(self) -> None:
         """End the run and its children, and wait until nothing of them is left; may be called twice."""
@@ -361,6 +376,12 @@ class RunHandle(Generic[Out]):
         self._tree.hub.end()
         while self._tells:
             self._tells.pop()()
+
+
+def _shown_call(item: Item) -> str:
+    effect = item.effect
+    name = effect.call.name if type(effect) is CallFunction else getattr(effect, "tool_name", "")
+    return f"{name} ({item.path}#{effect.seq})"
 
 
 async def _attended(handle: RunHandle[Any], events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:

@@ -119,7 +119,7 @@ class Curtain:
     """
     Keeps secrets that the process knows out of events; the run itself has them (reliability R11, SC07).
 
-    ``RunFinished`` passes as it is: its result is what the caller of the run gets.
+    ``RunFinished`` passes as it is: its result is what the caller of the run gets. Only its JSON is clean.
     """
 
     def __init__(self) -> None:
@@ -132,6 +132,8 @@ class Curtain:
             yield from self._ended(event.path)
             yield self._started(event) if type(event) is ModelStarted else KNOWN.frozen(event)
             return
+        if type(event) is ToolInputDelta:
+            event = _named(event)
         last, trickle = self._flows.get(event.path, (event, None))
         if trickle is None or not _goes_on(last, event):
             yield from self._ended(event.path)
@@ -162,6 +164,13 @@ class Curtain:
         clean = {name: KNOWN.frozen(value) for name, value in kept.items()} | {"tools": self._offer[1]}
         changed = {name: value for name, value in clean.items() if value is not getattr(request, name)}
         return attrs.evolve(event, request=attrs.evolve(request, **changed)) if changed else event
+
+
+def _named(event: ToolInputDelta) -> ToolInputDelta:
+    """Return *event* with a clean name: a model may call a tool whatever it likes."""
+    name, call = KNOWN.frozen(event.tool_name), KNOWN.frozen(event.tool_call_id)
+    is_clean = name is event.tool_name and call is event.tool_call_id
+    return event if is_clean else attrs.evolve(event, tool_name=name, tool_call_id=call)
 
 
 def _goes_on(a: Delta, b: Delta) -> bool:
@@ -408,6 +417,7 @@ class Hub:
             return
         for clean in self._curtain.rest():
             self._pass_on(clean)
+        event = attrs.evolve(event, clean=KNOWN.value)
         if not self.goes_on:
             self._last = event
         if self.watched:

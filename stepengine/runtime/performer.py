@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
-from stepengine.data.effects import Gather, Leaf
+from stepengine.data.effects import CallFunction, CallTool, Gather, Leaf
 from stepengine.data.events import Event
 from stepengine.data.outcomes import Begun, Failure, Single
 from stepengine.data.state import AgentState
 from stepengine.data.usage import Usage
 from stepengine.machine.plan import Finished, RunPlan
 
-__all__ = ("IO", "AtOnce", "Item", "Middleware", "Performer", "child_path")
+__all__ = ("IO", "AtOnce", "Item", "Middleware", "Performer", "child_path", "is_repeatable")
 
 
 class Item(NamedTuple):
@@ -84,6 +84,16 @@ Middleware: TypeAlias = Callable[[Performer], Performer]
 
 AtOnce: TypeAlias = Callable[[Item, IO], Awaitable[Single]]
 """Begins an effect that is asked for alone, and performs it; the outermost of the middlewares may have one, ``at_once``."""
+
+
+def is_repeatable(item: Item) -> bool:
+    """Return whether an effect may simply happen again when nobody knows whether it has (reliability R3)."""
+    effect = item.effect
+    if type(effect) is CallTool:
+        binding = item.plan.tools.get(effect.tool_name)
+        notes = binding.spec.annotations if binding is not None else None
+        return notes is not None and (notes.idempotent or notes.read_only)
+    return effect.call.is_idempotent if type(effect) is CallFunction else True
 
 
 def child_path(path: str, seq: int) -> str:

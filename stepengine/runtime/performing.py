@@ -290,7 +290,10 @@ class Innermost:
         delivered = deferred.expect(item)
         try:
             result = await running
-            return result if result.is_error else await delivered
+            if result.is_error:
+                return result
+            deferred.waits(item)
+            return await delivered
         finally:
             deferred.forget(item)
 
@@ -352,8 +355,9 @@ class Innermost:
         if finished.status is RunStatus.SUSPENDED:
             return Stop("suspended", self._elapsed(), questions=finished.pending, child=child)
         stop = self._tree.root.stopping
-        if stop is not None and self._tree.reraise is not None:
-            # What happened in the child is in doubt, so it has not ended for whoever records.
+        is_cut = self._tree.root.spares and finished.status is RunStatus.CANCELLED
+        if stop is not None and (is_cut or self._tree.reraise is not None):
+            # It was stopped, or what happened in it is in doubt, so it has not ended for whoever records.
             return Stop(stop.kind, self._elapsed(), stop.error, child=child)
         _drop_frames(child.error)
         ended = self._value(item, child)
@@ -619,6 +623,7 @@ class Deferred:
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, str], asyncio.Future[ToolResult]] = {}
+        self._waiting: set[tuple[str, str]] = set()
 
     def expect(self, item: Item) -> asyncio.Future[ToolResult]:
         """Take the result of a call from now on, and return what waits for it; it may come before the body has returned."""
@@ -628,9 +633,19 @@ class Deferred:
             known = self._open[key] = asyncio.get_running_loop().create_future()
         return known
 
+    def waits(self, item: Item) -> None:
+        """Take note that the body of a call has returned, so that nothing of it is under way here."""
+        self._waiting.add((item.path, cast("CallTool", item.effect).tool_call_id))
+
+    def is_waiting(self, item: Item) -> bool:
+        """Return whether a call only waits for its result."""
+        return bool(self._waiting) and (item.path, getattr(item.effect, "tool_call_id", "")) in self._waiting
+
     def forget(self, item: Item) -> None:
         """Take no result of a call any more; may be called twice."""
-        self._open.pop((item.path, cast("CallTool", item.effect).tool_call_id), None)
+        key = item.path, cast("CallTool", item.effect).tool_call_id
+        self._open.pop(key, None)
+        self._waiting.discard(key)
 
     def deliver(self, call_id: str, result: Any, path: str | None = None) -> None:
         """

@@ -138,6 +138,7 @@ class RunTree:
             tree has ended.
         inbox: Messages for the root run that were not delivered yet.
         deferred: The tool calls that wait for their results from outside.
+        runs: Those that are under way, by path.
     """
 
     def __init__(
@@ -159,6 +160,7 @@ class RunTree:
         self.spawned_by: dict[str, str] = {}
         self.inbox: deque[UserMessage] = deque()
         self.deferred = Deferred()
+        self.runs: dict[str, RunTask] = {}
         self.orphans: dict[str, Any] = {}
         self.stopped_calls: dict[tuple[str, int], Begun] = {}
         self.reraise: BaseException | None = None
@@ -166,6 +168,7 @@ class RunTree:
         self.signal = _Signal(self.root)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
+        self._patience: asyncio.TimerHandle | None = None
         self._ledgers = Ledgers()
         self.deadlines: dict[str, tuple[float, float]] = {}
         self._belongings: dict[str, Belongings] = {}
@@ -283,7 +286,7 @@ class RunTree:
         except asyncio.CancelledError:
             root.interrupted()
         finally:
-            root.busy = False
+            root.busy = None
             if timer is not None:
                 timer.cancel()
             root.leave()
@@ -296,6 +299,7 @@ class RunTree:
         watchdog = Watchdog.of_running_loop()
         watchdog.enter(self)
         self.hub.on_crash = self.root.crashed
+        self.runs[self.root.path] = self.root
         try:
             finished = await self._run(self.root)
             return _broken_off(finished, self.reraise)
@@ -303,8 +307,42 @@ class RunTree:
             watchdog.leave(self)
             self._let_go()
 
+    def interrupt(self, grace: float) -> None:
+        """
+        End all runs: what is under way and cannot happen again has *grace* seconds to come to its end; from any thread.
+
+        Nothing else begins, and what may simply happen again is cut at once. Called again, or with any other reason to
+        stop, everything is.
+        """
+        root, loop = self.root, self._loop
+        if grace <= 0 or root.stopping is not None or loop is None or loop.is_closed():
+            root.stop(Stop("cancelled"))
+            return
+        root.spares = True
+        root.stopping = Stop("cancelled")
+        loop.call_soon_threadsafe(self._spare, root.stopping, grace)
+
+    def _spare(self, stop: Stop, grace: float) -> None:
+        if not self.root.spares:
+            return
+        if not self.finishing():
+            self.root.stop(stop)
+            return
+        assert self._loop is not None  # noqa: S101 - it is called in that loop
+        self._patience = self._loop.call_later(grace, self.root.stop, stop)
+        for run in list(self.runs.values()):
+            run.spare(stop)
+
+    def finishing(self) -> list[Item]:
+        """Return what is under way, and would be in doubt if it were cut."""
+        return [item for run in list(self.runs.values()) for item in run.lasting()]
+
     def _let_go(self) -> None:
         """Cut the circles, so that a finished tree is freed at once and not by the collector."""
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+        self.runs.clear()
         self._wrapping = None
         del self.innermost
         self.hub.on_crash = self.hub.history = None
@@ -339,7 +377,9 @@ class RunTree:
 
     async def drive(self, plan: RunPlan, state: AgentState, path: str) -> Finished:
         """Run a child in a task of its own; a cancelled wait stops the child, waits for it, then goes on."""
-        run = RunTask(self, plan, state, path)
+        run = self.runs[path] = RunTask(self, plan, state, path)
+        if self.root.spares:
+            run.stopping = self.root.stopping
         task = asyncio.create_task(self._run(run))
         try:
             return await asyncio.shield(task)
@@ -403,6 +443,7 @@ class RunTree:
 
     def _forget(self, path: str) -> None:
         """Keep nothing of a run that has ended, so that ten thousand children leave no more behind than one."""
+        self.runs.pop(path, None)
         self.deadlines.pop(path, None)
         for address in [address for address in self.stopped_calls if address[0] == path]:
             del self.stopped_calls[address]
@@ -424,8 +465,8 @@ class _Signal:
         self._root = root
 
     def is_set(self) -> bool:
-        """Return whether the root run must end."""
-        return self._root.stopping is not None
+        """Return whether what is under way has to end."""
+        return self._root.stopping is not None and not self._root.spares
 
 
 def _too_late(seconds: float, at: int = 0) -> Stop:

@@ -25,7 +25,7 @@ from stepengine.data.questions import AnswerLike, answered
 from stepengine.data.state import AgentState, ChildResult, RunStatus
 from stepengine.data.usage import Usage
 from stepengine.errors import ModelError, ReplayDivergence, StepEngineError, UnknownOutcome
-from stepengine.journal.encoding import is_repeatable, outcome_members
+from stepengine.journal.encoding import outcome_members
 from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.store import MemoryJournal
 from stepengine.machine import Finished, run_agent
@@ -33,7 +33,7 @@ from stepengine.machine.plan import RunPlan
 from stepengine.machine.signals import is_callers
 from stepengine.machine.state import RunState
 from stepengine.runtime.failfast import has_failed
-from stepengine.runtime.performer import Item, child_path
+from stepengine.runtime.performer import Item, child_path, is_repeatable
 from stepengine.runtime.tree import Services
 from stepengine.testing.budgets import Budgets, Passing, at_once
 from stepengine.testing.faults import Drawn, Fault, Given, faulty, turned

@@ -5,6 +5,7 @@ Agents in editors, driven by the client of the protocol's own package over the s
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -381,3 +382,26 @@ async def test_the_command_serves_an_agent_and_without_a_key_the_first_prompt_sa
         process.stdin.close()
         assert 0 == await asyncio.wait_for(process.wait(), 20)
     assert 0o700 == (tmp_path / "state" / "editors").stat().st_mode & 0o777
+
+
+@pytest.mark.spec("interfaces:IF45")
+def test_lines_that_are_no_messages_are_answered_and_the_connection_goes_on(tmp_path: Path) -> None:
+    odd = [
+        b"[]", b"null", b"5", b'"x"', b"{}", b"no json", b"\xff\xfe", b'{"id": [1], "result": 1}', b'{"id": {}, "method": "x"}',
+        b'{"jsonrpc": "2.0", "id": 1, "method": 5}', b'{"method": null}', b"[" * 5_000, b'[{"jsonrpc": "2.0", "id": 1}]',
+    ]  # fmt: skip
+    asks = b'{"jsonrpc": "2.0", "id": 7, "method": "initialize", "params": {"protocolVersion": 1}}'
+    answered_nothing = b'{"jsonrpc": "2.0", "id": 99, "result": null}'
+    done = subprocess.run(
+        [sys.executable, str(SERVER), "1", str(tmp_path / "sessions")],
+        input=b"\n".join([*odd, b"", answered_nothing, asks, b""]),
+        capture_output=True,
+        check=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    *refused, told = [json.loads(line) for line in done.stdout.splitlines()]
+
+    assert [(None, -32600)] * len(odd) == [(one["id"], one["error"]["code"]) for one in refused]
+    assert (7, 1) == (told["id"], told["result"]["protocolVersion"])
+    assert b"Traceback" not in done.stderr

@@ -85,11 +85,62 @@ def test_whoever_follows_the_hints_after_a_crash_is_asked_and_decides(
     assert (Path("paid.txt").read_text() if Path("paid.txt").exists() else "") == paid
 
 
+@pytest.fixture
+def at_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Somebody sits there.
+    """
+    monkeypatch.setattr("stepengine.cli.resume.is_terminal", lambda *_: True)
+
+
+@pytest.mark.spec("requirements:X73")
+@pytest.mark.parametrize(
+    ("typed", "code", "paid", "said"),
+    [
+        ("y\n", 3, "2;", "Ship it?"),
+        ("what?\nno\n", 1, "", "UnknownOutcome"),
+        ("result:2\n", 3, "", "Ship it?"),
+        ("\n", 3, "", "question doubt:#1 waits for an answer"),
+        ("", 3, "", "--answer doubt:#1=result:TEXT-or-JSON"),
+    ],
+)
+@pytest.mark.usefixtures("at_terminal")
+def test_a_resume_at_a_terminal_asks_there_and_then_about_an_effect_in_doubt(
+    cut_off: str, typed: str, code: int, paid: str, said: str
+) -> None:
+    result = CliRunner().invoke(app, ["resume", cut_off, "-q"], input=typed)
+
+    assert code == result.exit_code, result.stderr
+    assert "pay (#1) was cut off and may have happened. Do it again?" in result.stderr
+    assert '"args":[2]' in result.stderr
+    assert said in result.stderr
+    assert paid == (Path("paid.txt").read_text() if Path("paid.txt").exists() else "")
+
+
+@pytest.mark.spec("requirements:X73")
+@pytest.mark.parametrize(("given", "taken"), [("2", 2), ('{"sum": 2}', {"sum": 2}), ("paid by hand", "paid by hand")])
+def test_what_came_of_an_effect_in_doubt_is_told_on_the_command_line(cut_off: str, given: str, taken: object) -> None:
+    command("resume", cut_off, "--answer", f"doubt:#1=result:{given}", "-q", code=3)
+    history = FileJournal(cut_off).history()
+
+    assert not Path("paid.txt").exists()
+    assert taken == getattr(history.outcome(history.results["", 1]), "value", None)
+    assert ["command line"] == [i.input["by"] for i in history.inputs if i.input["type"] == "Taken"]
+
+
+@pytest.mark.spec("requirements:X73")
+def test_without_a_terminal_an_effect_in_doubt_fails_unless_asked_otherwise(cut_off: str) -> None:
+    assert "it may or may not have happened" in command("resume", cut_off, "-q", code=1).stderr
+
+
 @pytest.mark.spec("requirements:K12", "reliability:JR37")
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        ("doubt:#1=perhaps", "is 'yes' (do it again) or 'no' (the handler gets UnknownOutcome), not 'perhaps'"),
+        (
+            "doubt:#1=perhaps",
+            "is 'yes' (do it again), 'no' (the handler gets UnknownOutcome) or what came of it (Answer(result=...), ",
+        ),
         ("doubt:#7=yes", "in doubt are: doubt:#1"),
     ],
 )

@@ -216,3 +216,30 @@ def test_every_other_block_runs_and_shows_what_it_says(tmp_path: Path, monkeypat
 
     assert ["python", "python"] == [block.kind for block in BLOCKS]
     execute(BLOCKS[1], "serving.md")
+
+
+@pytest.mark.spec("requirements:X57")
+def test_no_odd_request_is_a_mistake_of_the_server(tmp_path: Path) -> None:
+    """
+    Odd texts, names of any length, and runs that cannot be gone on with.
+    """
+    server, runs = Server(tmp_path), tmp_path / "runs"
+    runs.mkdir()
+    (runs / "with-a-dash.jsonl").write_bytes(b"")
+    (runs / "damaged.jsonl").write_bytes(b"no journal\nat all\n")
+    (runs / "empty.jsonl").write_bytes(b"")
+    (runs / "folder.jsonl").mkdir()
+    with server.running():
+        _, made = server.ask("POST", "/runs", {"prompt": "Rome"})
+        asked = [
+            server.ask("POST", "/runs", {"prompt": "\ud800"}),
+            server.ask("POST", "/runs", {"prompt": None}),
+            server.ask("POST", f"/runs/{made['run']}/answers", {"\ud800": "x"}),
+            *[server.ask("GET", f"/runs/{key}") for key in ("a" * 300, "%C3%A9" * 130, "%00", "%FF", "with-a-dash")],
+            *[server.ask("GET", f"/runs/{key}") for key in ("damaged", "empty", "folder")],
+            *[server.ask("POST", f"/runs/{key}/cancel") for key in ("a" * 300, "damaged", "empty")],
+            *[server.ask("POST", f"/runs/{key}/answers", {"q1": "x"}) for key in ("damaged", "folder")],
+        ]
+
+    assert [422, 422, 409, 404, 404, 404, 404, 404, 409, 409, 409, 404, 409, 409, 409, 409] == [one[0] for one in asked]
+    assert all(told["detail"] for _, told in asked)

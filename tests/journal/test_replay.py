@@ -22,6 +22,7 @@ from stepengine import (
     AgentDefinition,
     ChildResult,
     Complete,
+    Engine,
     GenerateN,
     Hooks,
     Limits,
@@ -642,7 +643,7 @@ def test_a_caller_may_accept_another_content_and_the_recorded_outcome_serves(rig
     asyncio.run(other.engine.aclose())
 
 
-@pytest.mark.spec("replay:D1")
+@pytest.mark.spec("reliability:R1")
 def test_a_run_that_is_started_with_something_else_is_refused(rig):
     agent = AgentDefinition("a", model="t/m")
     journal = recorded(rig, agent, ["ok"])
@@ -855,3 +856,46 @@ def test_arguments_that_are_not_json_are_recorded_by_what_they_are_called(rig):
     assert form["args"][2] == {"x": 1}
     assert rig(agent(1)).replay(journal).output == 7
     assert divergence(rig, agent(2), journal).diff == (("/args/2/x", "1", "2"),)
+
+
+class Hostile:
+    """
+    What raises whatever is asked of it.
+    """
+
+    def __getattribute__(self, name: str) -> Any:
+        msg = f"no {name}"
+        raise RuntimeError(msg)
+
+    def __call__(self) -> int:
+        return 5
+
+
+@pytest.mark.spec("replay:D2")
+@pytest.mark.parametrize(
+    ("yielded", "output"),
+    [
+        (lambda: Perform(lambda x: 1, Hostile()), 1),
+        (lambda: Perform(lambda *, x: 1, x=Hostile()), 1),
+        (lambda: Perform(lambda x: 1, [Hostile(), {"a": Hostile()}]), 1),
+        (lambda: Perform(Hostile()), "PerformError"),
+        (lambda: Perform(Hostile), "PerformError"),
+    ],
+    ids=["argument", "keyword", "nested", "function", "result"],
+)
+def test_objects_that_raise_whatever_is_asked_of_them_are_recorded_by_their_type_and_replayed(yielded, output):
+    def handle_steps(ctx):
+        try:
+            return (yield from yielded())
+        except PerformError:
+            return "PerformError"
+
+    journal = MemoryJournal()
+    with Engine([AgentDefinition("a", model=None, handle_steps=handle_steps)]) as engine:
+        results = [
+            engine.run_sync("a", "go", journal=journal), engine.replay_sync(journal), engine.resume_sync(journal),
+        ]  # fmt: skip
+        with engine.debug(journal):
+            pass
+
+    assert [output] * 3 == [r.output for r in results]

@@ -13,8 +13,9 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,9 @@ from typer.testing import CliRunner, Result
 from stepengine import Engine
 from stepengine.cli.app import app
 from stepengine.engine import load_agent
-from stepengine.journal import FileJournal
+from stepengine.journal import FileJournal, MemoryJournal
+from stepengine.journal.reading import read_later
+from stepengine.judging.viewing import serving
 from stepengine.judging.viewing.payload import RunView, Texts
 from stepengine.judging.viewing.serving import Following, server_of
 from stepengine.testing import ScriptedModel
@@ -211,6 +214,7 @@ def served(following: Following) -> Iterator[tuple[str, Any]]:
         connection.close()
         return answer.status, text
 
+    ask.port = server.server_port  # type: ignore[attr-defined]
     try:
         yield "/" + address.split("/", 3)[3], ask
     finally:
@@ -292,6 +296,45 @@ def test_a_page_that_asks_for_what_came_after_comes_to_the_same_as_one_that_is_m
     assert resolved(expected["agents"], made.texts.all) == resolved(page["agents"], page["texts"])
     assert expected["series"] == page["series"]
     assert expected["run"]["status"] == page["run"]["status"] == "completed"
+
+
+@pytest.mark.spec("judging:JG50")
+@pytest.mark.parametrize("link", [True, False])
+def test_following_reads_only_what_is_new_and_all_of_another_journal_in_its_place(
+    link: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = reviewed(MemoryJournal(link=link)).lines()
+    path, other = tmp_path / "run.jsonl", tmp_path / "other.jsonl"
+    path.write_bytes(b"".join(lines[:3]))
+    following = Following(FileJournal(path), "run.jsonl")
+    read: list[int] = []
+    monkeypatch.setattr(
+        serving, "read_later", lambda data, *a, **o: read.append(len(data)) or read_later(data, *a, **o)
+    )
+    with monkeypatch.context() as patched:
+        patched.delattr(FileJournal, "content")
+        for line in lines[3:]:
+            with path.open("ab") as file:
+                file.write(line)
+            following.read()
+    other.write_bytes(b"".join(reviewed(MemoryJournal()).lines()[:4]))
+    other.replace(path)
+    following.read()
+
+    assert [len(line) for line in lines[3:]] == read
+    assert path.stat().st_size == following.offset
+
+
+@pytest.mark.spec("judging:JG50")
+def test_the_page_is_answered_while_other_connections_say_nothing(recorded: Path) -> None:
+    with served(Following(FileJournal("run.jsonl"), "run.jsonl")) as (page, ask), ExitStack() as idle:
+        for _ in range(4):
+            idle.enter_context(socket.create_connection(("127.0.0.1", ask.port)))
+        began = time.monotonic()
+        status, _ = ask(page)
+
+    assert 200 == status
+    assert time.monotonic() - began < serving.SECONDS
 
 
 @pytest.mark.spec("judging:JG50", "judging:JG119")

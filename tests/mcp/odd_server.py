@@ -13,6 +13,18 @@ from pathlib import Path
 from typing import Any
 
 MODE, MORE = sys.argv[1], sys.argv[2:]
+UNREADABLE = {
+    "latin": b'{"jsonrpc":"2.0","id":NUMBER,"result":{"content":[{"type":"text","text":"caf\xe9"}]}}',
+    "surrogate": b'{"jsonrpc":"2.0","id":NUMBER,"result":{"content":[{"type":"text","text":"\\ud800"}]}}',
+    "cut": b'{"jsonrpc":"2.0","id":NUMBER,"result":{"content":[{"type":"text","te',
+    "list": b'{"jsonrpc":"2.0","id":NUMBER,"result":[1]}',
+    "null": b'{"jsonrpc":"2.0","result":null,"id":NUMBER}',
+    "versionless": b'{"id":NUMBER,"result":{"content":[]}}',
+    "batch": b'[{"jsonrpc":"2.0","id":NUMBER,"result":{"content":[]}}]',
+    "error": b'{"jsonrpc":"2.0","id":NUMBER,"error":"no"}',
+    "deep": b'{"jsonrpc":"2.0","id":NUMBER,"result":' + b'{"a":' * 5_000 + b"1" + b"}" * 5_001,
+}
+"""Replies that are no messages."""
 calls = 0
 
 
@@ -75,6 +87,10 @@ def call(number: Any, params: dict[str, Any]) -> None:
         told = [json.loads(sys.stdin.readline()) for _ in range(2)]
         text = ", ".join(sorted("refused" if "error" in one else "given" for one in told))
         send(id=number, result={"content": [{"type": "text", "text": text}]})
+        return
+    if MODE in UNREADABLE:
+        sys.stdout.buffer.write(UNREADABLE[MODE].replace(b"NUMBER", json.dumps(number).encode()) + b"\n")
+        sys.stdout.flush()
         return
     send(id=number, result=seen)
     if MODE == "answers":

@@ -292,6 +292,21 @@ async def test_lines_that_are_no_messages_are_skipped_and_a_flood_on_the_standar
     assert ("", "") == tuple(capfd.readouterr())
 
 
+@pytest.mark.spec("reliability:MC05")
+@pytest.mark.parametrize("mode", ["latin", "surrogate", "cut", "list", "null", "versionless", "batch", "error", "deep"])
+async def test_a_reply_that_cannot_be_read_is_an_error_at_once_and_not_when_the_time_is_up(
+    mode: str, odd: Any, agent: Any
+) -> None:
+    model = ScriptedModel([tool_call("odd__look", {}), "ok"])
+
+    async with Engine([agent(odd(mode, timeout=600))], models=model) as engine, asyncio.timeout(30):
+        result = await engine.run("worker", "Go.")
+
+    ((status, said),) = results(result)
+    assert "error" == status
+    assert "its reply is no message of the protocol" in said
+
+
 @pytest.mark.spec("reliability:MC05", "interfaces:IF58", "interfaces:IF59")
 @pytest.mark.parametrize(
     ("mode", "said"),

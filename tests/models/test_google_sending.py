@@ -142,3 +142,31 @@ async def test_vertex_in_the_environment_does_not_change_where_a_request_goes(mo
     await it.complete(REQUEST)
     await it.close()
     assert seen == ["https://generativelanguage.googleapis.com/v1/models/gemini-3-pro:generateContent"]
+
+
+BODIES = {
+    "latin": b'{"error": {"message": "caf\xe9 is full"}}',
+    "utf-16": '{"error": {"message": "no"}}'.encode("utf-16"),
+    "deep": b"[" * 20_000,
+    "a long number": b'{"error": {"code": ' + b"9" * 5_000 + b"}}",
+    "a list of two": b"[1, 2]",
+    "null": b"null",
+    "nothing": b"",
+}
+
+
+@pytest.mark.spec("ecosystem:EC53")
+@WAYS
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("body", list(BODIES))
+@pytest.mark.parametrize("status", [400, 429, 503])
+async def test_whatever_the_body_of_a_refusal_its_status_counts(private, stream, body, status, monkeypatch):
+    one = provider(private, monkeypatch, lambda request: httpx2.Response(status, content=BODIES[body]))
+    with pytest.raises(ModelError) as raised:
+        if stream:
+            _ = [delta async for delta in one.stream(REQUEST)]
+        else:
+            await one.complete(REQUEST)
+    await one.close()
+
+    assert (status, status != 400) == (raised.value.status, raised.value.retryable)

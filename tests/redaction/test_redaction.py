@@ -4,10 +4,12 @@ The one redactor by itself: its time follows the length of the text, nothing hid
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -250,3 +252,25 @@ def test_a_variable_is_private_when_a_word_between_its_underscores_says_so() -> 
         name = "_".join(parts)
 
         assert is_secret_variable(name) == (private.fullmatch(name) is not None), name
+
+
+@pytest.mark.spec("reliability:R11")
+@given(
+    secret=st.text(min_size=8, max_size=40).filter(lambda text: text.strip() == text),
+    before=st.text(max_size=8),
+    after=st.text(max_size=8),
+    encode=st.sampled_from([base64.b64encode, base64.urlsafe_b64encode]),
+)
+def test_a_known_value_is_found_inside_of_whatever_was_put_into_base64(
+    secret: str, before: str, after: str, encode: Callable[[bytes], bytes]
+) -> None:
+    """
+    Such as the `user:password` of a header.
+    """
+    redactor = Redactor({secret: "password"}, shapes=False)
+    coded = encode(f"{before}{secret}{after}".encode()).decode()
+
+    cleaned = redactor.text(f"Authorization: Basic {coded}")
+
+    assert "<redacted:password>" in cleaned
+    assert redactor.text(cleaned) == cleaned

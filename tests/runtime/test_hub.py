@@ -5,6 +5,7 @@ The event stream: order, observers, subscribers, log lines.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections import Counter
 
@@ -25,6 +26,7 @@ from stepengine.data.events import (
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.state import AgentState, RunResult, RunStatus
 from stepengine.errors import StepEngineError
+from stepengine.redaction import GIVEN
 from stepengine.runtime.hub import MAX_KEPT_CHARS, MAX_SUBSCRIBERS, Hub, Subscription, Watcher
 
 
@@ -299,3 +301,20 @@ def test_what_is_kept_for_late_readers_is_bounded_by_its_text_too_and_holds_no_c
     assert not [e for e in kept if isinstance(e, TextDelta) and e.seq % 2]
     assert hub._ring.start <= kept[0].index
     assert hub._ring._chars == sum(chars for _, chars in hub._ring._entries.values())
+
+
+@pytest.mark.spec("reliability:R11")
+async def test_a_key_is_in_no_name_that_a_model_calls_and_not_in_the_json_of_the_last_event():
+    key = "hush-hush-1234"
+    GIVEN.tell(key, "OUR_KEY")
+    hub = Hub()
+    subscription = hub.subscribe()
+    hub.emit(ToolInputDelta(path="", seq=1, tool_name=f"echo_{key}", tool_call_id=f"c-{key}", text="{}"))
+    output = {"said": key, key: [f"user:{key}"]}
+    hub.finish(RunFinished(result=RunResult(status=RunStatus.COMPLETED, state=AgentState(), output=output)))
+    called, end = await read(subscription)
+
+    assert ("echo_<redacted:OUR_KEY>", "c-<redacted:OUR_KEY>") == (called.tool_name, called.tool_call_id)
+    assert key not in json.dumps([called.to_json(), end.to_json()])
+    assert "<redacted:OUR_KEY>" in json.dumps(end.to_json())
+    assert output == end.result.output

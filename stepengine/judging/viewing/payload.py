@@ -44,11 +44,11 @@ from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Failure
 from stepengine.data.questions import Answer
 from stepengine.data.state import ChildResult
-from stepengine.data.usage import Usage, add_cost
+from stepengine.data.usage import Spending, Usage, add_cost
 from stepengine.data.visible import visible
 from stepengine.journal.history import History
 from stepengine.journal.records import ROOT, Address, Input, Intent, Result, shown_address
-from stepengine.journal.show import ended_of, spending_of, status_of
+from stepengine.journal.show import ended_of, status_of
 from stepengine.redaction import redactor_for
 from stepengine.runtime.performer import child_path
 
@@ -243,6 +243,7 @@ class RunView:
         self._calls: dict[Address, Form] = {}
         self._runs: dict[str, _Open] = {}
         self._done = 0
+        self._spent = Spending(usage=Usage(), cost=Decimal(0))
         self._history = History(())
 
     def take(self, history: History) -> None:
@@ -422,6 +423,8 @@ class RunView:
         row["cost"] = None if reply.cost is None else str(reply.cost)
         if run.row == number:
             run.wanted = len(reply.tool_calls) if row.get("purpose") is None else 0
+        spent = self._spent
+        self._spent = Spending(usage=spent.usage + (usage or Usage()), cost=add_cost(spent.cost, reply.cost))
         agent = self.agents[run.agent]
         agent["steps"] += 1
         agent["tokens"] += 0 if usage is None else usage.total_tokens
@@ -485,7 +488,8 @@ class RunView:
         """Return what the header tells: agent, status, numbers, and what the run was given and gave."""
         history = self._history
         root, head, number = history.root, history.head, self.texts.number
-        spending, ended = spending_of(history), ended_of(history)
+        ended = ended_of(history)
+        spending = self._spent if ended is None else ended.spending
         told: Form = {
             "file": self.file,
             "fork": f"stepengine fork {shlex.quote(self.file)}",

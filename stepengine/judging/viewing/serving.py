@@ -8,8 +8,10 @@ nothing is ever written, and no handler's code is run.
 from __future__ import annotations
 
 import json
+import os
 import secrets
-from http.server import BaseHTTPRequestHandler, HTTPServer
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -19,7 +21,8 @@ import attrs
 from stepengine.errors import JournalError
 from stepengine.journal.files import FileJournal
 from stepengine.journal.history import History
-from stepengine.journal.reading import read_lines
+from stepengine.journal.places import opened
+from stepengine.journal.reading import Reading, read_later, read_lines
 from stepengine.journal.store import Journal
 from stepengine.judging.viewing.page import page_of
 from stepengine.judging.viewing.payload import FORMAT, NOT_RECORDED, RunView, Texts
@@ -28,6 +31,8 @@ __all__ = ("Following", "server_of")
 
 SECONDS = 5
 MOST_DIGITS = 18
+LAST = 64
+"""Bytes in front of what is new that must still be there, or the file was written over."""
 HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -67,6 +72,10 @@ class Following:
         self._view = RunView(Texts(), file)
         self._known: dict[int, _State] = {0: _State(0, 0, 0)}
         self._mark: object = None
+        self._reading: Reading | None = None
+        self._history = History(())
+        self._file: tuple[int, int] | None = None
+        self._last = b""
         self.offset = 0
         self.read()
 
@@ -75,23 +84,68 @@ class Following:
         mark = self._now()
         if mark is not None and mark == self._mark:
             return
-        reading = read_lines(self._journal.content(), self._journal.name)
-        history = History(reading.records, self._journal.name)
-        _ = history.root
+        reading = self._read()
+        _ = self._history.root
         if reading.end != self.offset:
-            self._view.take(history)
+            self._view.take(self._history)
             self.offset = reading.end
+        self._reading = reading._replace(records=[])
         self._told = self._view.told()
         texts = self._view.texts
         self._known[self.offset] = _State(self._view.took, len(texts.all), len(texts.images))
         self._mark = mark
+
+    def _read(self) -> Reading:
+        """Read what is new, all of it where that cannot be told."""
+        before, self._reading = self._reading, None
+        reading = None if before is None else self._later(before)
+        if reading is not None:
+            self._history.grow(reading.records)
+            return reading
+        identity = self._identity()
+        if self._file not in (None, identity):
+            # Another journal has taken the place of the one that was shown.
+            self._view, self.offset = RunView(Texts(), self._view.file), 0
+            self._known = {0: _State(0, 0, 0)}
+        self._file = identity
+        content = self._journal.content()
+        reading = read_lines(content, self._journal.name)
+        self._last = content[: reading.end][-LAST:]
+        self._history = History(reading.records, self._journal.name)
+        return reading
+
+    def _identity(self) -> tuple[int, int] | None:
+        if not isinstance(self._journal, FileJournal):
+            return None
+        status = self._journal.path.stat()
+        return status.st_dev, status.st_ino
+
+    def _later(self, before: Reading) -> Reading | None:
+        """Return what was written behind the last reading; ``None`` where all has to be read again."""
+        descriptor = opened(self._journal.path) if isinstance(self._journal, FileJournal) else None
+        if descriptor is None or self._history.head is None:
+            return None
+        with open(descriptor, "rb") as file:  # noqa: PTH123 - it is open already
+            status = os.fstat(descriptor)
+            is_same = (status.st_dev, status.st_ino) == self._file
+            # What has changed and not grown was written over.
+            if not is_same or status.st_size <= before.end or before.open_end:
+                return None
+            file.seek(before.end - len(self._last))
+            if file.read(len(self._last)) != self._last:
+                return None
+            data = file.read()
+        lines, link = len(self._history.records), self._history.head.link
+        reading = read_later(data, self._journal.name, before, lines, link=link)
+        self._last = (self._last + data[: reading.end - before.end])[-LAST:]
+        return reading
 
     def _now(self) -> object:
         """Return what changes when the file does; ``None`` where that cannot be told without reading it."""
         if not isinstance(self._journal, FileJournal):
             return None
         stat = self._journal.path.stat()
-        return stat.st_size, stat.st_mtime_ns
+        return stat.st_size, stat.st_mtime_ns, stat.st_ino
 
     def page(self) -> str:
         """Return the page of what is recorded so far."""
@@ -115,7 +169,7 @@ class Following:
         }  # fmt: skip
 
 
-def server_of(following: Following, port: int = 0) -> tuple[HTTPServer, str]:
+def server_of(following: Following, port: int = 0) -> tuple[ThreadingHTTPServer, str]:
     """
     Return a server for this machine alone, and the address of the page; *port* 0 takes any that is free.
 
@@ -128,12 +182,15 @@ def server_of(following: Following, port: int = 0) -> tuple[HTTPServer, str]:
     return server, f"http://127.0.0.1:{server.server_port}/{server.token}/"
 
 
-class _Server(HTTPServer):
-    """One request after the other: there is one page, and whoever says nothing is left after five seconds."""
+class _Server(ThreadingHTTPServer):
+    """A thread for each connection, since browsers open some that say nothing; these are left after five seconds."""
+
+    daemon_threads = True
 
     def __init__(self, following: Following, port: int) -> None:
         super().__init__(("127.0.0.1", port), _Handler)
         self.following = following
+        self.reading = threading.Lock()
         self.token = secrets.token_urlsafe(16)
         self.hosts = {f"127.0.0.1:{self.server_port}", f"localhost:{self.server_port}"}
 
@@ -160,8 +217,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _told(self, what: str, offset: int) -> None:
         following = self.server.following
         try:
-            following.read()
-            text = json.dumps(following.after(offset)) if what else following.page()
+            with self.server.reading:
+                following.read()
+                text = json.dumps(following.after(offset)) if what else following.page()
             kind = "application/json" if what else "text/html"
         except JournalError as error:
             kind, text = "application/json", json.dumps({"error": error.message})

@@ -115,10 +115,10 @@ class GoogleProvider(HttpProvider):
         import httpx2
 
         errors = self._sdk().errors.APIError
-        return errors, httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError
+        return errors, sending.Refused, httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError
 
     def _failure(self, error: Exception, call: Call) -> BaseException:
-        if not isinstance(error, self._sdk().errors.APIError):
+        if not isinstance(error, self._sdk().errors.APIError | sending.Refused):
             return transport_failure(error, call)
         response: Any = error.response
         return body_failure(response.content, response.status_code, response.headers, call)

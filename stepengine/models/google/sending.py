@@ -13,11 +13,12 @@ import io
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ("client_of", "deleted", "post", "uploaded")
+__all__ = ("Refused", "client_of", "deleted", "post", "uploaded")
 
 QUESTION = "-"
 SOON, SELDOM = 0.1, 5.0
 """Seconds between two questions whether a file has been read, the first and at most."""
+FIRST_REFUSAL = 300
 SENT_BY_SDK = frozenset({"content-length", "transfer-encoding", "host", "connection"})
 
 
@@ -38,6 +39,7 @@ def client_of(sdk: Any, access: Mapping[str, Any], base_url: str, api_version: s
     from stepengine.models._transport import trusted
 
     types = sdk.types
+    http_client.event_hooks = {"response": [*http_client.event_hooks["response"], _refused]}
 
     def client(async_client: Any) -> Any:
         options = types.HttpOptions(
@@ -137,6 +139,24 @@ async def deleted(way: Way, file_id: str, headers: Mapping[str, str]) -> None:
     """Delete a file, known by its address or its name."""
     name = f"files/{file_id.rpartition('files/')[2]}"
     await way.files.aio.files.delete(name=name, config={"http_options": {"headers": dict(headers)}})
+
+
+class Refused(Exception):
+    """
+    Carries a reply with an error status past the SDK.
+
+    That reads the body as JSON, and loses the status where it is no UTF-8, or JSON that Python does not read.
+    """
+
+    def __init__(self, response: Any) -> None:
+        super().__init__()
+        self.response = response
+
+
+async def _refused(response: Any) -> None:
+    if response.status_code >= FIRST_REFUSAL:
+        await response.aread()
+        raise Refused(response)
 
 
 class _Caught(BaseException):

@@ -1,0 +1,250 @@
+"""
+An interrupt with a grace: what cannot happen again comes to its end and is recorded, everything else ends at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import attrs
+import pytest
+
+from stepengine import (
+    AgentCall,
+    AgentDefinition,
+    Engine,
+    Parallel,
+    Perform,
+    RunStatus,
+    Shutdown,
+    ToolCall,
+    ToolContext,
+    call,
+    map_agents,
+    tool,
+)
+from stepengine.data.tools import ToolAnnotations
+from stepengine.journal import MemoryJournal
+from stepengine.journal.questions import in_doubt
+from stepengine.testing import ScriptedModel
+
+SECONDS = 20
+LONG = 600.0
+
+
+@attrs.define
+class World:
+    """
+    What effects did, and what lets them come to their end.
+    """
+
+    began: list[str] = attrs.field(factory=list)
+    ended: list[str] = attrs.field(factory=list)
+    saw_cancel: list[bool] = attrs.field(factory=list)
+    go_on: threading.Event = attrs.field(factory=threading.Event)
+
+    async def works(self, name: str) -> str:
+        self.began.append(name)
+        while not self.go_on.is_set():  # noqa: ASYNC110 - a thread sets it, too
+            await asyncio.sleep(0)
+        self.ended.append(name)
+        return f"did {name}"
+
+    def works_in_thread(self, name: str) -> str:
+        self.began.append(name)
+        assert self.go_on.wait(SECONDS)
+        self.ended.append(name)
+        return f"did {name}"
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def agents_of(world: World) -> list[AgentDefinition[Any]]:
+    @tool(in_thread=False)
+    async def write(ctx: ToolContext, name: str) -> str:
+        """Write."""
+        did = await world.works(name)
+        world.saw_cancel.append(ctx.cancelled.is_set())
+        return did
+
+    @tool(in_thread=True)
+    def write_slowly(name: str) -> str:
+        """Write in a thread."""
+        return world.works_in_thread(name)
+
+    @tool(annotations=ToolAnnotations(read_only=True))
+    async def look(name: str) -> str:
+        """Look."""
+        return await world.works(name)
+
+    def one(make):
+        def handle_steps(ctx):
+            did = yield from make()
+            yield Perform(len, "what follows does not begin")
+            return did
+
+        return handle_steps
+
+    def parent(agent_id: str):
+        def handle_steps(ctx):
+            return (yield from AgentCall(agent_id, "go"))
+
+        return handle_steps
+
+    def several(ctx):
+        results = yield from Parallel(
+            ToolCall("write", {"name": "w"}), ToolCall("look", {"name": "l"}), ToolCall("write_slowly", {"name": "t"})
+        )
+        return [r.text for r in results]
+
+    def family(ctx):
+        results = yield from map_agents("tool", ["a", "b"])
+        return [r.output for r in results]
+
+    tools = [write, write_slowly, look]
+    shapes = {
+        "tool": one(lambda: call(write, name="w")),
+        "thread": one(lambda: call(write_slowly, name="w")),
+        "perform": one(lambda: Perform(world.works, "w")),
+        "perform-thread": one(lambda: Perform(world.works_in_thread, "w")),
+        "child": parent("tool"),
+        "grandchild": parent("child"),
+        "several": several,
+        "family": family,
+    }
+    return [
+        AgentDefinition(name, model=None, tools=tools, spawnable_agents=["tool", "child"], handle_steps=steps)
+        for name, steps in shapes.items()
+    ]
+
+
+OUTPUTS = {
+    "several": ["did w", "did l", "did t"],
+    "family": ["did w", "did w"],
+}
+
+
+async def holds(condition: Any) -> None:
+    async with asyncio.timeout(SECONDS):
+        while not condition():  # noqa: ASYNC110 - nobody tells of it
+            await asyncio.sleep(0)
+
+
+@pytest.mark.spec("requirements:X73")
+@pytest.mark.parametrize("is_watched", [False, True])
+@pytest.mark.parametrize(
+    "shape", ["tool", "thread", "perform", "perform-thread", "child", "grandchild", "several", "family"]
+)
+async def test_what_is_under_way_at_an_interrupt_is_recorded_and_never_done_again(
+    world: World, shape: str, is_watched: bool
+):
+    journal = MemoryJournal()
+    async with Engine(agents_of(world)) as engine:
+        handle = engine.start(shape, "go", journal=journal)
+        events = [] if not is_watched else [handle.events()]
+        await holds(lambda: len(world.began) == {"several": 3, "family": 2}.get(shape, 1))
+        handle.interrupt(grace=LONG)
+        await holds(lambda: "l" not in world.began or len(handle.finishing) == 2)
+        assert handle.finishing
+        for _ in range(20):
+            await asyncio.sleep(0)
+        world.go_on.set()
+        async with asyncio.timeout(SECONDS):
+            cut = await handle.result()
+        done = list(world.ended)
+        resumed = await engine.resume(journal)
+        for stream in events:
+            await stream.aclose()
+
+    assert not any(world.saw_cancel[: len(done)])
+    assert sorted(name for name in world.began if name != "l") == sorted(name for name in done if name != "l")
+    assert RunStatus.COMPLETED is resumed.status
+    assert OUTPUTS.get(shape, "did w") == resumed.output
+    assert RunStatus.CANCELLED is cut.status
+
+
+@pytest.mark.spec("requirements:X73")
+@pytest.mark.parametrize("shape", ["tool", "perform", "child", "family"])
+@pytest.mark.parametrize("end", ["interrupt again", "shutdown", "grace is over"])
+async def test_a_second_interrupt_or_the_end_of_the_grace_ends_what_is_under_way_at_once(
+    world: World, shape: str, end: str
+):
+    journal = MemoryJournal()
+    async with Engine(agents_of(world)) as engine:
+        handle = engine.start(shape, "go", journal=journal)
+        await holds(lambda: world.began)
+        handle.interrupt(grace=0.05 if end == "grace is over" else LONG)
+        if end == "interrupt again":
+            handle.interrupt(grace=LONG)
+        elif end == "shutdown":
+            handle.send(Shutdown())
+        async with asyncio.timeout(SECONDS):
+            cut = await handle.result()
+        world.go_on.set()
+
+    assert RunStatus.CANCELLED is cut.status
+    assert [] == world.ended
+    assert in_doubt(journal.history())
+
+
+@pytest.mark.spec("requirements:X73")
+async def test_a_model_call_is_cut_at_once_while_what_runs_beside_it_comes_to_its_end(world: World):
+    class Waits(ScriptedModel):
+        was_cut = False
+
+        async def stream(self, request):
+            world.began.append("model")
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                self.was_cut = True
+                raise
+            yield
+
+    model = Waits([])
+
+    def both(ctx):
+        yield from Parallel(AgentCall("asks", "go"), AgentCall("tool", "go"))
+
+    agents = [
+        *agents_of(world),
+        AgentDefinition("asks", model="t/m"),
+        AgentDefinition("both", model=None, spawnable_agents=["asks", "tool"], handle_steps=both),
+    ]
+    journal = MemoryJournal()
+    async with Engine(agents, models=model) as engine:
+        handle = engine.start("both", "go", journal=journal)
+        await holds(lambda: {"model", "w"} <= {*world.began})
+        assert ("write (1#0)",) == handle.finishing
+        handle.interrupt(grace=LONG)
+        await holds(lambda: model.was_cut)
+        assert [] == world.ended
+        world.go_on.set()
+        async with asyncio.timeout(SECONDS):
+            await handle.result()
+
+    assert ["w"] == world.ended
+    assert [] == in_doubt(journal.history())
+
+
+async def test_an_interrupt_that_nothing_is_worth_waiting_for_ends_the_run_at_once():
+    waits = asyncio.Event()
+
+    async def look() -> None:
+        waits.set()
+        await asyncio.Event().wait()
+
+    def handle_steps(ctx):
+        yield Perform.idempotent(look)
+
+    async with Engine([AgentDefinition("a", model=None, handle_steps=handle_steps)]) as engine:
+        handle = engine.start("a", "go")
+        await waits.wait()
+        handle.interrupt(grace=LONG)
+        async with asyncio.timeout(SECONDS):
+            assert RunStatus.CANCELLED is (await handle.result()).status

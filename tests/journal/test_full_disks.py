@@ -1,0 +1,219 @@
+"""
+A disk that becomes full while a run is recorded: nothing is in doubt, and the run goes on when there is room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepengine import AgentDefinition, Engine, Parallel, Perform, RunStatus, ToolContext, call, tool
+from stepengine.errors import JournalError, JournalWriteFailed
+from stepengine.journal import FileJournal, Journal, SqliteJournal, check, places
+from stepengine.journal.files import FileWriter
+from stepengine.journal.places import ROOM, Reserve
+from stepengine.journal.questions import in_doubt
+
+CLOSE = os.close
+ROUNDS = 6
+RESULT_CHARS = 60_000
+DISK = 6 * 1024 * 1024
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """
+    A small file system of its own, in memory.
+    """
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(folder)]
+    try:
+        mounted = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        pytest.skip(f"there is no mount: {error}")
+    if mounted.returncode:
+        pytest.skip(f"nothing can be mounted here: {mounted.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill(folder: Path, *, leaving: int = 0) -> None:
+    """
+    Write until nothing more fits, but for some bytes.
+    """
+    path = folder / "ballast"
+    with contextlib.suppress(OSError), path.open("ab", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    if leaving:
+        with path.open("rb+") as file:
+            file.truncate(max(0, path.stat().st_size - leaving))
+
+
+def agent_of(done: list[int], folder: Path, fills: Callable[[int], int | None]) -> AgentDefinition[Any]:
+    """
+    An agent of several effects, each of which may fill the disk but for some bytes.
+    """
+
+    def act(number: int) -> str:
+        done.append(number)
+        leaving = fills(number)
+        if leaving is not None:
+            fill(folder, leaving=leaving)
+        return str(number) * RESULT_CHARS
+
+    @tool(in_thread=False)
+    def write(ctx: ToolContext, number: int) -> str:
+        """Write."""
+        return act(number)
+
+    def handle_steps(ctx):
+        for number in range(ROUNDS):
+            yield from Perform(act, number) if number % 2 else call(write, number=number)
+        return "done"
+
+    return AgentDefinition("fills", model=None, tools=[write], handle_steps=handle_steps)
+
+
+@pytest.mark.deep
+@pytest.mark.spec("reliability:JR08", "reliability:JR09")
+@pytest.mark.parametrize("kind", ["file", "sqlite"])
+@pytest.mark.parametrize("leaving", [0, 4096, 65_536, 300_000, ROOM])
+@pytest.mark.parametrize("first", range(0, ROUNDS, 2))
+async def test_a_run_that_a_full_disk_cut_goes_on_when_there_is_room_and_nothing_was_in_doubt(
+    disk: Path, kind: str, leaving: int, first: int
+):
+    def journal() -> Journal:
+        return FileJournal(disk / "run.jsonl") if kind == "file" else SqliteJournal(disk / "runs.db", "one")
+
+    done: list[int] = []
+    engine = Engine([agent_of(done, disk, lambda number: leaving if number >= first else None)])
+    result = await engine.run("fills", "go", journal=journal())
+    while result.status is RunStatus.FAILED:
+        assert isinstance(result.error, JournalWriteFailed), result.error
+        assert [] == in_doubt(journal().history())
+        assert check(journal())
+        # Still without room: nothing happens, and nothing is lost.
+        before = list(done)
+        fill(disk)
+        with contextlib.suppress(JournalError):
+            assert RunStatus.FAILED is (await engine.resume(journal())).status
+        assert before == done
+        (disk / "ballast").unlink()
+        result = await engine.resume(journal())
+    await engine.aclose()
+
+    assert RunStatus.COMPLETED is result.status
+    assert [*range(ROUNDS)] == done
+
+
+# --- without a disk ------------------------------------------------------------------------------------------------------
+
+
+class Room:
+    """
+    A disk of so many bytes, in the place of the real one.
+    """
+
+    def __init__(self) -> None:
+        self.left = 10 * ROOM
+        self.kept: dict[int, int] = {}
+
+    def keep(self, folder: Path, size: int) -> int:
+        if size > self.left:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.left -= size
+        descriptor = os.open(os.devnull, os.O_WRONLY)
+        self.kept[descriptor] = size
+        return descriptor
+
+    def give_back(self, descriptor: int) -> None:
+        self.left += self.kept.pop(descriptor, 0)
+        CLOSE(descriptor)
+
+    def write(self, descriptor: int, data: bytes) -> int:
+        if len(data) > self.left:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.left -= len(data)
+        return os.write(descriptor, data)
+
+
+@pytest.mark.spec("reliability:JR08", "reliability:JR09")
+@pytest.mark.parametrize("taken", [0, 1, 50_000])
+async def test_a_disk_that_an_effect_fills_costs_no_result_and_the_next_effect_does_not_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: int
+):
+    room = Room()
+    monkeypatch.setattr(places, "_room", room.keep)
+    monkeypatch.setattr(os, "close", room.give_back)
+    monkeypatch.setattr(Reserve, "_known", {})
+    path = tmp_path / "run.jsonl"
+    journal = FileJournal(path)
+    monkeypatch.setattr(journal, "writer", lambda: FileWriter(journal, write=room.write))
+    done: list[int] = []
+
+    def act(number: int) -> str:
+        done.append(number)
+        room.left = taken
+        return str(number) * RESULT_CHARS
+
+    def handle_steps(ctx):
+        for number in range(3):
+            yield from Perform(act, number)
+        return "done"
+
+    async with Engine([AgentDefinition("fills", model=None, handle_steps=handle_steps)]) as engine:
+        for number in range(3):
+            room.left = 10 * ROOM
+            result = await (engine.resume(journal) if number else engine.run("fills", "go", journal=journal))
+            assert [*range(number + 1)] == done
+            assert [] == in_doubt(FileJournal(path).history())
+
+    assert RunStatus.COMPLETED is result.status
+
+
+@pytest.mark.spec("reliability:JR09")
+async def test_of_what_is_under_way_at_once_every_result_has_room_whoever_takes_what_was_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    room, ended = Room(), asyncio.Event()
+    monkeypatch.setattr(places, "_room", room.keep)
+    monkeypatch.setattr(os, "close", room.give_back)
+    monkeypatch.setattr(Reserve, "_known", {})
+    path = tmp_path / "run.jsonl"
+    journal = FileJournal(path)
+    monkeypatch.setattr(journal, "writer", lambda: FileWriter(journal, write=room.write))
+
+    async def first() -> str:
+        room.left = 0
+        return "1" * RESULT_CHARS
+
+    async def second() -> str:
+        await ended.wait()
+        room.left = 0
+        return "2" * RESULT_CHARS
+
+    def handle_steps(ctx):
+        yield from Parallel(Perform(first), Perform(second))
+
+    async with Engine([AgentDefinition("two", model=None, handle_steps=handle_steps)]) as engine:
+        handle = engine.start("two", "go", journal=journal)
+        async with asyncio.timeout(20):
+            while b"1" * RESULT_CHARS not in (path.read_bytes() if path.exists() else b""):  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            ended.set()
+            await handle.result()
+
+    assert [] == in_doubt(FileJournal(path).history())
+    assert b"2" * RESULT_CHARS in path.read_bytes()
