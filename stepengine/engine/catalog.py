@@ -457,7 +457,8 @@ def _no_tools(definition: AgentDefinition[Any], names: Sequence[str], known: Ite
     for name in strange:
         near = get_close_matches(name, [*known, *BUNDLED], 1)
         parts.append(f"{name!r} does not exist{f'; did you mean {near[0]!r}?' if near else ''}")
-    msg = f"agent {definition.id!r} lists the tool{'s' * (len(names) > 1)} {', '.join(map(repr, names))}, {'. '.join(parts)}"
+    told = " ".join([part if part.endswith("?") else f"{part}." for part in parts]).removesuffix(".")
+    msg = f"agent {definition.id!r} lists the tool{'s' * (len(names) > 1)} {', '.join(map(repr, names))}, {told}"
     return DefinitionError(msg)
 
 
