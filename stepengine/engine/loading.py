@@ -124,7 +124,9 @@ def agent_place(path_or_id: str | Path, *, folders: Iterable[Path] = ()) -> Agen
     if Path(path_or_id).is_dir():
         example = f"{Path(path_or_id).as_posix()}/{next((f.name for f in _files(Path(path_or_id))), 'reviewer.py')}"
         example = example if Path(path_or_id).is_absolute() else f"./{example}"
-        msg = f"{str(path_or_id)!r} is a folder; name a file in it, such as {example!r}; load_agents(...) loads them all"
+        msg = (
+            f"{str(path_or_id)!r} is a folder; name a file in it, such as {example!r}; load_agents(...) loads them all"
+        )
         raise DefinitionError(msg)
     return _place_of_id(str(path_or_id), agent_folders(folders))
 

@@ -148,8 +148,14 @@ def test_a_longer_history_that_is_thrown_away_is_an_error_at_that_line(method: s
         (lambda _: call(read_files, ["a.py"])["content"], "write `yield from` before it"),
         (lambda ctx: ctx.params.files, "write ['files']"),
         (lambda ctx: ctx.message_history, "ctx.agent_state.message_history"),
-        (lambda _: read_files.arguments(path="a.py"), "read_files: missing a required argument: 'paths'; it takes: paths, "),
-        (lambda _: find.arguments(1, path="a.py"), "find: missing a required argument: 'paths'; it takes: max_results, paths"),
+        (
+            lambda _: read_files.arguments(path="a.py"),
+            "read_files: missing a required argument: 'paths'; it takes: paths, ",
+        ),
+        (
+            lambda _: find.arguments(1, path="a.py"),
+            "find: missing a required argument: 'paths'; it takes: max_results, paths",
+        ),
     ],
     ids=["not yielded", "an item of it", "params", "the context", "a bundled tool", "an own tool"],
 )
