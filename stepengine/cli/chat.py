@@ -55,6 +55,10 @@ if TYPE_CHECKING:
 __all__ = ("Chat", "chat")
 
 HELP = "Say what to do. /help lists the commands, /quit leaves. What changes something is asked about first."
+NO_MODEL = (
+    "No model is set yet: /model PROVIDER/MODEL sets one, such as /model anthropic/claude-sonnet-4-5 with ANTHROPIC_API_KEY set; "
+    "/model lists those that have a key."
+)
 KEYS = """\
 Enter sends, Alt-Enter or Ctrl-J begins a new line. Ctrl-C stops a turn, twice leaves; Ctrl-D leaves.
 @path sends a file along, @@ is an at sign. !command runs in your own shell and shows the agent what came of it; !! does not show it.
@@ -265,6 +269,8 @@ class Chat:
         code = Exit.COMPLETED
         self._terminal.say(f"{self._agent.id}: {one_line(self._agent.description, 200)}".rstrip(": "))
         self._terminal.say(HELP)
+        if not (self._options.models or self._options.settings.get("model") or self._agent.model):
+            self._terminal.say(NO_MODEL, "yellow")
         async with self._engines:
             self._engines.enter_context(_terminated())
             self._engines.enter_context(self._terminal.taken())
@@ -397,7 +403,7 @@ class Chat:
             for name, usage in used.items():
                 said = tokens(usage) or "no tokens reported"
                 self._terminal.say(f"  {what} {one_line(name, 60)}   {said}   {money(costs[name], of=usage)}")
-        self._terminal.say(f"together {tokens(spent.usage) or 'no model call'}   {money(spent.cost, of=spent.usage)}")
+        self._terminal.say(f"in all {tokens(spent.usage) or 'no model call'}   {money(spent.cost, of=spent.usage)}")
 
     async def _do_agent(self, name: str) -> None:
         from stepengine.engine import load_agent

@@ -30,7 +30,7 @@ from stepengine.cli.exits import Exit, complain
 from stepengine.cli.journals import hooks_of, journal_at, name_of, new_journal, on_journal, recorded_agent
 from stepengine.cli.judging import script_of
 from stepengine.cli.options import File, Last, Options, with_options
-from stepengine.cli.render import cut, money, say
+from stepengine.cli.render import counted, cut, money, say
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.alike import did_you_mean
 from stepengine.data.outcomes import Failure
@@ -244,7 +244,7 @@ class Session:
         history, stepper = self._debugger.stepper.history, self._debugger.stepper
         from stepengine.journal.show import status_of
 
-        head = [str(history.root["agent_id"]), f"{stepper.steps()} steps", status_of(history), snapshots]
+        head = [str(history.root["agent_id"]), counted(stepper.steps(), "step"), status_of(history), snapshots]
         if self._is_json:
             return
         said = self._clean(f"{self._options.journal}  {' · '.join(head)}")
@@ -811,7 +811,7 @@ class Session:
         place = self._debugger.stepper.address_at(self._debugger.position)
         at = "" if place is None else f"{place[0]}#{place[1]}"
         self._tell(
-            f" new journal {into}, parent at {at}; {told['steps']} steps, {told['status']}"
+            f" new journal {into}, parent at {at}; {counted(told['steps'], 'step')}, {told['status']}"
             + (f": {told['said']}" if told["said"] else ""),
             {"journal": into, "at": at, **told},
         )

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import shlex
+import shutil
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -40,11 +43,17 @@ def init(
       stepengine init .
     """
     made = make_project(folder)
-    say(f"{visible(str(folder), strict=True)} is a project now:")
+    is_here = folder.resolve() == Path.cwd()
+    say("This folder is a project now:" if is_here else f"{visible(str(folder), strict=True)} is a project now:")
     say("\n".join([f"  {path}" for path in made]))
     say("\nWhat to type next:")
-    if folder.resolve() != Path.cwd():
-        say(f"  cd {visible(str(folder), strict=True)}")
+    if not is_here:
+        say(f"  cd {visible(shlex.quote(str(folder)), strict=True)}")
+    activate = activation()
+    if activate:
+        say(
+            f"  {visible(activate, strict=True)}\n      so that `python` and `stepengine` are those of this environment"
+        )
     say(
         f"  {visible(own_source().wheel_line('vendor'), strict=True)}\n"
         "      keeps stepengine's wheel with the project: it is on no package index, and CI needs it too"
@@ -62,6 +71,16 @@ def init(
         "      live; needs ANTHROPIC_API_KEY, and `stepengine doctor` says whether all is there"
     )
     return Exit.COMPLETED
+
+
+def activation() -> str:
+    """Return the command after which ``python`` is the one that runs this; ``""`` where it is so already, or none is known."""
+    scripts = Path(sys.executable).parent
+    found = shutil.which("python")
+    if found is not None and Path(found).parent == scripts:
+        return ""
+    script = scripts / "activate"
+    return f". {shlex.quote(str(script))}" if script.is_file() else ""
 
 
 def make_project(folder: Path) -> list[str]:

@@ -186,7 +186,7 @@ def tell_more(result: RunResult[Any], options: Options) -> None:
     waits = options.journal and (result.pending_questions or result.status is RunStatus.CANCELLED)
     again = resume_hint(options, result.state.agent_id) if waits else ""
     if result.pending_questions and not options.journal:
-        complain("this run was not recorded, so that it cannot be gone on with")
+        complain("this run was not recorded, so it cannot be resumed")
     for question in result.pending_questions:
         choices = f" ({', '.join(question.options)})" if question.options else ""
         complain(f"question {question.id} waits for an answer: {question.text}{choices}")

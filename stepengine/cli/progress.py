@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stepengine.cli.render import COLORS, ColorScheme, money, one_line, tokens, visible, wrapped
+from stepengine.cli.render import COLORS, ColorScheme, counted, money, one_line, tokens, visible, wrapped
 from stepengine.data import events as ev
 from stepengine.data.state import RunResult, RunStatus
 from stepengine.data.usage import Usage, add_cost
@@ -189,9 +189,9 @@ class Progress:
         below = self._below
         spent = [
             result.status.value.replace("_", " "),
-            _many(result.state.step_index + below.steps, "step"),
-            _many(len(result.tool_calls) + below.tool_calls, "tool call"),
-            _many(below.agents, "child run") if below.agents else "",
+            counted(result.state.step_index + below.steps, "step"),
+            counted(len(result.tool_calls) + below.tool_calls, "tool call"),
+            counted(below.agents, "child run") if below.agents else "",
             tokens(result.usage),
             money(result.cost, of=result.usage) if result.usage.requests else "no model call",
             f"{time.monotonic() - self._start:.1f} s",
@@ -482,10 +482,6 @@ class _Crowd:
     def is_worth_a_line(self) -> bool:
         """Whether all that were asked for have ended, and they are twice as many as when that was last told."""
         return not self.is_open and self.ended >= 2 * self.told
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def _dots(path: str) -> list[int]:

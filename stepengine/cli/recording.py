@@ -285,8 +285,9 @@ def latest(*, waiting: bool = False, before: int = 0) -> Entry:
     here = str(Path.cwd())
     found = [e for e in entries() if e.text("cwd") == here and (not waiting or e.status in GOES_ON)][before:]
     if not found:
-        what = "that can be gone on with" if waiting else "that is recorded" if not before else "before the last one"
-        how = "" if before or waiting else "; `stepengine run AGENT` records one"
+        what = "that waits or was interrupted" if waiting else "yet" if not before else "before the last one"
+        how = "; `stepengine run AGENT` records one" if not (before or waiting) else ""
+        how = "; one that ended can be repeated with `replay`, or branched with `fork`" if waiting else how
         msg = f"there is no run of this folder {what}{how}; `stepengine runs --all` lists those of all folders"
         raise UsageProblem(msg)
     return found[0]

@@ -26,6 +26,7 @@ __all__ = (
     "COLORS",
     "ColorScheme",
     "as_text",
+    "counted",
     "cut",
     "draws_lines",
     "dumps",
@@ -270,6 +271,11 @@ def tokens(usage: Usage) -> str:
         return ""
     about = "at least " if usage.at_least else ""
     return f"{about}{usage.prompt_tokens:,} tokens in, {usage.completion_tokens:,} out"
+
+
+def counted(count: int, what: str) -> str:
+    """Return a number of things in words: ``1 step``, ``1,200 steps``."""
+    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def money(cost: Decimal | None, *, of: Usage | None = None) -> str:

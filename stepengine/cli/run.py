@@ -56,7 +56,7 @@ def run(
       stepengine run ./agents/mine.py --params @params.json --cwd ../project
       git diff | stepengine run ./agents/reviewer.py -
 
-    Recorded where you say, and gone on with after a crash or a question:
+    Recorded where you say, and resumed after a crash or a question:
       stepengine run ./agents/mine.py "Go" --journal run.jsonl
       stepengine resume run.jsonl
 

@@ -23,8 +23,8 @@ COST = re.compile(r"\d{1,9}(?:\.\d{1,30})?")
 
 def runs(
     *,
-    everywhere: Annotated[bool, typer.Option("--all", help="Those of all folders.")] = False,
-    waiting: Annotated[bool, typer.Option("--waiting", help="Only those that can be gone on with.")] = False,
+    everywhere: Annotated[bool, typer.Option("--all", help="Runs of all folders.")] = False,
+    waiting: Annotated[bool, typer.Option("--waiting", help="Only those that wait or were interrupted.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
 ) -> Exit:
     """

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from stepengine.cli.exits import Exit
 from stepengine.cli.journals import is_cut_off, journal_at, spread
 from stepengine.cli.options import Agent, Config, Files, Json, Options
-from stepengine.cli.render import dumps, say
+from stepengine.cli.render import counted, dumps, say
 from stepengine.cli.replay import repeated
 from stepengine.cli.settings import UsageProblem
 from stepengine.errors import DefinitionError, ReplayDivergence, StepEngineError
@@ -109,7 +109,7 @@ def _other_end(journal: Journal, replayed: RunResult[Any]) -> list[Field]:
 
 def _told(entry: dict[str, Any]) -> Iterator[str]:
     if entry["outcome"] == "ok":
-        yield f"ok        {entry['file']}  {entry['status']}, {entry['steps']} steps"
+        yield f"ok        {entry['file']}  {entry['status']}, {counted(entry['steps'], 'step')}"
         return
     yield f"{entry['outcome'].upper():<10}{entry['file']}"
     yield from [f"    {line}" for line in entry["message"].splitlines()]

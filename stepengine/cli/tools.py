@@ -71,7 +71,8 @@ def described(one: Told) -> Iterator[str]:
     yield from ["", "Takes:", *map(_taken, one.parameters)] if one.parameters else ["", "Takes nothing."]
     for number, form in enumerate(one.forms):
         yield from ["", f"{'Or gives' if number else 'Gives'} {_given(form)}", *_keys(form)]
-    yield from ["", f"{'Fails':<{INDENT}}{one.errors}", f"{'Limits':<{INDENT}}{one.limits}", "", "In a handler:"]
+    yield from ["", f"{'Fails':<{INDENT}}{one.errors}", f"{'Limits':<{INDENT}}{one.limits}", ""]
+    yield from ["In a handler:", "  from stepengine import call", f"  from stepengine.tools import {one.name}"]
     yield f"  yield from call({one.name}{''.join([f', {key}={value!r}' for key, value in one.example.items()])})"
 
 

@@ -220,7 +220,7 @@ def offered_by(module: str) -> Offered:
     if path.is_dir():
         found = load_folder(path)
         for problem in found.problems:
-            complain(f"{problem.message}; its agents are left out")
+            complain(f"{problem}; this file is left out")
         if not found.agents:
             msg = f"{module} holds no agent files"
             raise UsageProblem(msg)

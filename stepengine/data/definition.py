@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence
+from difflib import get_close_matches
 from inspect import isgenerator
 from typing import Any, Generic, Literal, Never, Protocol, TypeAlias
 
@@ -142,8 +143,17 @@ ELSEWHERE = {
     "max_turns": "limits=Limits(max_steps=...)",
     "retries": "output_retries",
     "deps_type": "Depends(...) in a tool",
+    "tool_names": "tools",
+    "spawns": "spawnable_agents",
+    "spawner_prompt": "description",
+    "reasoning_options": "settings=ModelSettings(thinking=...)",
+    "provider_options": "settings=ModelSettings(extra=...)",
+    "mcp_servers": "tools=[mcp_tools(...)]",
+    "handler": "handle_steps",
 }
-"""What other libraries call it."""
+"""What other libraries call it; what they write as ``oneWord`` is looked up as ``one_word``."""
+NEAR = 0.75
+CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
 @attrs.frozen(init=False)
@@ -223,10 +233,11 @@ class AgentDefinition(Generic[Out]):
         output_retries: int = 2,
         **unknown: Never,
     ) -> None:
-        for name in unknown:
-            hint = f"; you may mean {ELSEWHERE[name]}" if name in ELSEWHERE else ""
-            known = ", ".join([field.name for field in attrs.fields(AgentDefinition)])
-            msg = f"agent {id!r} takes no {name!r}{hint}; it takes: {known}"
+        if unknown:
+            known = [field.name for field in attrs.fields(AgentDefinition)]
+            meant = [_meant(name, known) for name in unknown]
+            hint = f"; you may mean {', '.join(filter(None, meant))}" if any(meant) else ""
+            msg = f"agent {id!r} takes no {', '.join(map(repr, unknown))}{hint}; it takes: {', '.join(known)}"
             raise DefinitionError(msg)
         self.__attrs_init__(
             id=id,
@@ -273,6 +284,12 @@ def _input_schema(value: Any) -> InputSchema | None:
     # No JSON Schema has members of these names.
     is_both = isinstance(value, Mapping) and value and value.keys() <= {"prompt", "params"}
     return InputSchema(**value) if is_both else InputSchema(params=value)
+
+
+def _meant(name: str, known: Sequence[str]) -> str:
+    """Return what was probably meant by a field that there is not; ``""`` when nothing is like it."""
+    ours = CAPITAL.sub("_", name).lower()
+    return ELSEWHERE.get(ours) or next(iter(get_close_matches(ours, known, n=1, cutoff=NEAR)), "")
 
 
 def _members(agent_id: Any, field: str, value: Any) -> tuple[Any, ...]:

@@ -13,12 +13,26 @@ from stepengine.data.json import JsonDict, freeze_object
 from stepengine.data.messages import ToolResult
 from stepengine.errors import ToolError
 
-__all__ = ("ToolName",)
+__all__ = ("ToolName", "bound")
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
 
 KINDS: dict[Any, type] = {str: str, list: list}
+
+
+def bound(name: str, signature: inspect.Signature, /, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """
+    Return Python arguments by the names of the parameters that they are for.
+
+    Raises:
+        TypeError: when they do not fit, naming the tool and what it takes.
+    """
+    try:
+        return signature.bind(*args, **kwargs).arguments
+    except TypeError as error:
+        msg = f"{name}: {error}; it takes: {', '.join(signature.parameters) or 'nothing'}"
+        raise TypeError(msg) from None
 
 
 class ToolName(str, Generic[P, R_co]):  # noqa: SLOT000  (a name with a function beside it)
@@ -51,7 +65,7 @@ class ToolName(str, Generic[P, R_co]):  # noqa: SLOT000  (a name with a function
             TypeError: when the tool takes other arguments.
             DataError: when a value is not JSON.
         """
-        return freeze_object(inspect.signature(self.signature).bind(*args, **kwargs).arguments)
+        return freeze_object(bound(str(self), inspect.signature(self.signature), *args, **kwargs))
 
     @cached_property
     def returns(self) -> Any:

@@ -456,7 +456,8 @@ def _no_tools(definition: AgentDefinition[Any], names: Sequence[str], known: Ite
         parts.append(f"{_all_of(bundled)} with stepengine: give the engine {line_for(bundled)}")
     all_known = [*known, *BUNDLED]
     parts += [f"{name!r} does not exist{did_you_mean(name, all_known)}" for name in strange]
-    msg = f"agent {definition.id!r} lists the tool{'s' * (len(names) > 1)} {', '.join(map(repr, names))}, {'. '.join(parts)}"
+    told = " ".join([part if part.endswith("?") else f"{part}." for part in parts]).removesuffix(".")
+    msg = f"agent {definition.id!r} lists the tool{'s' * (len(names) > 1)} {', '.join(map(repr, names))}, {told}"
     return DefinitionError(msg)
 
 

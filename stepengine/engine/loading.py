@@ -122,25 +122,29 @@ def agent_place(path_or_id: str | Path, *, folders: Iterable[Path] = ()) -> Agen
             raise DefinitionError(msg)
         return place
     if Path(path_or_id).is_dir():
-        msg = f"{str(path_or_id)!r} is a folder; load_agents(...) loads all agents of one"
+        example = f"{Path(path_or_id).as_posix()}/{next((f.name for f in _files(Path(path_or_id))), 'reviewer.py')}"
+        example = example if Path(path_or_id).is_absolute() else f"./{example}"
+        msg = (
+            f"{str(path_or_id)!r} is a folder; name a file in it, such as {example!r}; load_agents(...) loads them all"
+        )
         raise DefinitionError(msg)
     return _place_of_id(str(path_or_id), agent_folders(folders))
 
 
 def _place_of_id(agent_id: str, places: tuple[Path, ...]) -> AgentPlace:
     wanted = normalised_id(_name_of(agent_id))
-    broken: list[DefinitionError] = []
+    broken: list[str] = []
     for folder in places:
         found = _find(folder, wanted, broken)
         if found is not None:
-            for error in broken:
-                _warn_of(error)
+            for said in broken:
+                _warn_of(said)
             return found
     names = [normalised_id(file.stem) for folder in places for file in _files(folder)]
     searched = ", ".join([str(f) for f in places]) or "no folder: there is no ./agents"
     near = did_you_mean(wanted, names, alike=NEAR)
     msg = f"no agent has the id {agent_id!r}; searched: {searched}. Give a path such as './agents/reviewer.py', or an id{near}"
-    raise DefinitionError("\n  not read: ".join([msg, *[error.message for error in broken]]))
+    raise DefinitionError("\n  not read: ".join([msg, *broken]))
 
 
 @attrs.frozen
@@ -148,7 +152,7 @@ class Loaded:
     """The agents of a folder, and what is wrong with the files that hold none."""
 
     agents: tuple[AgentDefinition[Any], ...]
-    problems: tuple[DefinitionError, ...]
+    problems: tuple[str, ...]
 
 
 def load_agents(path: str | Path) -> tuple[AgentDefinition[Any], ...]:
@@ -164,8 +168,8 @@ def load_agents(path: str | Path) -> tuple[AgentDefinition[Any], ...]:
     if place is not None:
         return (place.load(),) if place.id else agents_in(agent_place(path).file)
     loaded = load_folder(Path(path))
-    for error in loaded.problems:
-        _warn_of(error)
+    for said in loaded.problems:
+        _warn_of(said)
     return loaded.agents
 
 
@@ -180,15 +184,15 @@ def load_folder(folder: Path) -> Loaded:
         msg = f"there is no folder {str(folder)!r} with agent files"
         raise DefinitionError(msg)
     agents: list[AgentDefinition[Any]] = []
-    problems: list[DefinitionError] = []
+    broken: dict[Path, DefinitionError] = {}
     for file in _files(folder):
         try:
             agents += agents_in(file)
         except DefinitionError as error:
-            problems.append(error)
-    if problems and not agents:
-        raise problems[0]
-    return Loaded(tuple(agents), tuple(problems))
+            broken[file] = error
+    if broken and not agents:
+        raise next(iter(broken.values()))
+    return Loaded(tuple(agents), tuple([_said_of(file, error) for file, error in broken.items()]))
 
 
 def agent_folders(more: Iterable[Path] = ()) -> tuple[Path, ...]:
@@ -297,8 +301,8 @@ def _files(folder: Path) -> Iterator[Path]:
     return (f for f in sorted(folder.glob("*.py")) if not f.name.startswith("_"))
 
 
-def _find(folder: Path, wanted: str, broken: list[DefinitionError]) -> AgentPlace | None:
-    """Return where a folder has an agent; other files of it that cannot be loaded are added to *broken*."""
+def _find(folder: Path, wanted: str, broken: list[str]) -> AgentPlace | None:
+    """Return where a folder has an agent; why other files of it cannot be loaded is added to *broken*."""
     named = folder / f"{wanted.replace('-', '_')}.py"
     if named.is_file():
         return AgentPlace(named, wanted if len(agents_in(named)) > 1 else "")
@@ -306,12 +310,17 @@ def _find(folder: Path, wanted: str, broken: list[DefinitionError]) -> AgentPlac
         try:
             found = agents_in(file)
         except DefinitionError as error:
-            broken.append(error)
+            broken.append(_said_of(file, error))
             continue
         if wanted in [normalised_id(agent.id) for agent in found]:
             return AgentPlace(file, wanted if len(found) > 1 else "")
     return None
 
 
-def _warn_of(error: DefinitionError) -> None:
-    warnings.warn(f"{error.message}; its agents are left out", BrokenFile, stacklevel=3)
+def _said_of(file: Path, error: DefinitionError) -> str:
+    """Return why a file cannot be loaded, beginning with the file, which the error of a definition does not name."""
+    return error.message if error.message.startswith(f"{file}: ") else f"{file}: {error.message}"
+
+
+def _warn_of(said: str) -> None:
+    warnings.warn(f"{said}; this file is left out", BrokenFile, stacklevel=3)

@@ -408,7 +408,7 @@ class JournaledRun:
         self.journal = self.source.bound(plan.run_id)
         writer = self._take(self.journal.writer())
         if writer.history.head is not None:
-            msg = f"{self.journal.name} holds a run already; resume, replay or fork it, or record into another journal"
+            msg = f"{self.journal.name} holds a run already; resume, replay or fork it, delete it first, or record into another journal"
             raise JournalError(msg)
         self.append(new_head(plan, self._seed, link=self.journal.link))
         model = plan.model if plan.definition.model is None else None

@@ -13,7 +13,9 @@ from types import CoroutineType, GeneratorType
 from typing import Any, NamedTuple
 
 from stepengine.data.functions import innermost_own, is_thrown_away
-from stepengine.data.json import NOT_AWAITED
+from stepengine.data.hooks import StepContext
+from stepengine.data.json import NOT_AWAITED, JsonDict
+from stepengine.data.state import AgentState
 from stepengine.data.yields import YIELD_FROM, Sentinel
 from stepengine.errors import BadYield, HandlerError, LimitReached, StepEngineError
 from stepengine.machine.protocol import accepted
@@ -25,6 +27,7 @@ ACCEPTED = accepted()
 MAX_CLOSES = 3
 SHOWN = 80
 MEMBERS = 6
+NOT_YIELDED = "a generator does nothing by itself: write `yield from` before it, as in `found = yield from call(...)`"
 TOOL_KEYS = ("toolName", "tool_name", "tool", "name")
 INPUT_KEYS = ("input", "args", "arguments", "params")
 OTHER_KINDS = {
@@ -141,8 +144,24 @@ def _explained(error: BaseException) -> str:
     said = _said(error)
     if not isinstance(error, TypeError | AttributeError):
         return said
-    hint = YIELD_FROM if "StepResult" in said else NOT_AWAITED if "coroutine" in said else ""
+    hint = _hint_about(error, said)
     return f"{said}; {hint}" if hint and hint not in said else said
+
+
+def _hint_about(error: BaseException, said: str) -> str:
+    """Return what to write instead for what is most often mistaken for something else; the value itself is not asked."""
+    if "StepResult" in said:
+        return YIELD_FROM
+    if "coroutine" in said:
+        return NOT_AWAITED
+    if said.startswith("'generator' object"):
+        return NOT_YIELDED
+    kind, name = type(getattr(error, "obj", None)), getattr(error, "name", None)
+    if issubclass(kind, JsonDict) and name:
+        return f"it is a dict, so write [{name!r}]; params have attributes where input_schema is a pydantic model"
+    if issubclass(kind, StepContext) and name and hasattr(AgentState, name):
+        return f"agent_state has it: ctx.agent_state.{name}"
+    return ""
 
 
 def _said(error: BaseException) -> str:

@@ -151,8 +151,9 @@ def find_key(
         return Credentials(None, "no key")
     names = " or ".join(variables) or "an environment variable"
     msg = (
-        f"there is no API key for {provider!r}: set {names}, pass {argument}, set base_url for a local server, "
-        "use a model of another provider (`stepengine models` lists them), or run `stepengine demo`, which needs no key"
+        f"there is no API key for {provider!r}: set {names}, pass {argument}, set base_url (on the command line "
+        "--base-url) for a local server, use a model of another provider (on the command line --model; `stepengine models` lists them), "
+        "or run `stepengine demo`, which needs no key"
     )
     raise MissingKey(msg, kind="missing_key")
 

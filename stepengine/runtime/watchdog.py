@@ -31,13 +31,25 @@ __all__ = ("Watchdog",)
 TICK_SECONDS = 0.25
 TOOL_SECONDS = 1.0
 OTHER_SECONDS = 5.0
+RUNS_A_LOOP = frozenset(
+    fn.__code__
+    for fn in (asyncio.Runner.run, asyncio.BaseEventLoop.run_forever, asyncio.BaseEventLoop.run_until_complete)
+)
+"""Below these stands whoever started the loop and waits for its end; that is nobody who blocks it."""
 
 
 class _Culprit(NamedTuple):
-    """Who keeps the loop: a tool's name, ``""`` for a handler or hook, and where its code stands."""
+    """
+    Who keeps the loop: a tool's name, ``""`` for a handler or hook, and where its code stands.
+
+    Both are ``""`` when nobody's code is under way: the engine imports an SDK, or the machine is busy.
+    """
 
     tool: str
     place: str
+
+
+NOBODY = _Culprit("", "")
 
 
 class Watchdog:
@@ -86,10 +98,10 @@ class Watchdog:
     def _look(self, frame: FrameType | None) -> None:
         blocked = time.monotonic() - self._asked
         culprit = _culprit(frame)
-        if blocked < (TOOL_SECONDS if culprit.tool else OTHER_SECONDS):
+        if culprit == NOBODY or blocked < (TOOL_SECONDS if culprit.tool else OTHER_SECONDS):
             return
         who = f"the tool {culprit.tool!r}" if culprit.tool else "code of a handler, hook or observer"
-        message = f"the event loop has not moved for {blocked:.1f} s: {who} blocks it at {culprit.place}"
+        message = f"the event loop has not moved for {blocked:.1f} s: {who} blocks it at {culprit.place or 'an unknown place'}"
         self._reported = message  # which the loop takes away as soon as it moves
         LOGGER.warning(message)
 
@@ -140,7 +152,7 @@ def _watch() -> None:
 
 def _culprit(frame: FrameType | None) -> _Culprit:
     tool, places = "", []
-    while frame is not None:
+    while frame is not None and frame.f_code not in RUNS_A_LOOP:
         places.append((frame.f_code.co_filename, frame.f_lineno))
         if frame.f_code is Innermost._call_tool.__code__:  # noqa: SLF001
             # The loop goes on meanwhile: at first there are only arguments, and a call that is over has lost them too.
@@ -148,4 +160,4 @@ def _culprit(frame: FrameType | None) -> _Culprit:
             tool = "" if item is None else item.effect.tool_name
             break
         frame = frame.f_back
-    return _Culprit(tool, innermost_own(reversed(places)) or "an unknown place")
+    return _Culprit(tool, innermost_own(reversed(places)))

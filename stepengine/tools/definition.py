@@ -14,6 +14,7 @@ from typing_extensions import Unpack
 from stepengine.data.checks import COUNT, FLAG, NUMBER, TEXT, Fine, an_instance, or_none
 from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object
 from stepengine.data.messages import ToolResult
+from stepengine.data.names import bound
 from stepengine.data.tools import Ordinary, ToolAnnotations, ToolBinding, ToolSpec, Validated
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.tools.context import ToolContext
@@ -295,8 +296,7 @@ class Tool(Generic[P, R]):
         if self._signature is None:
             return freeze_object(encode(args[0] if args else kwargs))
         free = [p.replace(annotation=p.empty) for p in self._signature.parameters]
-        bound = inspect.Signature(free).bind(*args, **kwargs)
-        return freeze_object(encode(bound.arguments))
+        return freeze_object(encode(bound(self.spec.name, inspect.Signature(free), *args, **kwargs)))
 
     def decode(self, result: ToolResult) -> R:
         """

@@ -339,6 +339,20 @@ def test_the_last_conversation_of_a_folder_goes_on_with_all_that_was_said(chats:
     assert ["third", "second", "first"] == [entry.text("title") for entry in entries()]
 
 
+def test_a_chat_without_a_model_says_so_before_anything_is_typed_and_how_one_is_set(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    A newcomer would else type a first request for nothing.
+    """
+    monkeypatch.delenv("STEPENGINE_MODEL", raising=False)
+    without = CliRunner().invoke(app, ["chat"], input="").stdout
+    given = CliRunner().invoke(app, ["chat", "--model", "ollama/llama3.2"], input="").stdout
+
+    assert "No model is set yet: /model PROVIDER/MODEL" in without
+    assert "No model is set yet" not in given
+
+
 @pytest.mark.spec("interfaces:IF79")
 def test_another_model_holds_from_the_next_turn_on(chats: Any) -> None:
     _, model = chats(text("One."), text("Two."), typed="first\n/model scripted/other\nsecond\n")

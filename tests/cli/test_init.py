@@ -104,6 +104,41 @@ def test_a_project_is_named_for_its_folder_and_its_files_can_be_read_by_whoever_
     assert len(files) == len(list(TEMPLATE.rglob("*.sample")))
 
 
+def test_what_it_says_to_type_can_be_typed_whatever_the_folder_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+
+    assert "\n  cd 'my agent/it'\n" in made(Path("my agent/it")).output
+    monkeypatch.chdir(tmp_path / "here")
+    said = made(Path()).output
+    assert said.startswith("This folder is a project now:")
+    assert "\n  cd " not in said
+
+
+def test_where_python_is_another_one_it_first_says_how_the_environment_is_entered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Somebody who typed ``.venv/bin/stepengine init`` has no ``python`` on the path, or one without stepengine.
+    """
+    scripts = tmp_path / "of me/bin"
+    scripts.mkdir(parents=True)
+    for name in ("python", "activate"):
+        (scripts / name).touch(0o755)
+    monkeypatch.setattr(sys, "executable", str(scripts / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    outside = made(tmp_path / "a").output
+    monkeypatch.setenv("PATH", str(scripts))
+    inside = made(tmp_path / "b").output
+
+    entered = f"\n  . '{scripts}/activate'\n"
+    assert entered in outside
+    assert outside.index(entered) < outside.index("python -m pip wheel")
+    assert "activate" not in inside
+
+
 @pytest.mark.parametrize("path", ["README.md", JOURNAL])
 def test_where_one_file_is_there_already_nothing_is_made_and_the_file_is_named(tmp_path: Path, path: str) -> None:
     mine = tmp_path / path

@@ -122,7 +122,10 @@ def test_a_question_is_answered_by_name_or_as_the_last_one_with_the_options_of_t
     said = command("resume", stem[:-1], code=3).stderr
     assert f"stepengine resume {stem} --answer q0=TEXT" in said
     monkeypatch.chdir(tmp_path)
-    assert "no run of this folder" in command("resume", "--last", code=2).stderr
+    waiting = command("resume", "--last", code=2).stderr
+    assert (
+        "no run of this folder that waits or was interrupted; one that ended can be repeated with `replay`" in waiting
+    )
     assert "`stepengine run AGENT` records one" in command("show", "--last", code=2).stderr
     assert "one: yes\n" == command("resume", stem, "--answer", "q0=yes", "-q").stdout
     monkeypatch.chdir(tmp_path / "work")
@@ -173,7 +176,7 @@ def test_recording_is_switched_off_by_an_option_and_by_a_setting(way: str) -> No
         Path("stepengine.toml").write_text("journal.record = false")
     said = command("run", "asks", "one", "--write", *options, code=3).stderr
 
-    assert "was not recorded, so that it cannot be gone on with" in said
+    assert "was not recorded, so it cannot be resumed" in said
     assert not runs().exists()
     assert "exclude each other" in command("run", "done", "--no-journal", "--journal", "a.jsonl", code=2).stderr
 

@@ -37,6 +37,10 @@ def test_a_tool_is_shown_with_parameters_keys_of_its_result_and_a_call(name: str
     said = [*[p.name for p in one.parameters], *[key.name for form in one.forms for key in form.keys]]
     assert [] == [word for word in said if not re.search(rf"^ +{word}\b", shown, re.MULTILINE)]
     assert f"yield from call({name}" in shown
+    for line in re.findall(r"^  (from stepengine.* import .*)$", shown, re.MULTILINE):
+        exec(line, names := {})
+        assert names.keys() & {"call", name}
+    assert f"from stepengine.tools import {name}\n" in shown
     assert all(part in shown for part in (one.text, one.errors, one.limits, one.maker))
 
 

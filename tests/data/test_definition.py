@@ -114,6 +114,17 @@ def test_a_field_that_other_libraries_have_is_answered_with_ours(name: str, mean
         AgentDefinition("a", **{name: "x"})  # type: ignore[arg-type]
 
 
+def test_fields_as_codebuff_writes_them_are_all_answered_at_once_and_a_slip_with_the_nearest_one() -> None:
+    with pytest.raises(
+        DefinitionError,
+        match="takes no 'displayName', 'toolNames', 'handleSteps', 'spawnerPrompt'; "
+        "you may mean display_name, tools, handle_steps, description; it takes: id, ",
+    ):
+        AgentDefinition("a", displayName="A", toolNames=[], handleSteps=None, spawnerPrompt="x")  # type: ignore[arg-type]
+    with pytest.raises(DefinitionError, match="takes no 'sytem_prompt'; you may mean system_prompt; it takes: id, "):
+        AgentDefinition("a", sytem_prompt="x")  # type: ignore[arg-type]
+
+
 @pytest.mark.spec("requirements:A1")
 def test_definitions_with_equal_fields_are_equal() -> None:
     assert AgentDefinition(**FULL) == AgentDefinition(**FULL) == copy.deepcopy(AgentDefinition(**FULL))

@@ -49,6 +49,17 @@ def test_who_follows_the_pages_sees_what_they_show(tmp_path: Path, monkeypatch: 
         project.run(line)
 
 
+def test_every_block_that_a_reader_runs_says_what_to_save_it_as_and_what_to_type() -> None:
+    """
+    One that only asserts shows nothing, so that somebody who does not know how to run it learns nothing.
+    """
+    run = [block for name in PAGES for block in blocks_of(page(name)) if block.kind == "python" and block.path is None]
+
+    assert 3 == len(run)
+    for block in run:
+        assert re.search(r"`(\w+\.py)`.*`python\s\1`", block.before, re.DOTALL), block.before
+
+
 def test_it_is_six_short_pages() -> None:
     assert 6 == len(PAGES)
     for name in PAGES:

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from stepengine import Engine, load_agent, load_agents
+from stepengine.engine.loading import load_folder
 from stepengine.errors import DefinitionError
 
 AGENT = 'from stepengine import AgentDefinition\n\nagent = AgentDefinition("{id}", model="test/m")\n'
@@ -166,6 +167,20 @@ def test_a_broken_file_of_a_folder_costs_its_own_agents_only_and_is_told(folder)
 
 
 @pytest.mark.spec("requirements:X74")
+def test_a_broken_definition_is_told_with_its_file_whoever_looks_for_another_agent(folder):
+    (folder / "b_codebuff.py").write_text(
+        "from stepengine import AgentDefinition\nagent = AgentDefinition('b', toolNames=[])\n"
+    )
+    broken = f"{folder / 'b_codebuff.py'}: agent 'b' takes no 'toolNames'; you may mean tools"
+
+    with pytest.raises(DefinitionError) as caught:
+        load_agent("nobody", folders=[folder])
+    assert f"not read: {broken}" in caught.value.message
+    assert [broken] == [said.partition("; it takes")[0] for said in load_folder(folder).problems]
+    with pytest.raises(DefinitionError, match=r"is a folder; name a file in it, such as '.*/b_codebuff\.py'"):
+        load_agent(str(folder))
+
+
 def test_a_folder_of_which_nothing_can_be_loaded_is_an_error(tmp_path):
     (tmp_path / "bad.py").write_text("x = 1\n")
 

@@ -34,7 +34,7 @@ from stepengine.errors import DefinitionError, HandlerError, StepEngineError
 from stepengine.events import LogLine, Warned
 from stepengine.journal import MemoryJournal
 from stepengine.testing import ScriptedModel
-from stepengine.tools import spawn_tools
+from stepengine.tools import read_files, spawn_tools
 
 
 class Budget(BaseModel):
@@ -139,6 +139,36 @@ def test_a_longer_history_that_is_thrown_away_is_an_error_at_that_line(method: s
     assert f"TypeError: {method} returns a longer transcript" in str(result.error)
     assert "add_message" in str(result.error)
     assert ":" in result.error.where
+
+
+@pytest.mark.parametrize(
+    ("slip", "said"),
+    [
+        (lambda _: call(read_files, ["a.py"]).data, "write `yield from` before it"),
+        (lambda _: call(read_files, ["a.py"])["content"], "write `yield from` before it"),
+        (lambda ctx: ctx.params.files, "write ['files']"),
+        (lambda ctx: ctx.message_history, "ctx.agent_state.message_history"),
+        (
+            lambda _: read_files.arguments(path="a.py"),
+            "read_files: missing a required argument: 'paths'; it takes: paths, ",
+        ),
+        (
+            lambda _: find.arguments(1, path="a.py"),
+            "find: missing a required argument: 'paths'; it takes: max_results, paths",
+        ),
+    ],
+    ids=["not yielded", "an item of it", "params", "the context", "a bundled tool", "an own tool"],
+)
+def test_what_a_newcomer_takes_for_something_else_is_told_with_what_to_write(slip: Any, said: str) -> None:
+    def handler(ctx: Any) -> Any:
+        slip(ctx)
+        yield STEP
+
+    result = run(handler)
+
+    assert result.status is RunStatus.FAILED
+    assert said in str(result.error)
+    assert Path(__file__).name in result.error.where
 
 
 @pytest.mark.parametrize("how", ["returned", "inside", "by a tool"])

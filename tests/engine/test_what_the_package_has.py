@@ -82,6 +82,7 @@ def test_a_tool_of_nobody_is_told_with_the_nearest_name_beside_those_of_the_pack
     assert "'read_file' does not exist; did you mean 'read_files'?" in message
     assert "'str_replace' comes with stepengine" in message
     assert "with stepengine" not in refused("frobnicate")
+    assert "did you mean 'read_files'? 'code_serch' does not exist; did you mean" in refused("read_file", "code_serch")
 
 
 def test_a_name_in_the_place_of_a_tool_is_told_what_makes_the_tool():

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import threading
 import time
 
@@ -104,6 +105,32 @@ def test_a_tool_is_named_from_the_first_moment_of_its_call_and_no_more_when_it_i
 
     assert "blocking" == first
     assert last in {"", "blocking"}  # from Python 3.12 on, a frame keeps what it had when it is cleared
+
+
+@pytest.mark.spec("reliability:GN05")
+def test_nobody_is_blamed_while_only_the_engine_is_at_work_not_even_who_started_the_loop(caplog):
+    """
+    The first import of a provider's SDK takes seconds on a cold disk; a newcomer's first run says nothing of it.
+    """
+    seen = []
+
+    def look(frame):
+        dog = watchdog.Watchdog(asyncio.get_running_loop())
+        dog._asked -= 100
+        dog._look(frame)
+        seen.append(watchdog._culprit(frame))
+
+    ours = {"look": look, "frame": sys._getframe}
+    exec(compile("def imports(): look(frame())", watchdog.__file__, "exec"), ours)
+
+    async def main():
+        asyncio.get_running_loop().call_soon(ours["imports"])
+        await asyncio.sleep(0)
+
+    asyncio.run(main())
+
+    assert [watchdog.NOBODY] == seen
+    assert [] == caplog.records
 
 
 @pytest.mark.deep
