@@ -70,7 +70,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell starts what it puts into the background with SIGINT ignored; tests send it, and wait for what it does.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    required(os.environ.get(REQUIRE, ""))
+    ASKED[:] = required(os.environ.get(REQUIRE, ""))
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Failures(config), "failures-as-they-happen")
     if not config.pluginmanager.has_plugin("timeout"):
@@ -118,13 +118,15 @@ def marker_errors(item: pytest.Item) -> Iterator[str]:
 
 REQUIRE = "STEPENGINE_TESTS_REQUIRE"
 REQUIRED = {
-    word: re.compile(rf"\b{re.escape(said)}\b", re.IGNORECASE)
+    word: re.compile(rf"(?<!\w){re.escape(said)}(?!\w)", re.IGNORECASE)
     for word, said in {
         "ai-sdk": "node and `npm install --no-save ai5", "axe-core": "axe-core", "bubblewrap": "bubblewrap", "chromium": "Chromium",
-        "durable": "extra 'durable'", "git": "git", "llmock": "llmock", "ripgrep": "ripgrep", "tmux": "tmux",
+        "core-dump": "core-dump limit", "durable": "extra 'durable'", "git": "git", "llmock": "llmock", "ripgrep": "ripgrep", "tmux": "tmux",
     }.items()
 }  # fmt: skip
 """What a run can ask for with STEPENGINE_TESTS_REQUIRE, and how the reason of a test that is skipped without it names it."""
+ASKED: list[str] = []
+"""What this run asks for: what its environment says before tests begin, which take it away."""
 
 
 def required(given: str) -> list[str]:
@@ -143,7 +145,7 @@ def insisted(report: Any) -> Any:
     """
     if report.skipped and isinstance(report.longrepr, tuple):
         reason = str(report.longrepr[2])
-        for word in required(os.environ.get(REQUIRE, "")):
+        for word in ASKED:
             if REQUIRED[word].search(reason):
                 report.outcome = "failed"
                 report.longrepr = f"{word!r} is not there, which {REQUIRE} asks for. {reason}"
@@ -172,8 +174,7 @@ class Failures:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         terminal = self._config.pluginmanager.get_plugin("terminalreporter")
         if report.failed and terminal is not None:
-            terminal.ensure_newline()
-            terminal.write_line(f"FAILED {report.nodeid} ({report.when}): {first_line(report.longrepr)}", red=True)
+            terminal.write_line(f"\nFAILED {report.nodeid} ({report.when}): {first_line(report.longrepr)}", red=True)
 
 
 def first_line(longrepr: Any) -> str:

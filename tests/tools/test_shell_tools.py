@@ -685,7 +685,9 @@ async def test_core_dumps_are_off_and_other_limits_hold_when_they_are_set(root: 
     show = "ulimit -c; ulimit -f; ulimit -t; ulimit -v"
     before = resource.getrlimit(resource.RLIMIT_CORE)
     if before[1] == 0:
-        pytest.skip("this process may not have core dumps itself (core-dump limit: `ulimit -Hc` is 0), so nothing is seen")
+        pytest.skip(
+            "this process may not have core dumps itself (core-dump limit: `ulimit -Hc` is 0), so nothing is seen"
+        )
     resource.setrlimit(resource.RLIMIT_CORE, (4096, before[1]))
     try:
         free = (await Sh(root, allow_shell=True).out(show)).split()
