@@ -19,7 +19,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 SETTINGS = """
 fsync = off
@@ -43,7 +43,7 @@ def shared(beside: Path) -> Iterator[str]:
         known.seek(0)
         users = _joined(Path(known.read()))
         if users is None:
-            users = _started()
+            users = _started().users
             known.truncate(0)
             known.write(str(Path(users.name).parent))
     with users:
@@ -55,8 +55,10 @@ def private() -> Iterator[Path]:
     """
     Give the folder of a server of one's own, with its files in ``data`` and its URL in ``url``.
     """
-    with _started() as users:
+    started = _started()
+    with started.users as users:
         yield Path(users.name).parent
+    os.waitpid(started.process, 0)
 
 
 def _joined(folder: Path) -> Any:
@@ -71,15 +73,21 @@ def _joined(folder: Path) -> Any:
     return None
 
 
-def _started() -> Any:
-    """Start a server, and return the lock of its first user."""
+class _Started(NamedTuple):
+    """The lock of a server's first user, and the process that runs it."""
+
+    users: Any
+    process: int
+
+
+def _started() -> _Started:
     # Its socket stands in its folder, and the name of a socket is short.
     folder = Path(tempfile.mkdtemp(prefix="se-pg-"))
     users = (folder / "users").open("w")
     fcntl.flock(users, fcntl.LOCK_SH)
     environment = os.environ | {"XDG_RUNTIME_DIR": str(folder)}  # one start at a time, but not on the whole machine
     # Nobody waits for its end, as an object of `subprocess` would ask for.
-    os.posix_spawn(
+    process = os.posix_spawn(
         sys.executable, [sys.executable, __file__, str(folder)], environment, setsid=True,
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
@@ -93,7 +101,7 @@ def _started() -> Any:
             users.close()
             raise RuntimeError(f"no PostgreSQL for tests: {told}")
         time.sleep(0.02)
-    return users
+    return _Started(users, process)
 
 
 # --- the process that runs it ---------------------------------------------------------------------------------------

@@ -211,6 +211,7 @@ def goes_on(ctx: StepContext):
 LONG = AgentDefinition("long", handle_steps=goes_on)
 
 
+@pytest.mark.deep
 @pytest.mark.spec("durable:U19", "durable:U20")
 async def test_numbers_are_drawn_in_the_order_of_the_handler_whatever_ends_first(db: str):
     async with engine([GATHERS], db) as worker:
