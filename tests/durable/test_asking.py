@@ -20,8 +20,6 @@ from stepengine.testing import ScriptedModel, text, tool_call
 
 from .shared import wipe, worker_of
 
-pytestmark = pytest.mark.deep  # each starts workers on a database of its own
-
 
 def asks(ctx: StepContext):
     size = yield from Ask("How large?", options=("small", "large"))
@@ -43,6 +41,7 @@ TWICE = AgentDefinition("twice", tools=[wipe], handle_steps=asks_twice)
 PARENT = AgentDefinition("parent", spawnable_agents=[ASKS], handle_steps=spawns)
 
 
+@pytest.mark.deep
 @pytest.mark.spec("durable:U6", "durable:U16", "durable:U37", "durable:UT11")
 async def test_a_question_is_answered_from_elsewhere(db: str):
     async with worker_of([ASKS], db) as worker:
@@ -74,6 +73,7 @@ async def test_an_answer_that_is_none_is_refused_and_nothing_is_sent(db: str):
     assert {"size": "small"} == result.output
 
 
+@pytest.mark.deep
 @pytest.mark.spec("durable:U20", "durable:UT11")
 async def test_questions_that_are_asked_together_are_answered_in_any_order(db: str, until):
     async with worker_of([TWICE], db) as worker:
@@ -98,6 +98,7 @@ async def test_a_childs_question_is_answered_through_its_root(db: str):
     assert {"size": "large"} == result.output
 
 
+@pytest.mark.deep
 @pytest.mark.spec("durable:U37")
 async def test_answers_given_up_front_keep_a_run_from_waiting(db: str):
     async with worker_of([ASKS], db) as worker:
@@ -106,6 +107,7 @@ async def test_answers_given_up_front_keep_a_run_from_waiting(db: str):
     assert {"size": "small"} == result.output
 
 
+@pytest.mark.deep
 @pytest.mark.spec("durable:U37")
 async def test_a_permission_is_given_from_elsewhere(db: str):
     agent = AgentDefinition("cleaner", model="test/model", tools=[wipe])
@@ -120,6 +122,7 @@ async def test_a_permission_is_given_from_elsewhere(db: str):
     assert "done" == result.text
 
 
+@pytest.mark.deep
 @pytest.mark.spec("durable:UF10", "durable:U37")
 async def test_an_answer_that_is_sent_while_nobody_works_is_there_when_somebody_does(db: str):
     async with worker_of([ASKS], db) as worker:
@@ -168,6 +171,7 @@ def catches(ctx: StepContext):
     return [*caught, size]
 
 
+@pytest.mark.deep
 @pytest.mark.spec("durable:UF15", "durable:U13")
 async def test_a_failure_that_was_recorded_is_thrown_again_as_what_it_was(db: str):
     agent = AgentDefinition("catches", tools=[fail], handle_steps=catches)

@@ -36,8 +36,6 @@ from stepengine.testing import ScriptedModel
 
 from .shared import worker_of
 
-pytestmark = pytest.mark.deep  # each starts workers on a database of its own
-
 psycopg = pytest.importorskip("psycopg", reason="needs the extra 'durable'")
 
 
@@ -176,6 +174,7 @@ async def test_a_planted_pickle_is_refused_and_not_executed(db: str, tmp_path: P
     assert not (tmp_path / "executed").exists()
 
 
+@pytest.mark.deep
 @pytest.mark.spec("durable:U8")
 async def test_everything_in_the_database_is_portable_json(db: str):
     async with engine([FAN], db, models=replies()) as worker:
@@ -194,6 +193,7 @@ async def test_everything_in_the_database_is_portable_json(db: str):
     assert not any("messages" in form or "request" in form for form in stored if isinstance(form, dict))
 
 
+@pytest.mark.deep
 @pytest.mark.spec("durable:U31", "durable:U33")
 async def test_the_id_of_a_closed_worker_is_free_before_the_server_notices_that_it_left(db: str, monkeypatch):
     left = []
@@ -273,6 +273,7 @@ async def test_the_same_id_is_the_same_run(db: str):
     assert not again.children
 
 
+@pytest.mark.deep
 @pytest.mark.spec("durable:UT22", "durable:UF28", "durable:U1")
 def test_nothing_of_the_extra_is_imported_before_it_is_asked_for():
     code = """

@@ -13,8 +13,6 @@ from stepengine.testing import ScriptedModel, text
 
 from .shared import DONE, note, worker_of
 
-pytestmark = pytest.mark.deep  # each starts workers on a database of its own
-
 
 def asks(ctx: StepContext):
     return (yield from Ask("Go on?"))
@@ -90,11 +88,10 @@ def early_return(ctx: StepContext):
 
 
 EDITS = [
-    other_spawn,
     early_return,
     *[
         pytest.param(edit, marks=pytest.mark.deep)
-        for edit in (other_input, swapped_members, other_prompt, other_question)
+        for edit in (other_spawn, other_input, swapped_members, other_prompt, other_question)
     ],
 ]
 

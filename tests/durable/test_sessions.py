@@ -37,8 +37,6 @@ from stepengine.testing import ScriptedModel, text, tool_call
 
 from .shared import wipe, worker_of
 
-pytestmark = pytest.mark.deep  # each starts workers on a database of its own
-
 WORDS = ["I am Ann.", "What is my name?", "And again?"]
 
 
@@ -69,6 +67,7 @@ def engine(agents, db: str, **options) -> DurableEngine:
     return worker_of(agents, db, **{"models": chatty(), **options})
 
 
+@pytest.mark.deep
 @pytest.mark.spec("durable:UT1", "requirements:L3")
 async def test_a_session_goes_on_as_it_does_in_one_process(db: str):
     store = MemorySessions()
@@ -125,6 +124,7 @@ def cleaner(db: str, executor: str) -> DurableEngine:
     return engine([CLEANER], db, executor=executor, models=ScriptedModel([cleaning] * 100), permissions=ASKS_FIRST)
 
 
+@pytest.mark.deep
 @pytest.mark.spec("requirements:M11", "durable:U37")
 async def test_what_a_person_allowed_for_good_holds_for_later_turns_on_other_workers(db: str, tmp_path):
     async with cleaner(db, "worker-1") as worker, await Operator.connect(db) as operator:
@@ -132,8 +132,9 @@ async def test_what_a_person_allowed_for_good_holds_for_later_turns_on_other_wor
         await operator.answer(asked.journal, {asked.pending_questions[0].id: Answer(remember="always", by="ann")})
         first = await worker.result(asked.journal)
     async with cleaner(db, "worker-2") as worker:
-        second = await worker.run(CLEANER, "b", session_id="s")
-        elsewhere = await worker.run(CLEANER, "c", session_id="t")
+        second = await worker.run(CLEANER, "a", session_id="s")
+        elsewhere = await worker.run(CLEANER, "a", session_id="t")
+        another = await worker.run(CLEANER, "b", session_id="s")
         rules = await worker.operator.sessions.rules("s")
         view = await worker.operator.run(second.journal)
         journal = await worker.export(second.journal, tmp_path / "second.jsonl")
@@ -141,11 +142,12 @@ async def test_what_a_person_allowed_for_good_holds_for_later_turns_on_other_wor
         FileJournal(tmp_path / "second.jsonl")
     )
 
-    assert ("wiped a", "wiped b") == (first.text, second.text)
+    assert ("wiped a", "wiped a") == (first.text, second.text)
     assert "worker-2" == view.executor
     assert 1 == len(rules)
-    # Another session is asked.
+    # Another session is asked, and so is this one before another disk is wiped.
     assert "wipe" == elsewhere.pending_questions[0].tool_name
+    assert "wipe" == another.pending_questions[0].tool_name
     # The answer that nobody was asked for stands in the record.
     assert "remembered" in b"".join(journal.content().splitlines()).decode()
     assert (second.text, second.state.message_history) == (replayed.text, replayed.state.message_history)
@@ -157,8 +159,8 @@ def wiping(ctx: StepContext):
 
 
 def around(ctx: StepContext):
-    before = yield from AgentCall("wiper", f"{ctx.prompt}1")
-    after = yield from AgentCall("wiper", f"{ctx.prompt}2")
+    before = yield from AgentCall("wiper", ctx.prompt)
+    after = yield from AgentCall("wiper", ctx.prompt)
     return [before, after]
 
 
@@ -166,6 +168,7 @@ WIPER = AgentDefinition("wiper", tools=[wipe], handle_steps=wiping)
 AROUND = AgentDefinition("around", spawnable_agents=[WIPER], handle_steps=around)
 
 
+@pytest.mark.deep
 @pytest.mark.spec("requirements:M11", "durable:U37")
 async def test_what_is_allowed_for_good_in_a_child_holds_for_its_tree_and_for_later_turns(db: str):
     options = {"permissions": Policy(rules=[Rule.ask_for_tool("wipe")])}
@@ -173,12 +176,13 @@ async def test_what_is_allowed_for_good_in_a_child_holds_for_its_tree_and_for_la
         asked = await worker.run(AROUND, "x", session_id="s")
         first = await worker.resume(asked.journal, answers={asked.pending_questions[0].id: Answer(remember="session")})
     async with engine([AROUND], db, executor="worker-2", **options) as worker:
-        second = await worker.run(AROUND, "y", session_id="s")
+        second = await worker.run(AROUND, "x", session_id="s")
 
-    assert ["wiped x1", "wiped x2"] == first.output
-    assert ["wiped y1", "wiped y2"] == second.output
+    assert ["wiped x", "wiped x"] == first.output
+    assert ["wiped x", "wiped x"] == second.output
 
 
+@pytest.mark.deep
 @pytest.mark.spec("durable:UT21", "durable:U42")
 async def test_the_journal_of_a_turn_replays_and_forks_like_any_other(db: str, tmp_path):
     async with engine([CHAT], db) as worker:
@@ -200,6 +204,7 @@ async def test_the_journal_of_a_turn_replays_and_forks_like_any_other(db: str, t
     assert results[2].output == shown[-1].result.output
 
 
+@pytest.mark.deep
 async def test_a_message_that_was_in_line_before_the_question_is_its_answer_all_the_same(db: str, until):
     async with await Operator.connect(db) as operator:
         runs = [await operator.submit("book", words, info=RunInfo("c")) for words in ("a table", "two", "Monday")]
@@ -216,6 +221,7 @@ async def test_a_message_that_was_in_line_before_the_question_is_its_answer_all_
     assert "two on Monday" == stored["output"] == shown[-1].result.output
 
 
+@pytest.mark.deep
 async def test_what_is_said_to_another_agent_waits_until_the_question_is_answered(db: str):
     async with engine([BOOK, CHAT], db) as worker:
         asked = await worker.run(BOOK, "a table", session_id="c")
@@ -248,6 +254,7 @@ async def test_the_same_submission_twice_is_one_turn(db: str):
     assert [False, *[True] * 7] == [turn.is_in_line for turn in turns]
 
 
+@pytest.mark.deep
 async def test_a_turn_that_is_cancelled_is_gone_on_without(db: str):
     async with await Operator.connect(db) as operator:
         runs = [await operator.submit("chat", str(n), info=RunInfo("s")) for n in range(3)]
@@ -272,6 +279,7 @@ class Edited:
         self.agent = AgentDefinition("asks", tools=[wipe], handle_steps=steps)
 
 
+@pytest.mark.deep
 @pytest.mark.spec("durable:UF12", "durable:UF31")
 async def test_a_session_waits_for_a_turn_that_stopped_until_it_is_tried_again_or_given_up(db: str, until):
     old, new = Edited("a").agent, Edited("b").agent
@@ -296,6 +304,7 @@ async def test_a_session_waits_for_a_turn_that_stopped_until_it_is_tried_again_o
     assert ["first", "S"] == first.output
 
 
+@pytest.mark.deep
 @pytest.mark.spec("durable:U36", "durable:UT13")
 async def test_turns_move_to_another_release_and_keep_their_order(db: str):
     async with engine([BOOK, CHAT], db, release="1") as worker:
@@ -317,6 +326,7 @@ async def test_turns_move_to_another_release_and_keep_their_order(db: str):
     assert ["2", "2"] == [view.release for view in views]
 
 
+@pytest.mark.deep
 async def test_a_turn_that_a_hook_refuses_leaves_the_session_as_it_was(db: str):
     def refuse(ctx: HookContext):
         if ctx.messages[-1].text == "bad":
@@ -333,6 +343,7 @@ async def test_a_turn_that_a_hook_refuses_leaves_the_session_as_it_was(db: str):
     assert (2, {"a": 1, "b": 1}) == (kept.turns, dict(kept.info.metadata))
 
 
+@pytest.mark.deep
 async def test_a_given_state_takes_the_place_of_what_the_session_holds(db: str):
     async with engine([CHAT], db) as worker:
         other = await worker.run(CHAT, "elsewhere")
@@ -344,6 +355,7 @@ async def test_a_given_state_takes_the_place_of_what_the_session_holds(db: str):
     assert "elsewhere | now | then" == last.output
 
 
+@pytest.mark.deep
 @pytest.mark.spec("durable:U41")
 async def test_cleaning_up_leaves_what_a_session_goes_on_from(db: str):
     async with engine([CHAT], db) as worker:
@@ -441,6 +453,7 @@ async def told_before_and_after(db: str, until, *, before: Sequence[str], after:
         yield worker, run
 
 
+@pytest.mark.deep
 @pytest.mark.spec("reliability:SS07", "requirements:N3")
 async def test_a_message_reaches_a_run_that_goes_on_once_and_stands_in_its_journal(db: str, tmp_path, until):
     async with told_before_and_after(db, until, before=("same", "same"), after="other") as (worker, run):
@@ -468,6 +481,7 @@ async def heard_by(worker: DurableEngine, count: int, until) -> None:
     await until(there, lambda found: found == count)
 
 
+@pytest.mark.deep
 async def test_an_answer_that_the_database_stores_only_as_an_escape_does_not_stop_its_session(db: str):
     day = "Fri\0day"
     async with engine([BOOK], db) as worker:
@@ -493,6 +507,7 @@ async def test_a_message_of_no_text_is_refused_and_one_in_the_table_keeps_no_oth
         await heard_by(worker, 1, until)
 
 
+@pytest.mark.deep
 async def test_a_message_is_not_taken_for_heard_because_its_id_ends_that_of_another(db: str, until):
     async with told_before_and_after(db, until, before=("no-é",), after="é") as (worker, run):
         result = await worker.result(run)
@@ -549,6 +564,7 @@ async def test_a_turn_that_is_cancelled_while_its_turn_comes_does_not_begin(db: 
     assert [(first, "CANCELLED"), (second, "CANCELLED")] == [(turn.run, turn.state) for turn in turns]
 
 
+@pytest.mark.deep
 async def test_a_turn_that_was_held_for_a_move_that_never_came_is_given_up(db: str):
     async with engine([CHAT], db) as worker, await Operator.connect(db) as operator:
         await operator.submit("chat", "a", info=RunInfo("s"), id="left", release="none")
@@ -560,6 +576,7 @@ async def test_a_turn_that_was_held_for_a_move_that_never_came_is_given_up(db: s
     assert "b" == result.output
 
 
+@pytest.mark.deep
 async def test_turns_go_on_although_looking_for_them_fails_once(db: str, monkeypatch):
     async with engine([CHAT], db, polling=0.05) as worker, await Operator.connect(db) as operator:
         mine, failures = worker.operator.rows, []
@@ -584,6 +601,7 @@ async def test_turns_go_on_although_looking_for_them_fails_once(db: str, monkeyp
     assert "a | b" == result.output
 
 
+@pytest.mark.deep
 async def test_a_run_that_is_tried_again_stays_in_its_pool(db: str):
     async with engine([CHAT], db, pool="slow") as worker, await Operator.connect(db) as operator:
         plain = await worker.submit(CHAT, "a", release="none")
@@ -608,6 +626,7 @@ async def test_an_order_that_cannot_be_stored_is_refused_in_our_words(db: str, g
             await operator.run("a\0")
 
 
+@pytest.mark.deep
 async def test_who_is_frozen_with_the_lock_of_a_session_keeps_no_other_session(db: str):
     lock = "select pg_advisory_lock(hashtextextended('stepengine-session:stepengine:' || %s, 0))"
     async with engine([CHAT], db) as worker, await Operator.connect(db) as operator:
@@ -655,6 +674,7 @@ def agreeing(ctx: StepContext):
 AGREEING = AgentDefinition("agreeing", model="test/model", handle_steps=agreeing)
 
 
+@pytest.mark.deep
 async def test_a_message_that_an_answer_given_up_front_took_along_is_heard_once(db: str, until, monkeypatch):
     async with await Operator.connect(db) as operator:
         monkeypatch.setattr("stepengine.durable.messages.LOOK_SECONDS", 3600)

@@ -27,8 +27,6 @@ from stepengine.testing import ScriptedModel
 
 from .shared import worker_of
 
-pytestmark = pytest.mark.deep  # each starts workers on a database of its own
-
 told: list[str] = []
 
 
@@ -88,7 +86,7 @@ def engine(db: str) -> DurableEngine:
 @pytest.mark.parametrize(
     ("agent", "place", "closed"),
     [
-        ("works", "second began", ["works closed"]),
+        pytest.param("works", "second began", ["works closed"], marks=pytest.mark.deep),
         ("asks", "first ended", ["asks closed"]),
         ("spawns", "second began", ["child closed", "spawns closed"]),
     ],
@@ -164,6 +162,7 @@ def _three_times(ctx):
     return [(yield from call(work, 0.4, "a")), (yield from call(work, 0.01, "b"))]
 
 
+@pytest.mark.deep
 async def test_a_worker_watches_over_its_lock_although_a_look_fails(db: str, until, monkeypatch):
     looks = []
 
@@ -180,6 +179,7 @@ async def test_a_worker_watches_over_its_lock_although_a_look_fails(db: str, unt
         await until(looked, lambda count: count > 1)
 
 
+@pytest.mark.deep
 @pytest.mark.spec("durable:U47", "reliability:R6")
 async def test_a_run_that_takes_too_long_ends_by_its_limit(db: str):
     async with engine(db) as worker:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from random import Random
 
@@ -97,7 +98,8 @@ def content(folder: Path) -> dict[str, bytes]:
 def test_of_2000_commands_none_that_is_allowed_starts_changes_or_shows_what_it_must_not(
     folder: Path, tmp_path: Path
 ) -> None:
-    path = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    # ripgrep is installed beside the interpreter, which need not be on the path.
+    path = os.pathsep.join([str(tmp_path / "bin"), os.environ["PATH"], str(Path(sys.executable).parent)])
     environment = {"PATH": path, "HOME": str(tmp_path), "LC_ALL": "C.UTF-8", "CANARY_VARIABLE": "CANARY variable"}
     before, started, ran = content(folder), tmp_path / "started", 0
     for command in corpus():
