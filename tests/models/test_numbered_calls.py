@@ -92,7 +92,9 @@ def chat(parts: list[Said], data: st.DataObject) -> list[bytes]:
     calls = [part for part in parts if part.kind == "call"]
     for index, part in enumerate(calls):
         function = {"name": part.name, "arguments": ""}
-        events.append(chunk({"tool_calls": [{"index": index, "id": f"c{index}", "type": "function", "function": function}]}))
+        events.append(
+            chunk({"tool_calls": [{"index": index, "id": f"c{index}", "type": "function", "function": function}]})
+        )
     left = [(index, list(part.pieces)) for index, part in enumerate(calls)]
     while left := [(index, pieces) for index, pieces in left if pieces]:
         index, pieces = data.draw(st.sampled_from(left))
