@@ -709,8 +709,7 @@ async def test_a_turn_that_crashes_ends_its_kept_open_handle_whatever_was_said_t
             handle._task.cancel()
         elif late:
             # It has ended, and its handle may not have been told of it yet.
-            while not handle._task.done():
-                await asyncio.sleep(0)
+            await holds(handle._task.done)
             with pytest.raises(StepEngineError, match="has ended and takes no input"):
                 handle.send_input("and more")
         with pytest.raises(Down if how == "raised" else asyncio.CancelledError):
