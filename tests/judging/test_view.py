@@ -21,10 +21,11 @@ import pytest
 from stepengine import STEP, AgentCall, AgentDefinition, Engine, Perform, ToolResult, tool
 from stepengine.data.messages import ImagePart
 from stepengine.journal import FileJournal, Journal, MemoryJournal, diff
+from stepengine.journal.records import ROOT, shown_address
 from stepengine.judging import render_run
 from stepengine.judging.texts import SafeTexts
 from stepengine.judging.viewing.comparing import pairs_of
-from stepengine.judging.viewing.payload import RunView, Texts
+from stepengine.judging.viewing.payload import SILENT, RunView, Texts
 from stepengine.judging.viewing.rendering import Source, rendered, stored
 from stepengine.testing import ScriptedModel, tool_call
 
@@ -66,6 +67,10 @@ def assert_requests_are_recorded(journal: Journal) -> int:
     steps, texts = data["steps"], data["texts"]
     numbers = {row["a"]: n for n, row in enumerate(steps)}
     calls = [i for i in history.intents.values() if i.type == "CallModel"]
+    # Every address of the page is that of a record, with which `show`, `fork` and a link find it.
+    recorded = [(i.path, i.seq) for i in (*history.intents.values(), *history.inputs) if (i.path, i.seq) != ROOT]
+    addresses = [row["a"] for row in steps] + [call["a"] for row in steps for call in row["calls"]]
+    assert {shown_address(*address) for address in recorded} == {*addresses}
     for row in steps:
         assert row["began"] <= row.get("at", row["began"])
         assert all(call["began"] <= call.get("at", call["began"]) for call in row["calls"])
@@ -190,6 +195,9 @@ def test_a_suspended_run_shows_its_question_and_what_never_finished_has_no_time(
     data = opened(render_run(reviewed(answered=False)))
     (asked,) = data["texts"][data["run"]["questions"]]
 
+    told = reviewed(answered=False).history()
+    inputs = [shown_address(i.path, i.seq) for i in told.inputs if i.input["type"] not in SILENT]
+    assert inputs == [row["a"] for row in data["steps"] if row["kind"] == "input"]
     assert ("suspended", "Open a ticket?") == (data["run"]["status"], asked["text"])
     assert "at" not in data["steps"][-2 if data["steps"][-1]["kind"] == "input" else -1]["calls"][0]
 
