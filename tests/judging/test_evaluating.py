@@ -93,6 +93,19 @@ def without_times(report: Any) -> Any:
     return json.loads(text)
 
 
+LAYOUT = {
+    "": "format name seed n sides checks cases summary pairs ratios spent stopped created",
+    "sides": "name agent definition models",
+    "cases": "id tags group samples",
+    "samples": "side n journal status scores cost tokens steps seconds reused counts",
+    "scores": "score passed reason state",
+    "summary": "side check mean low high cases samples errors judge",
+    "pairs": "base side check difference low high p p_adjusted better worse equal",
+    "ratios": "base side of ratio low high pairs left_out",
+}
+"""The members of ``results.json``: programs read them."""
+
+
 @pytest.mark.spec("judging:JG60", "judging:JG61", "judging:JG64", "judging:JG90", "judging:JG91")
 def test_the_better_of_two_prompts_is_told_with_its_interval_and_every_answer_is_a_journal(greeting: Any) -> None:
     """
@@ -113,6 +126,13 @@ def test_the_better_of_two_prompts_is_told_with_its_interval_and_every_answer_is
     assert "0.030" == report["spent"]
     journals = [sample["journal"] for case in report["cases"] for sample in case["samples"]]
     assert 20 == len({*journals})
+    of_sample = report["cases"][0]["samples"][0]
+    assert LAYOUT == {
+        "": " ".join(results("o")), "sides": " ".join(report["sides"][0]), "cases": " ".join(report["cases"][0]),
+        "samples": " ".join(of_sample), "scores": " ".join(of_sample["scores"]["contains"]),
+        "summary": " ".join(report["summary"][0]), "pairs": " ".join(pair), "ratios": " ".join(cost),
+    }  # fmt: skip
+    assert {f"cases/{c['id']}/{s['side']}/{s['n']}.jsonl" for c in report["cases"] for s in c["samples"]} == {*journals}
     assert "Hello Ann!" in greeting.type("show", f"o/{journals[0]}").stdout
 
 
