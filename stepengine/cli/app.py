@@ -19,6 +19,7 @@ from stepengine.cli.acp import acp
 from stepengine.cli.agents import agents
 from stepengine.cli.ask import ask
 from stepengine.cli.blame import blame
+from stepengine.cli.chaos import chaos
 from stepengine.cli.chat import chat
 from stepengine.cli.check import check
 from stepengine.cli.config import config
@@ -115,7 +116,7 @@ GROUPS: dict[str, dict[str, Callable[..., Exit]]] = {
     },
     "Test and compare": {
         "test": suite, "ready": ready, "diff": diff, "extend": extend, "fork": fork, "eval": evaluate, "impact": impact, "blame": blame,
-        "pin": pin, "price": price,
+        "pin": pin, "price": price, "chaos": chaos,
     },
     "Models, editors and other programs": {"ask": ask, "acp": acp},
     "Journals, keys and settings": {

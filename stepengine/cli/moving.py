@@ -20,7 +20,7 @@ from stepengine.cli.options import Json
 from stepengine.cli.render import dumps, message_of, visible
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.worker import offered_by
-from stepengine.errors import JournalError
+from stepengine.errors import JournalError, ReplayDivergence
 
 if TYPE_CHECKING:
     from stepengine.durable import DurableEngine
@@ -202,6 +202,8 @@ async def _moved(engine: DurableEngine, run: str, of: str, *, check: bool) -> Mo
         return Moved(run, "would move")
     try:
         await engine.move(run)
+    except ReplayDivergence as error:  # it went on since it was looked at, and what it recorded meanwhile does not fit
+        return Moved(run, "diverges", error.message)
     except JournalError as error:
         complain(message_of(error))
         return Moved(run, "ended")
