@@ -21,6 +21,7 @@ from stepengine.cli.journals import (
 from stepengine.cli.options import Answers, File, Last, Options, Repeat, with_options
 from stepengine.cli.perform import told
 from stepengine.cli.recording import Recording, recorded_as
+from stepengine.cli.trusting import refuse_inside
 from stepengine.data.state import RunStatus
 
 __all__ = ("extend",)
@@ -48,6 +49,8 @@ def extend(
       stepengine extend run.jsonl
       stepengine extend run.jsonl --agent ./agents/mine.py --answer q3=yes
     """
+    if answer:
+        refuse_inside("extend --answer")
     options = attrs.evolve(options, journal=file, last=last)
     return on_journal(options, lambda options: _extend(options, answer or (), allow_repeat=allow_repeat))
 

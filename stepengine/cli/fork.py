@@ -32,6 +32,7 @@ from stepengine.cli.options import Answers, File, Last, Options, Repeat, with_op
 from stepengine.cli.perform import told
 from stepengine.cli.recording import Recording
 from stepengine.cli.settings import UsageProblem
+from stepengine.cli.trusting import refuse_inside
 
 if TYPE_CHECKING:
     from stepengine.journal import Journal
@@ -95,6 +96,8 @@ def fork(
       stepengine fork run.jsonl --at 4 --edit @reply.json
       stepengine fork review-17 --at 4 --db @url --agents my_agents.py
     """
+    if answer:
+        refuse_inside("fork --answer")
     if db:
         return fork_durable(
             file,

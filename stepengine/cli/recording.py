@@ -72,12 +72,10 @@ class StateProblem(Exception):
 
 def runs_folder(environ: Mapping[str, str] = os.environ) -> Path | None:
     """Return the folder of recorded runs, whether there is one or not; ``None`` without a home."""
-    if given := environ.get("STEPENGINE_STATE_DIR", "").strip():
-        return Path(given).absolute() / RUNS
-    state, home = environ.get("XDG_STATE_HOME", ""), environ.get("HOME", "")
-    if state.startswith("/"):
-        return Path(state, "stepengine", RUNS)
-    return Path(home, ".local", "state", "stepengine", RUNS) if home.startswith("/") else None
+    from stepengine.engine.trust import state_folder
+
+    state = state_folder(environ)
+    return None if state is None else state / RUNS
 
 
 def _usable_folder() -> Path:

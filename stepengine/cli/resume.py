@@ -24,6 +24,7 @@ from stepengine.cli.journals import (
 from stepengine.cli.options import Answers, File, Last, Options, with_options
 from stepengine.cli.perform import told
 from stepengine.cli.recording import Recording, recorded_as
+from stepengine.cli.trusting import refuse_inside
 
 __all__ = ("resume",)
 
@@ -65,6 +66,8 @@ def resume(
                came of it; from where FILE ends, the code runs as it is now.
                `stepengine ready FILE` says beforehand whether that works
     """
+    if answer:
+        refuse_inside("resume --answer")
     how = GoingOn(in_doubt, on_divergence)
     options = attrs.evolve(options, journal=file, last=last)
     return on_journal(options, lambda options: _resume(options, answer or (), how), is_waiting=True)
