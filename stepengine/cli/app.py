@@ -142,6 +142,7 @@ RUNNING = (run, chat, ask, resume, replay, fork, extend)
 """Those that leave with any of the exit codes."""
 LOCAL = (
     *RUNNING, agents, doctor, view, debug, undo, suite, ready, impact, blame, pin, evaluate, acp, serve, policy,
+    export, import_, move,
 )  # fmt: skip
 """Those that look for agents in ./agents, and take --trust."""
 ASKING = (run, chat)

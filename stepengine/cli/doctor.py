@@ -286,6 +286,8 @@ def _recording(settings: Settings) -> Iterator[Finding]:
 
 
 def _agents(settings: Settings) -> Iterator[Finding]:
+    from stepengine.engine.trust import LOCAL, foreign_at
+
     area = "agents"
     found = list(agent_files(settings.agent_folders))
     for one in found:
@@ -296,7 +298,10 @@ def _agents(settings: Settings) -> Iterator[Finding]:
                 area, "note", f"{one.source} is hidden: {one.agent.id} means {one.hidden_by}", "rename one of them"
             )
     own = [one for one in found if Path("agents").resolve() in one.source.parents]
-    repair = "" if own else "`stepengine init my-agent` makes a project that has one"
+    foreign = foreign_at(LOCAL)
+    if foreign is not None:
+        yield Finding(area, "note", f"not run: {foreign}", f"look at it, then: stepengine trust {foreign.project}")
+    repair = "" if own or foreign else "`stepengine init my-agent` makes a project that has one"
     yield Finding(area, "ok", f"{len(found)} agent files, {len(own)} of them in ./agents", repair)
     for folder in settings.agent_folders:
         if not folder.is_dir():

@@ -19,6 +19,7 @@ from stepengine.cli.exits import Exit, complain
 from stepengine.cli.options import Json
 from stepengine.cli.render import dumps, message_of, visible
 from stepengine.cli.settings import UsageProblem
+from stepengine.cli.trusting import refuse_foreign
 from stepengine.cli.worker import offered_by
 from stepengine.errors import JournalError
 
@@ -36,6 +37,7 @@ Agents: TypeAlias = Annotated[
 def _with_agents(
     module: str, db: str, act: Callable[[DurableEngine], Awaitable[Exit]], *, app: str, pool: str, release: str = ""
 ) -> Exit:
+    refuse_foreign(module)
     offered = offered_by(module)
 
     async def acted() -> Exit:

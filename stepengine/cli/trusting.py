@@ -24,7 +24,7 @@ from stepengine.cli.settings import UsageProblem
 if TYPE_CHECKING:
     from stepengine.engine.trust import Foreign
 
-__all__ = ("OPTION", "at_the_gate", "refuse_inside", "trust")
+__all__ = ("OPTION", "at_the_gate", "refuse_foreign", "refuse_inside", "trust")
 
 CONTENT = re.compile(r"sha256:[0-9a-f]{64}")
 OPTION = typer.Option(
@@ -94,6 +94,20 @@ def refuse_inside(what: str) -> None:
 
     if os.environ.get(MARKER):
         msg = f"{what} is for people; here a tool of an agent runs it, and nothing was done. Do it in a terminal of your own"
+        raise UsageProblem(msg)
+
+
+def refuse_foreign(module: str) -> None:
+    """
+    Refuse ``agents``, which commands take where nothing was typed, in a folder that nobody trusts.
+
+    Raises:
+        UsageProblem: when that is such a folder.
+    """
+    from stepengine.engine.trust import LOCAL, may_run
+
+    if Path(module) == LOCAL and LOCAL.is_dir() and not may_run(LOCAL):
+        msg = f"nothing was done without the agents of this run; --agents {LOCAL.resolve()} names them by their path"
         raise UsageProblem(msg)
 
 
