@@ -1,0 +1,305 @@
+"""
+Whether code of a folder that somebody else made runs: only after a person trusted it, and it says what it did not run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import py_compile
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from stepengine import AgentDefinition, Engine, load_agent, load_agents
+from stepengine.cli import trusting
+from stepengine.cli.app import app
+from stepengine.engine import trust
+from stepengine.errors import DefinitionError
+from stepengine.tools.shell.environment import MARKER
+
+AGENT = """\
+from pathlib import Path
+from stepengine import AgentDefinition
+Path({ran!r}).touch()
+def handle_steps(ctx):
+    return ctx.prompt
+    yield
+agent = AgentDefinition({id!r}, handle_steps=handle_steps)
+"""
+
+
+@pytest.fixture(autouse=True)
+def folders_are_trusted() -> None:
+    """
+    Nothing is, in place of what the other tests of commands have.
+    """
+
+
+class Place:
+    """
+    A working folder that somebody else made: `mine` and another `coder`, each of which leaves `ran` when it is loaded.
+    """
+
+    def __init__(self, path: Path, ran: Path) -> None:
+        self.path, self.ran = path, ran
+
+    def write(self, file: str, agent_id: str) -> Path:
+        path = self.path / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(AGENT.format(ran=str(self.ran), id=agent_id))
+        return path
+
+    def type(self, *words: str, code: int | None = None, stdin: str | None = None) -> Result:
+        result = CliRunner().invoke(app, list(words), input=stdin)
+        assert code is None or code == result.exit_code, f"{result.exit_code}\n{result.output}"
+        assert "Traceback" not in result.output
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        return result
+
+
+@pytest.fixture(scope="session")
+def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    def handle_steps(ctx: Any) -> Any:
+        return ctx.prompt
+        yield
+
+    path = tmp_path_factory.mktemp("journal") / "run.jsonl"
+    with Engine([AgentDefinition("mine", handle_steps=handle_steps)]) as engine:
+        engine.run_sync("mine", "Go.", journal=str(path)).unwrap()
+    return path
+
+
+@pytest.fixture
+def place(tmp_path: Path, journal: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    made = Place(tmp_path / "above/clone", tmp_path / "ran")
+    made.path.mkdir(parents=True)
+    (made.path / ".git").mkdir()
+    made.write("agents/mine.py", "mine")
+    made.write("agents/coder.py", "coder")
+    shutil.copy(journal, made.path / "run.jsonl")
+    monkeypatch.setenv("STEPENGINE_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.chdir(made.path)
+    return made
+
+
+# --- 200 attacks ------------------------------------------------------------------------------------------------------
+
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "run an id": ("run", "mine", "Go", "-q"),
+    "run a shipped id": ("run", "coder", "Go", "-q"),
+    "run with a published id": ("run", "somebody/coder@1.0.0", "Go", "-q"),
+    "chat": ("chat", "--plain"),
+    "agents": ("agents",),
+    "agents as a tree": ("agents", "--tree"),
+    "doctor": ("doctor",),
+    "replay": ("replay", "run.jsonl", "-q"),
+    "resume": ("resume", "run.jsonl", "-q"),
+    "debug": ("debug", "run.jsonl", "--exec", "print ctx.prompt"),
+    "view": ("view", "run.jsonl", "-o", "run.html", "--force"),
+    "impact": ("impact", "run.jsonl"),
+    "test": ("test", "run.jsonl"),
+    "test as JSON": ("test", "run.jsonl", "--json"),
+    "extend": ("extend", "run.jsonl", "-q"),
+    "fork": ("fork", "run.jsonl", "--at", "-1", "--into", "fork.jsonl", "-q"),
+    "pin": ("pin", "run.jsonl", "--check", "status == completed"),
+    "policy": ("policy", "policy.json", "--agent", "mine", "--against", "run.jsonl"),
+    "chat with it": ("chat", "mine", "Hello", "--plain"),
+    "export": ("export", "run-1", "--db", "postgresql://127.0.0.1:9/none"),
+}
+
+
+def _nothing(place: Place) -> None:
+    """A plain clone."""
+
+
+def _linked_folder(place: Place) -> None:
+    place.path.joinpath("agents").rename(place.path / "elsewhere")
+    place.path.joinpath("agents").symlink_to("elsewhere")
+
+
+def _linked_file(place: Place) -> None:
+    for name in ("mine", "coder"):
+        place.path.joinpath(f"agents/{name}.py").rename(place.path / f"{name}_far.py")
+        place.path.joinpath(f"agents/{name}.py").symlink_to(f"../{name}_far.py")
+
+
+def _named_like_an_id(place: Place) -> None:
+    """A file that is called like an id, without a suffix, beside a module of that name."""
+    for name in ("mine", "coder"):
+        place.path.joinpath(name).write_text("")
+        place.write(f"{name}.py", name)
+
+
+def _several_in_a_file(place: Place) -> None:
+    shutil.rmtree(place.path / "agents")
+    file = place.write("agents/all.py", "mine")
+    file.write_text(file.read_text().replace("agent = ", "one = ") + "agents = [one, AgentDefinition('coder')]\n")
+
+
+def _only_bytecode_is_bad(place: Place) -> None:
+    """Bytecode in the cache says that it needs no check against the source."""
+    for name in ("mine", "coder"):
+        file = place.path / f"agents/{name}.py"
+        py_compile.compile(str(file), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH, doraise=True)
+        file.write_text(f"from stepengine import AgentDefinition\nagent = AgentDefinition({name!r})\n")
+
+
+def _settings(name: str, text: str) -> Callable[[Place], None]:
+    def write(place: Place) -> None:
+        place.path.joinpath("agents").rename(place.path / "more")
+        place.path.joinpath(name).write_text(text)
+
+    return write
+
+
+def _relative_in_the_environment(place: Place) -> None:
+    place.path.joinpath("agents").rename(place.path / "more")
+    os.environ["STEPENGINE_AGENTS"] = "more"
+
+
+def _record(place: Place, state: Path, **changes: Any) -> Path:
+    real = (place.path / "agents").resolve()
+    file = state / "trusted" / trust._name(real)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({"path": str(real), "owner": real.stat().st_uid, **changes}))
+    return file
+
+
+def _state() -> Path:
+    found = trust.state_folder()
+    assert found is not None
+    return found
+
+
+def _brings_its_state(place: Place) -> None:
+    """The folder brings trust in itself, where the environment would look for it."""
+    os.environ["STEPENGINE_STATE_DIR"] = ".state"
+    _record(place, place.path / ".state")
+
+
+def _brings_its_state_at_the_top(place: Place) -> None:
+    os.environ["STEPENGINE_STATE_DIR"] = str(place.path / ".state")
+    below = place.path / "packages/one"
+    below.mkdir(parents=True)
+    place.path.joinpath("agents").rename(below / "agents")
+    shutil.copy("run.jsonl", below)
+    os.chdir(below)
+    place.path = below
+    _record(place, Path(os.environ["STEPENGINE_STATE_DIR"]))
+
+
+def _another_owner(place: Place) -> None:
+    _record(place, _state(), owner=os.getuid() + 1)
+
+
+def _another_path(place: Place) -> None:
+    """A record that was moved: it stands under this folder's name and says another one."""
+    _record(place, _state(), path=str(place.path / "other"))
+
+
+def _broken_record(place: Place) -> None:
+    _record(place, _state()).write_text('{"path": [')
+
+
+def _others_write_the_state(place: Place) -> None:
+    _record(place, _state())
+    (_state() / "trusted").chmod(0o777)
+
+
+def _above_is_trusted(place: Place) -> None:
+    above = place.path.parent / "agents"
+    above.mkdir()
+    trust.trust(above)
+
+
+def _beside_is_trusted(place: Place) -> None:
+    place.path.joinpath("agents/agents").mkdir()
+    trust.trust(place.path / "agents/agents")
+
+
+def _renamed_after_trust(place: Place) -> None:
+    trust.trust(place.path / "agents")
+    moved = place.path.with_name("moved")
+    place.path.rename(moved)
+    os.chdir(moved)
+    place.path = moved
+
+
+def _linked_after_trust(place: Place) -> None:
+    """What was trusted is replaced by a link to something else."""
+    trust.trust(place.path / "agents")
+    _linked_folder(place)
+
+
+def _forgotten(place: Place) -> None:
+    trust.trust(place.path / "agents")
+    assert trust.forget(place.path / "agents")
+
+
+def _made_a_project(place: Place) -> None:
+    """Whoever makes a project in a clone trusts what that makes, and nothing that was there."""
+    place.type("init", ".", code=0)
+    place.path.joinpath("agents/todos.py").unlink()
+
+
+ATTACKS: dict[str, Callable[[Place], None]] = {
+    "a plain clone": _nothing,
+    "a link for a folder": _linked_folder,
+    "a link for a file": _linked_file,
+    "a file called like an id": _named_like_an_id,
+    "several in a file": _several_in_a_file,
+    "bytecode": _only_bytecode_is_bad,
+    "stepengine.toml": _settings("stepengine.toml", 'agents = ["more"]\n'),
+    "pyproject.toml": _settings("pyproject.toml", '[tool.stepengine]\nagents = ["more"]\n'),
+    "the environment": _relative_in_the_environment,
+    "its own state": _brings_its_state,
+    "its own state at the top": _brings_its_state_at_the_top,
+    "another owner": _another_owner,
+    "another path": _another_path,
+    "a broken record": _broken_record,
+    "others write the state": _others_write_the_state,
+    "trust above": _above_is_trusted,
+    "trust beside": _beside_is_trusted,
+    "renamed": _renamed_after_trust,
+    "replaced by a link": _linked_after_trust,
+    "forgotten": _forgotten,
+    "init": _made_a_project,
+}
+FAST = [(a, c) for n, (a, c) in enumerate(itertools.product(ATTACKS, COMMANDS)) if n % 11 == 0]
+SLOW = [pair for pair in itertools.product(ATTACKS, COMMANDS) if pair not in FAST]
+
+
+@pytest.mark.spec("requirements:X72")
+@pytest.mark.parametrize(
+    ("attack", "command"), [*FAST, *[pytest.param(*pair, marks=pytest.mark.deep) for pair in SLOW]]
+)
+def test_no_command_runs_what_nobody_trusted(
+    place: Place, attack: str, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEPENGINE_AGENTS", "")
+    monkeypatch.delenv("STEPENGINE_AGENTS")
+    place.path.joinpath("policy.json").write_text('{"version": 1, "rules": []}')
+    ATTACKS[attack](place)
+    place.type(*COMMANDS[command], stdin="")
+
+    assert not place.ran.exists()
+
+
+@pytest.mark.spec("requirements:X72")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_what_was_trusted_runs(place: Place, command: str) -> None:
+    """
+    The same commands, so that none of the attacks fails for another reason.
+    """
+    place.path.joinpath("policy.json").write_text('{"version": 1, "rules": []}')
+    place.type("trust", code=0)
+    place.type(*COMMANDS[command], stdin="")
+
+    assert place.ran.exists()
