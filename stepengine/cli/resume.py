@@ -4,27 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import attrs
 import typer
 
 from stepengine.cli.bench import bench_for
-from stepengine.cli.exits import Exit
+from stepengine.cli.exits import Exit, complain
 from stepengine.cli.journals import (
     GoingOn,
     answers_of,
     hooks_of,
     journal_at,
     limits_again,
+    name_of,
     on_journal,
     performed,
     recorded_agent,
 )
 from stepengine.cli.options import Answers, File, Last, Options, with_options
 from stepengine.cli.perform import told
-from stepengine.cli.recording import Recording, recorded_as
+from stepengine.cli.recording import Recording, is_ours, recorded_as
 from stepengine.cli.trusting import refuse_inside
+
+if TYPE_CHECKING:
+    from stepengine.journal import Journal
+    from stepengine.journal.history import History
 
 __all__ = ("resume",)
 
@@ -38,6 +43,9 @@ def resume(
     answer: Answers = None,
     in_doubt: Annotated[str, typer.Option(help="fail, retry or ask.")] = "fail",
     on_divergence: Annotated[str, typer.Option(help="raise, stop or keep.")] = "raise",
+    trust_answers: Annotated[
+        bool, typer.Option("--trust-answers", help="Take permissions as they stand in FILE, whoever wrote it.")
+    ] = False,
 ) -> Exit:
     """
     Go on with a run: answer it, or pick it up after a crash.
@@ -65,23 +73,42 @@ def resume(
       keep     where FILE holds an effect of the same kind, go on with what
                came of it; from where FILE ends, the code runs as it is now.
                `stepengine ready FILE` says beforehand whether that works
+
+    A permission in FILE for a call that has not begun is asked for again, unless FILE is as your own commands left it:
+    whoever wrote it could have said yes. FILE as it was is kept beside it. --trust-answers takes what stands there.
     """
-    if answer:
-        refuse_inside("resume --answer")
+    if answer or trust_answers:
+        refuse_inside("resume --answer" if answer else "resume --trust-answers")
     how = GoingOn(in_doubt, on_divergence)
     options = attrs.evolve(options, journal=file, last=last)
-    return on_journal(options, lambda options: _resume(options, answer or (), how), is_waiting=True)
+    return on_journal(options, lambda options: _resume(options, answer or (), how, trusts=trust_answers), is_waiting=True)
 
 
-def _resume(options: Options, answers: Iterable[str], how: GoingOn) -> Exit:
+def _resume(options: Options, answers: Iterable[str], how: GoingOn, *, trusts: bool) -> Exit:
     in_doubt, divergence = cast("Any", attrs.astuple(how.checked()))
     journal, given = journal_at(options.journal), answers_of(answers)
     history = journal.history()
     agent = recorded_agent(journal, options, history)
+    again = not trusts and asks_again(journal, history)
     bench = bench_for(options, agent, performs=not history.is_complete, hooks=hooks_of(history))
     limits = limits_again(journal, options)
     resume = bench.engine.resume
-    asked = partial(resume, in_doubt=in_doubt, on_divergence=divergence)
+    asked = partial(resume, in_doubt=in_doubt, on_divergence=divergence, ask_again=again)
     run = performed(bench, lambda: asked(journal, agent=agent, answers=given, limits=limits))
     Recording(journal, recorded_as(options.journal)).ended(run.result)
     return told(run, options, bench)
+
+
+def asks_again(journal: Journal, history: History) -> bool:
+    """Return whether a journal that somebody else made allows what has not begun; a person is told what is asked again."""
+    from stepengine.journal.reopening import permissions_ahead
+
+    ahead = permissions_ahead(history)
+    if not ahead or is_ours(journal):
+        return False
+    listed = f"{', '.join(ahead)} {'is' if len(ahead) == 1 else 'are'}"
+    complain(
+        f"{name_of(journal)} is not as your own commands left it, and allows calls that have not begun: {listed} "
+        "asked again (--trust-answers takes what stands there)"
+    )
+    return True

@@ -159,7 +159,6 @@ class _Gate:
 
     def _judged(self, foreign: Foreign) -> bool:
         from stepengine.engine.trust import trust as keep
-        from stepengine.tools.shell.environment import MARKER
 
         there = _content(foreign.folder)
         if self._content:
@@ -167,8 +166,7 @@ class _Gate:
                 return True
             msg = f"--trust is {self._content}, and {foreign} is {there}; look at what has changed, then give that"
             raise UsageProblem(msg)
-        can_ask = self._asks and sys.stdin.isatty() and sys.stderr.isatty() and not os.environ.get(MARKER)
-        if can_ask and _agreed(foreign):
+        if self._asks and _can_ask() and _agreed(foreign):
             keep(foreign.folder)
             return True
         self.tell(
@@ -186,6 +184,12 @@ def _content(folder: Path) -> str:
         return content_of(folder)
     except DefinitionError as error:
         return f"none ({error.message})"
+
+
+def _can_ask() -> bool:
+    from stepengine.tools.shell.environment import MARKER
+
+    return sys.stdin.isatty() and sys.stderr.isatty() and not os.environ.get(MARKER)
 
 
 def _agreed(foreign: Foreign) -> bool:

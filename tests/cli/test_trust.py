@@ -303,3 +303,159 @@ def test_what_was_trusted_runs(place: Place, command: str) -> None:
     place.type(*COMMANDS[command], stdin="")
 
     assert place.ran.exists()
+
+
+# --- what is said, and what trust is ----------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("requirements:X72")
+def test_what_did_not_run_is_named_with_both_ways_to_trust_it(place: Place) -> None:
+    said = place.type("run", "mine", "Go", code=2).stderr
+    content = trust.content_of(place.path / "agents")
+
+    assert f"not run, because nobody trusts it: '{place.path / 'agents'}' ('coder.py', 'mine.py')" in said
+    assert f"stepengine trust {place.path}" in said
+    assert f"--trust={content}" in said
+    assert "Go\n" == place.type("run", "mine", "Go", "-q", f"--trust={content}", code=0).stdout
+    assert not trust.is_trusted(place.path / "agents")
+
+
+@pytest.mark.spec("requirements:X72")
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda agents: (agents / "mine.py").write_text("pass\n"),
+        lambda agents: (agents / "mine.py").rename(agents / "other.py"),
+        lambda agents: (agents / "helper.py").write_text(""),
+        lambda agents: (agents / "coder.py").unlink(),
+        lambda agents: ((agents / "lib").mkdir(), (agents / "lib/deep.py").write_text("")),
+        lambda agents: (agents / "mine.pyc").write_bytes(b""),
+        lambda agents: (agents / "data.json").write_text("{}"),
+        lambda agents: (agents / "lib").symlink_to(".."),
+    ],
+)
+def test_trust_by_content_ends_with_any_change(place: Place, change: Callable[[Path], Any]) -> None:
+    content = trust.content_of(place.path / "agents")
+    change(place.path / "agents")
+    place.type("run", "mine", "Go", f"--trust={content}", code=2)
+
+    assert not place.ran.exists()
+
+
+@pytest.mark.spec("requirements:X72")
+@pytest.mark.parametrize("given", ["yes", "sha256:", "sha256:" + "0" * 63, "SHA256:" + "0" * 64, "sha256:" + "0" * 64])
+def test_what_is_no_content_trusts_nothing(place: Place, given: str) -> None:
+    assert "--trust is " in place.type("run", "mine", "Go", f"--trust={given}", code=2).stderr
+    assert not place.ran.exists()
+
+
+@pytest.mark.spec("requirements:X72")
+def test_a_trusted_folder_may_change_and_is_forgotten_when_one_says_so(place: Place) -> None:
+    assert place.type("trust", code=0).stdout.startswith(f"{place.path / 'agents'} is trusted: coder.py, mine.py\n")
+    place.write("agents/new.py", "new")
+    assert [str(place.path / "agents")] == json.loads(place.type("trust", "--list", "--json").stdout)
+    assert "Go\n" == place.type("run", "new", "Go", "-q", code=0).stdout
+    assert "forgotten\n" == place.type("trust", "--forget", code=0).stdout
+    assert "it was not trusted\n" == place.type("trust", "--forget", code=0).stdout
+
+    place.type("run", "new", "Go", "-q", code=2)
+
+
+@pytest.mark.spec("requirements:X72")
+def test_an_agent_that_hides_a_shipped_one_is_told_and_a_folder_that_is_not_trusted_hides_none(place: Place) -> None:
+    foreign = json.loads(place.type("agents", "--json").stdout)
+    place.type("trust")
+    told = place.type("run", "coder", "Go", "-q", code=0)
+
+    assert not [each for each in foreign if str(place.path) in each["source"]]
+    assert "Go\n" == told.stdout
+    assert "the agent 'coder' is that of agents/coder.py, and not the one that comes with stepengine" in told.stderr
+
+
+@pytest.mark.spec("requirements:X72")
+def test_a_file_that_is_typed_is_never_asked_about(place: Place) -> None:
+    assert "Go\n" == place.type("run", "agents/mine.py", "Go", "-q", code=0).stdout
+    assert not trust.is_trusted(place.path / "agents")
+
+
+@pytest.mark.spec("requirements:X72")
+def test_init_trusts_what_it_makes_and_nothing_that_was_there(place: Place, tmp_path: Path) -> None:
+    place.type("init", str(tmp_path / "own"), code=0)
+    said = place.type("init", ".", code=0)
+
+    assert trust.is_trusted(tmp_path / "own/agents")
+    assert not trust.is_trusted(place.path / "agents")
+    assert "was there before" in said.stderr
+
+
+@pytest.mark.spec("requirements:X72")
+@pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("yes\n", 0), ("n\n", 2), ("\n", 2), ("", 2)])
+def test_a_person_at_a_terminal_is_asked_once(
+    place: Place, monkeypatch: pytest.MonkeyPatch, answer: str, code: int
+) -> None:
+    monkeypatch.setattr(trusting, "_can_ask", lambda: True)
+    first = place.type("run", "mine", "Go", "-q", stdin=answer, code=code)
+    second = place.type("run", "mine", "Go", "-q", stdin="n\n", code=code)
+
+    assert "was never trusted" in first.stderr
+    assert (code != 0) == ("was never trusted" in second.stderr)
+    assert (code == 0) == place.ran.exists()
+
+
+@pytest.mark.spec("requirements:X72")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("trust",),
+        ("trust", "--forget"),
+        ("run", "mine", "Go", "--trust=sha256:" + "0" * 64),
+        ("resume", "run.jsonl", "--answer", "q0=yes"),
+        ("resume", "run.jsonl", "--trust-answers"),
+        ("fork", "run.jsonl", "--at", "-1", "--answer", "q0=yes"),
+        ("extend", "run.jsonl", "--answer", "q0=yes"),
+        ("answer", "run-1", "q0", "yes", "--db", "postgresql://127.0.0.1:9/none"),
+        ("say", "run-1", "Go on", "--db", "postgresql://127.0.0.1:9/none"),
+    ],
+)
+def test_a_command_of_a_tool_answers_nothing_itself(
+    place: Place, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv(MARKER, "0" * 32)
+    before = place.path.joinpath("run.jsonl").read_bytes()
+    said = place.type(*words, code=2)
+
+    assert "is for people; here a tool of an agent runs it" in said.stderr
+    assert before == place.path.joinpath("run.jsonl").read_bytes()
+    assert not trust.is_trusted(place.path / "agents")
+
+
+# --- programs ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("requirements:X72")
+def test_a_program_finds_local_agents_where_code_of_the_folder_runs_already(
+    place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """
+    Its main file lies there, Python imports from there, or tests run; nothing is gained by asking then.
+    """
+    path = [entry for entry in sys.path if entry and Path(entry).resolve() != place.path]
+    main = sys.modules["__main__"]
+    monkeypatch.setattr(sys, "path", path)
+    monkeypatch.setattr(main, "__file__", str(tmp_path / "tool.py"), raising=False)
+    assert load_agent("mine") is not None
+    monkeypatch.delitem(sys.modules, trust.PLUGIN)
+    trust._RAN.clear()
+    with pytest.raises(DefinitionError, match=r"Not searched, because nobody trusts it.*stepengine trust"):
+        load_agent("mine")
+    assert "/clone/" not in str(load_agent("coder").handle_steps.__code__.co_filename)  # type: ignore[union-attr]
+    monkeypatch.setattr(sys, "path", [*path, ""])
+    assert "mine" == load_agent("mine").id
+    monkeypatch.setattr(sys, "path", path)
+    monkeypatch.setattr(main, "__file__", str(place.path / "scripts/tool.py"), raising=False)
+    assert "mine" == load_agent("mine").id
+    monkeypatch.setattr(main, "__file__", str(tmp_path / "tool.py"), raising=False)
+    assert ["coder", "mine"] == [agent.id for agent in load_agents("agents")]
+    assert "mine" == load_agent("mine", folders=[place.path / "agents"]).id
+    assert "mine" == load_agent(place.path / "agents/mine.py").id
+    assert "mine" == load_agent("mine").id
