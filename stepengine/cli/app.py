@@ -181,7 +181,9 @@ def _leaving(command: Callable[..., Exit]) -> Callable[..., None]:
 
     if command in LOCAL:
         own = inspect.signature(command, eval_str=True)
-        option = inspect.Parameter("trust", inspect.Parameter.KEYWORD_ONLY, default="", annotation=Annotated[str, OPTION])
+        option = inspect.Parameter(
+            "trust", inspect.Parameter.KEYWORD_ONLY, default="", annotation=Annotated[str, OPTION]
+        )
         ended.__signature__ = own.replace(parameters=[*own.parameters.values(), option])  # type: ignore[attr-defined]
     return ended
 

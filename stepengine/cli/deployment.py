@@ -448,7 +448,6 @@ def say_to(
     Examples:
       stepengine say review-17 "Leave the tests out."
     """
-
     refuse_inside("stepengine say")
 
     async def sent(operator: Operator) -> Exit:

@@ -10,6 +10,7 @@ from stepengine.cli.bench import bench_for
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.journals import (
     answers_of,
+    asks_again,
     hooks_of,
     journal_at,
     limits_again,
@@ -56,9 +57,13 @@ def extend(
 
 
 def _extend(options: Options, answers: Iterable[str], *, allow_repeat: bool) -> Exit:
+    from stepengine.journal.reopening import take_back
+
     journal, given = journal_at(options.journal), answers_of(answers)
     history = journal.history()
     agent = recorded_agent(journal, options, history)
+    if asks_again(journal, history):
+        take_back(journal)
     bench = bench_for(options, agent, hooks=hooks_of(history))
     extend = bench.engine.extend
     limits = limits_again(journal, options)

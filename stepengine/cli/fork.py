@@ -26,6 +26,7 @@ from stepengine.cli.journals import (
     on_journal,
     performed,
     recorded_agent,
+    refuse_foreign_yes,
 )
 from stepengine.cli.moving import Agents, fork_durable
 from stepengine.cli.options import Answers, File, Last, Options, Repeat, with_options
@@ -120,7 +121,8 @@ def _fork(options: Options, branch: Branch, answers: Iterable[str]) -> Exit:
     journal, given = journal_at(options.journal), answers_of(answers)
     history = journal.history()
     with as_usage():
-        place_of(history, branch.at)
+        at = place_of(history, branch.at)
+    refuse_foreign_yes(journal, history, at, edited=branch.edit is not None)
     into = _target(options, branch)
     agent = recorded_agent(journal, options, history)
     bench = bench_for(options, agent, into="" if into is None else name_of(into), hooks=hooks_of(history))

@@ -17,7 +17,7 @@ from stepengine.cli.bench import Bench
 from stepengine.cli.exits import Exit, complain, explained
 from stepengine.cli.options import Options
 from stepengine.cli.perform import Run, interruptible, options_again, result_of, resume_hint, watched
-from stepengine.cli.recording import latest, named, with_record
+from stepengine.cli.recording import is_ours, latest, named, with_record
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.limits import Limits
@@ -33,12 +33,14 @@ if TYPE_CHECKING:
     from stepengine.data.state import RunResult
     from stepengine.journal import Journal
     from stepengine.journal.history import History
+    from stepengine.journal.records import Address
 
 __all__ = (
     "GoingOn",
     "agent_of",
     "answers_of",
     "as_usage",
+    "asks_again",
     "found",
     "hooks_of",
     "is_cut_off",
@@ -49,6 +51,7 @@ __all__ = (
     "on_journal",
     "performed",
     "recorded_agent",
+    "refuse_foreign_yes",
     "spread",
 )
 
@@ -339,3 +342,42 @@ def spread(files: Iterable[str]) -> list[str]:
             raise UsageProblem(msg)
         found += inside
     return found
+
+
+# --- whose journal it is ----------------------------------------------------------------------------------------------
+
+
+def asks_again(journal: Journal, history: History) -> bool:
+    """Return whether a journal that somebody else made allows what has not begun; a person is told what is asked again."""
+    from stepengine.journal.reopening import permissions_ahead
+
+    ahead = permissions_ahead(history)
+    if not ahead or is_ours(journal):
+        return False
+    listed = f"{', '.join(ahead)} {'is' if len(ahead) == 1 else 'are'}"
+    complain(
+        f"{name_of(journal)} is not as your own commands left it, and allows calls that have not begun: {listed} "
+        "asked again (--trust-answers takes what stands there)"
+    )
+    return True
+
+
+def refuse_foreign_yes(journal: Journal, history: History, at: Address, *, edited: bool) -> None:
+    """
+    Refuse to fork a journal that somebody else made behind its yes to a call that would run then.
+
+    Raises:
+        UsageProblem: when it allows such a call; it says where nobody has allowed it yet.
+    """
+    from stepengine.journal.encoding import questions_of
+    from stepengine.journal.records import shown_address
+    from stepengine.journal.reopening import permissions_ahead
+
+    own = [q.id for q in questions_of(history.form(history.intents[at]))] if edited else []
+    ahead = [each for each in permissions_ahead(history, after=at) if each not in own]
+    if ahead and not is_ours(journal):
+        msg = (
+            f"{name_of(journal)} is not as your own commands left it, and behind {shown_address(*at)} its {', '.join(ahead)} would "
+            "let calls run that nobody here allowed; fork it at an effect before that, so that you are asked"
+        )
+        raise UsageProblem(msg)

@@ -4,32 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated, Any, cast
 
 import attrs
 import typer
 
 from stepengine.cli.bench import bench_for
-from stepengine.cli.exits import Exit, complain
+from stepengine.cli.exits import Exit
 from stepengine.cli.journals import (
     GoingOn,
     answers_of,
+    asks_again,
     hooks_of,
     journal_at,
     limits_again,
-    name_of,
     on_journal,
     performed,
     recorded_agent,
 )
 from stepengine.cli.options import Answers, File, Last, Options, with_options
 from stepengine.cli.perform import told
-from stepengine.cli.recording import Recording, is_ours, recorded_as
+from stepengine.cli.recording import Recording, recorded_as
 from stepengine.cli.trusting import refuse_inside
-
-if TYPE_CHECKING:
-    from stepengine.journal import Journal
-    from stepengine.journal.history import History
 
 __all__ = ("resume",)
 
@@ -81,7 +77,9 @@ def resume(
         refuse_inside("resume --answer" if answer else "resume --trust-answers")
     how = GoingOn(in_doubt, on_divergence)
     options = attrs.evolve(options, journal=file, last=last)
-    return on_journal(options, lambda options: _resume(options, answer or (), how, trusts=trust_answers), is_waiting=True)
+    return on_journal(
+        options, lambda options: _resume(options, answer or (), how, trusts=trust_answers), is_waiting=True
+    )
 
 
 def _resume(options: Options, answers: Iterable[str], how: GoingOn, *, trusts: bool) -> Exit:
@@ -97,18 +95,3 @@ def _resume(options: Options, answers: Iterable[str], how: GoingOn, *, trusts: b
     run = performed(bench, lambda: asked(journal, agent=agent, answers=given, limits=limits))
     Recording(journal, recorded_as(options.journal)).ended(run.result)
     return told(run, options, bench)
-
-
-def asks_again(journal: Journal, history: History) -> bool:
-    """Return whether a journal that somebody else made allows what has not begun; a person is told what is asked again."""
-    from stepengine.journal.reopening import permissions_ahead
-
-    ahead = permissions_ahead(history)
-    if not ahead or is_ours(journal):
-        return False
-    listed = f"{', '.join(ahead)} {'is' if len(ahead) == 1 else 'are'}"
-    complain(
-        f"{name_of(journal)} is not as your own commands left it, and allows calls that have not begun: {listed} "
-        "asked again (--trust-answers takes what stands there)"
-    )
-    return True

@@ -17,6 +17,7 @@ from stepengine.data.questions import Answer
 from stepengine.journal.encoding import questions_of, restored
 from stepengine.journal.history import History, parent_of
 from stepengine.journal.records import Address, Input, Intent, Record, Result
+from stepengine.journal.replayer import Cut
 from stepengine.journal.store import Journal
 
 __all__ = ("permissions_ahead", "take_back")
@@ -24,11 +25,20 @@ __all__ = ("permissions_ahead", "take_back")
 PERMISSION = "permission"
 
 
-def permissions_ahead(history: History) -> list[str]:
-    """Return the ids of the questions whose recorded yes would let a call run that has not begun, or calls for good."""
-    if history.is_complete:
+def permissions_ahead(history: History, *, after: Address | None = None) -> list[str]:
+    """
+    Return the ids of the questions whose recorded yes would let a call run that has not begun, or calls for good.
+
+    Args:
+        history: What was recorded.
+        after: Where it is cut off; by default nowhere.
+    """
+    cut = Cut(history.last_together)
+    if after is not None:
+        cut.at((after[0], after[1] + 1))
+    elif history.is_complete:
         return []
-    found = [question.id for intent in _asked(history) for question in questions_of(history.form(intent))]
+    found = [question.id for intent in _asked(history, cut) for question in questions_of(history.form(intent))]
     return list(dict.fromkeys(found))
 
 
@@ -49,12 +59,14 @@ def take_back(journal: Journal) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _asked(history: History) -> Iterator[Intent]:
+def _asked(history: History, cut: Cut) -> Iterator[Intent]:
     for address, intent in history.intents.items():
-        if intent.type == "Ask" and history.form(intent)["purpose"] == PERMISSION and not _is_over(history, address[0]):
-            answers = _answers(history, address)
-            if any(_reaches(answer, has_begun=_has_begun(history, intent)) for answer in answers):
-                yield intent
+        is_permission = intent.type == "Ask" and history.form(intent)["purpose"] == PERMISSION
+        if not is_permission or not cut.keeps_result(address) or _is_over(history, address[0], cut):
+            continue
+        has_begun = _has_begun(history, intent, cut)
+        if any(_reaches(answer, has_begun=has_begun) for answer in _answers(history, address)):
+            yield intent
 
 
 def _answers(history: History, address: Address) -> Sequence[Answer]:
@@ -76,17 +88,19 @@ def _reaches(answer: Any, *, has_begun: bool) -> bool:
     return agrees and (not has_begun or (isinstance(answer, Answer) and answer.remember is not None))
 
 
-def _has_begun(history: History, asked: Intent) -> bool:
+def _has_begun(history: History, asked: Intent, cut: Cut) -> bool:
     wanted = history.form(asked).get("tool_call_id")
-    calls = [i for (path, _), i in history.intents.items() if path == asked.path and i.type == "CallTool"]
+    calls = [
+        i for a, i in history.intents.items() if a[0] == asked.path and i.type == "CallTool" and cut.keeps_intent(a)
+    ]
     return any(history.form(call)["tool_call_id"] == wanted for call in calls)
 
 
-def _is_over(history: History, path: str) -> bool:
+def _is_over(history: History, path: str, cut: Cut) -> bool:
     """Return whether the run there, or one around it, has ended, so that nothing of it can begin."""
     while path:
         address = parent_of(path)
-        if address in history.results:
+        if address in history.results and cut.keeps_result(address):
             return True
         path = address[0]
     return False
@@ -94,7 +108,8 @@ def _is_over(history: History, path: str) -> bool:
 
 def _without(history: History) -> Iterator[Record]:
     """Give the records without the answers that reach ahead; a yes for good to what has begun was one for that call."""
-    asked = {(intent.path, intent.seq): intent for intent in _asked(history)}
+    cut = Cut(history.last_together)
+    asked = {(intent.path, intent.seq): intent for intent in _asked(history, cut)}
     ids = {question.id for intent in asked.values() for question in questions_of(history.form(intent))}
     for record in history.records:
         if type(record) is Input and _answers_one_of(record, ids):
@@ -102,7 +117,7 @@ def _without(history: History) -> Iterator[Record]:
         intent = asked.get((record.path, record.seq)) if type(record) is Result else None
         if intent is None:
             yield record
-        elif _has_begun(history, intent):
+        elif _has_begun(history, intent, cut):
             yield _for_once(history, record)  # type: ignore[arg-type]  # only a result has an intent here
 
 

@@ -263,9 +263,7 @@ def _is_fresh(scan: _Scan) -> bool:
     return any(stamp is not None and now - stamp[1] < FRESH_NS for stamp in scan.stamps.values())
 
 
-def _folders(
-    base: Path, place: str, left: Budget, stamps: dict[str, Stamp]
-) -> Generator[tuple[Root, str], None, None]:
+def _folders(base: Path, place: str, left: Budget, stamps: dict[str, Stamp]) -> Generator[tuple[Root, str], None, None]:
     """
     Yield the folders with a ``SKILL.md``, at most three below *place*, and the root that they are read below.
 
@@ -282,7 +280,9 @@ def _folders(
         return
     try:
         start = len(opened.parts)
-        with closing(walk(root.holds, opened.fd, opened.parts, left, lambda parts, _: len(parts) <= start + DEPTH)) as entries:
+        with closing(
+            walk(root.holds, opened.fd, opened.parts, left, lambda parts, _: len(parts) <= start + DEPTH)
+        ) as entries:
             for parts, entry in entries:
                 is_head = entry.name == "SKILL.md"
                 if is_head or entry.is_dir(follow_symlinks=False):

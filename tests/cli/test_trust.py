@@ -20,8 +20,10 @@ from typer.testing import CliRunner, Result
 from stepengine import AgentDefinition, Engine, load_agent, load_agents
 from stepengine.cli import trusting
 from stepengine.cli.app import app
+from stepengine.cli.recording import is_ours
 from stepengine.engine import trust
 from stepengine.errors import DefinitionError
+from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal
 from stepengine.tools.shell.environment import MARKER
 
 AGENT = """\
@@ -460,3 +462,112 @@ def test_a_program_finds_local_agents_where_code_of_the_folder_runs_already(
     assert "mine" == load_agent("mine", folders=[place.path / "agents"]).id
     assert "mine" == load_agent(place.path / "agents/mine.py").id
     assert "mine" == load_agent("mine").id
+
+
+# --- journals ---------------------------------------------------------------------------------------------------------
+
+PAYER = """\
+from stepengine import AgentDefinition, ToolCall, tool
+
+@tool(category="write")
+def pay(x: int) -> str:
+    '''Pay.'''
+    with open("paid.txt", "a") as file:
+        file.write(f"{x};")
+    return "paid"
+
+def handle_steps(ctx):
+    yield ToolCall("pay", {"x": 1})
+    yield ToolCall("pay", {"x": 2})
+
+agent = AgentDefinition("payer", tools=[pay], handle_steps=handle_steps)
+"""
+
+
+@pytest.fixture
+def payer(place: Place) -> Place:
+    """
+    An agent that pays twice, under settings that ask, and what it paid.
+    """
+    config = Path(os.environ["XDG_CONFIG_HOME"], "stepengine/config.toml")
+    config.parent.mkdir(parents=True, exist_ok=True)
+    config.write_text('[permissions]\nversion = 1\nmode = "default"\nrules = []\n')
+    place.path.joinpath("payer.py").write_text(PAYER)
+    return place
+
+
+def _paid(place: Place) -> str:
+    file = place.path / "paid.txt"
+    return file.read_text() if file.exists() else ""
+
+
+def _cut_behind_its_yes(place: Place) -> None:
+    """Record a run, answer it, and leave a journal that ends with the yes, as a crash or a forger would."""
+    place.type("run", "payer.py", "Go", "--journal", "whole.jsonl", "-q", code=3)
+    place.type("resume", "whole.jsonl", "--agent", "payer.py", "--answer", "q0=yes", "-q", code=3)
+    assert "1;" == _paid(place)
+    place.path.joinpath("paid.txt").unlink()
+    lines = FileJournal("whole.jsonl").lines()
+    yes = next(number for number, line in enumerate(lines) if b'"Answer"' in line)
+    MemoryJournal(lines[: yes + 1]).copy_to(FileJournal("cut.jsonl"))
+
+
+@pytest.mark.spec("requirements:X72")
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("resume", "cut.jsonl"), 3, "q0 is asked again"),
+        (("extend", "cut.jsonl"), 3, "q0 is asked again"),
+        (("fork", "cut.jsonl", "--at", "0"), 2, "q0 would let calls run that nobody here allowed"),
+        (("fork", "whole.jsonl", "--at", "0", "--allow-repeat"), 2, "q0 would let calls run that nobody here allowed"),
+        (("fork", "cut.jsonl", "--at", "0", "--edit", "no"), 3, ""),
+    ],
+    ids=["resume", "extend", "fork", "fork of more", "fork that says it anew"],
+)
+def test_a_journal_that_says_yes_itself_runs_nothing(
+    payer: Place, words: tuple[str, ...], code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _cut_behind_its_yes(payer)
+    # Somebody else's: nothing here knows it.
+    monkeypatch.setenv("STEPENGINE_STATE_DIR", str(tmp_path / "other"))
+    told = payer.type(*words, "--agent", "payer.py", "-q", code=code)
+
+    assert said in told.stderr
+    assert "" == _paid(payer)
+
+
+@pytest.mark.spec("requirements:X72")
+def test_who_is_asked_again_answers_and_what_one_left_oneself_goes_on(payer: Place) -> None:
+    _cut_behind_its_yes(payer)
+    payer.type("resume", "cut.jsonl", "--agent", "payer.py", "-q", code=3)
+    payer.type("resume", "cut.jsonl", "--agent", "payer.py", "--answer", "q0=yes", "-q", code=3)
+    payer.type("resume", "cut.jsonl", "--agent", "payer.py", "--answer", "q2=yes", "-q", code=0)
+
+    assert "1;2;" == _paid(payer)
+    assert payer.path.joinpath("cut.before-1.jsonl").exists()
+    assert not payer.path.joinpath("cut.before-2.jsonl").exists()
+
+
+@pytest.mark.spec("requirements:X72")
+def test_whoever_knows_a_journal_takes_its_answers(payer: Place) -> None:
+    _cut_behind_its_yes(payer)
+    payer.type("resume", "cut.jsonl", "--agent", "payer.py", "--trust-answers", "-q", code=3)
+
+    assert "1;" == _paid(payer)
+
+
+@pytest.mark.spec("requirements:X72")
+def test_a_journal_of_the_state_folder_or_as_it_was_left_is_known_and_one_with_a_yes_more_is_not(payer: Place) -> None:
+    payer.type("run", "payer.py", "Go", "--journal", "run.db#one", "-q", code=3)
+    payer.type("run", "payer.py", "Go", "-q", code=0)
+    _cut_behind_its_yes(payer)
+    kept = next((_state() / "runs").glob("*.jsonl"))
+
+    assert is_ours(FileJournal("whole.jsonl"))
+    assert is_ours(SqliteJournal("run.db", "one"))
+    assert is_ours(FileJournal(kept))
+    assert not is_ours(FileJournal("cut.jsonl"))
+    shutil.copy(kept, "elsewhere.jsonl")
+    assert not is_ours(FileJournal("elsewhere.jsonl"))
+    _state().chmod(0o777)
+    assert not is_ours(FileJournal("whole.jsonl"))

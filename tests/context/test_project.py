@@ -276,7 +276,9 @@ def test_skills_are_looked_for_once_and_again_after_any_change(tmp_path: Path, m
     read: list[str] = []
     take = skills._take
     monkeypatch.setattr(skills, "FRESH_NS", 0)
-    monkeypatch.setattr(skills, "_take", lambda found, root, path, scope: (read.append(path), take(found, root, path, scope)))
+    monkeypatch.setattr(
+        skills, "_take", lambda found, root, path, scope: (read.append(path), take(found, root, path, scope))
+    )
 
     def looked() -> tuple[int, dict[str, str]]:
         read.clear()
@@ -338,7 +340,9 @@ def test_a_skill_of_an_impossible_name_is_left_out_with_the_reason(tmp_path: Pat
     found = skills.find_skills(tmp_path, user=False)
 
     assert {} == found.skills
-    assert ["the skill in '.agents/skills/plain' was left out: its name"] == [w.partition(" name ")[0] + " name" for w in found.warnings]
+    assert ["the skill in '.agents/skills/plain' was left out: its name"] == [
+        w.partition(" name ")[0] + " name" for w in found.warnings
+    ]
 
 
 def test_an_agent_that_cannot_read_skills_is_told_of_none(tmp_path: Path) -> None:
