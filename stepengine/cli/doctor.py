@@ -286,8 +286,6 @@ def _recording(settings: Settings) -> Iterator[Finding]:
 
 
 def _agents(settings: Settings) -> Iterator[Finding]:
-    from stepengine.engine.trust import LOCAL, foreign_at
-
     area = "agents"
     found = list(agent_files(settings.agent_folders))
     for one in found:
@@ -298,11 +296,7 @@ def _agents(settings: Settings) -> Iterator[Finding]:
                 area, "note", f"{one.source} is hidden: {one.agent.id} means {one.hidden_by}", "rename one of them"
             )
     own = [one for one in found if Path("agents").resolve() in one.source.parents]
-    foreign = foreign_at(LOCAL)
-    if foreign is not None:
-        yield Finding(area, "note", f"not run: {foreign}", f"look at it, then: stepengine trust {foreign.project}")
-    repair = "" if own or foreign else "`stepengine init my-agent` makes a project that has one"
-    yield Finding(area, "ok", f"{len(found)} agent files, {len(own)} of them in ./agents", repair)
+    yield from _own_agents(len(found), len(own))
     for folder in settings.agent_folders:
         if not folder.is_dir():
             yield Finding(area, "wrong", f"there is no folder {folder}, which the setting `agents` names")
@@ -311,6 +305,17 @@ def _agents(settings: Settings) -> Iterator[Finding]:
         if spec is not None and spec.origin is not None:
             repair = "where tests import from your agents, put an empty agents/__init__.py beside them"
             yield Finding(area, "note", f"`import agents` means the installed package in {spec.origin}", repair)
+
+
+def _own_agents(count: int, own: int) -> Iterator[Finding]:
+    from stepengine.engine.trust import LOCAL, foreign_at
+
+    foreign = foreign_at(LOCAL)
+    if foreign is not None:
+        how = f"look at it, then: stepengine trust {foreign.project}"
+        yield Finding("agents", "note", f"not run, because nobody trusts it: {foreign}", how)
+    repair = "" if own or foreign else "`stepengine init my-agent` makes a project that has one"
+    yield Finding("agents", "ok", f"{count} agent files, {own} of them in ./agents", repair)
 
 
 def _surroundings(providers: list[Listed]) -> Iterator[Finding]:

@@ -525,11 +525,11 @@ def _cut_behind_its_yes(place: Place) -> None:
     ids=["resume", "extend", "fork", "fork of more", "fork that says it anew"],
 )
 def test_a_journal_that_says_yes_itself_runs_nothing(
-    payer: Place, words: tuple[str, ...], code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    payer: Place, words: tuple[str, ...], code: int, said: str
 ) -> None:
     _cut_behind_its_yes(payer)
     # Somebody else's: nothing here knows it.
-    monkeypatch.setenv("STEPENGINE_STATE_DIR", str(tmp_path / "other"))
+    os.environ["STEPENGINE_STATE_DIR"] += "-of-another"
     told = payer.type(*words, "--agent", "payer.py", "-q", code=code)
 
     assert said in told.stderr

@@ -291,7 +291,7 @@ def test_skills_are_looked_for_once_and_again_after_any_change(tmp_path: Path, m
         lambda: one.write_text("---\ndescription: longer\n---\n"),
         lambda: skill(tmp_path, "three", "description: c\n"),
         lambda: skill(tmp_path, "four", "description: d\n", under=".stepengine/skills"),
-        lambda: one.unlink(),
+        one.unlink,
         lambda: (tmp_path / ".agents/skills/two").rename(tmp_path / ".agents/skills/deux"),
         lambda: (tmp_path / ".agents/skills").rename(tmp_path / ".agents/away"),
         lambda: (tmp_path / ".agents/skills").symlink_to("away"),
