@@ -312,7 +312,7 @@ def _own_agents(count: int, own: int) -> Iterator[Finding]:
 
     foreign = foreign_at(LOCAL)
     if foreign is not None:
-        how = f"look at it, then: stepengine trust {foreign.project}"
+        how = f"look at it, then: {foreign.how}"
         yield Finding("agents", "note", f"not run, because nobody trusts it: {foreign}", how)
     repair = "" if own or foreign else "`stepengine init my-agent` makes a project that has one"
     yield Finding("agents", "ok", f"{count} agent files, {own} of them in ./agents", repair)

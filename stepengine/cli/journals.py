@@ -362,22 +362,34 @@ def asks_again(journal: Journal, history: History) -> bool:
     return True
 
 
-def refuse_foreign_yes(journal: Journal, history: History, at: Address, *, edited: bool) -> None:
+def refuse_foreign_yes(
+    journal: Journal, history: History, after: Address | None = None, *, edited: bool = False
+) -> None:
     """
-    Refuse to fork a journal that somebody else made behind its yes to a call that would run then.
+    Refuse a journal that somebody else made for what would run on its own yes.
+
+    Args:
+        journal: The journal.
+        history: What it says.
+        after: Where it is forked; by default it goes on where it ends.
+        edited: Whether the outcome there is given anew, which is no word of the journal.
 
     Raises:
-        UsageProblem: when it allows such a call; it says where nobody has allowed it yet.
+        UsageProblem: when it allows a call that has not begun; it says what helps.
     """
     from stepengine.journal.encoding import questions_of
     from stepengine.journal.records import shown_address
     from stepengine.journal.reopening import permissions_ahead
 
-    own = [q.id for q in questions_of(history.form(history.intents[at]))] if edited else []
-    ahead = [each for each in permissions_ahead(history, after=at) if each not in own]
-    if ahead and not is_ours(journal):
-        msg = (
-            f"{name_of(journal)} is not as your own commands left it, and behind {shown_address(*at)} its {', '.join(ahead)} would "
-            "let calls run that nobody here allowed; fork it at an effect before that, so that you are asked"
-        )
-        raise UsageProblem(msg)
+    own = questions_of(history.form(history.intents[after])) if edited and after is not None else ()
+    ahead = [each for each in permissions_ahead(history, after=after) if each not in {q.id for q in own}]
+    if not ahead or is_ours(journal):
+        return
+    where, how = ("behind its end", "`stepengine resume` asks you first, and --trust-answers takes what stands there")
+    if after is not None:
+        where, how = f"behind {shown_address(*after)}", "fork it at an effect before that, so that you are asked"
+    msg = (
+        f"{name_of(journal)} is not as your own commands left it, and {where} its {', '.join(ahead)} would let calls run "
+        f"that nobody here allowed; {how}"
+    )
+    raise UsageProblem(msg)

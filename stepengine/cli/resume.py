@@ -22,7 +22,7 @@ from stepengine.cli.journals import (
     performed,
     recorded_agent,
 )
-from stepengine.cli.options import Answers, File, Last, Options, with_options
+from stepengine.cli.options import Answers, File, Last, Options, TrustAnswers, with_options
 from stepengine.cli.perform import told
 from stepengine.cli.recording import Recording, recorded_as
 from stepengine.cli.trusting import refuse_inside
@@ -39,9 +39,7 @@ def resume(
     answer: Answers = None,
     in_doubt: Annotated[str, typer.Option(help="fail, retry or ask.")] = "fail",
     on_divergence: Annotated[str, typer.Option(help="raise, stop or keep.")] = "raise",
-    trust_answers: Annotated[
-        bool, typer.Option("--trust-answers", help="Take permissions as they stand in FILE, whoever wrote it.")
-    ] = False,
+    trust_answers: TrustAnswers = False,
 ) -> Exit:
     """
     Go on with a run: answer it, or pick it up after a crash.

@@ -170,7 +170,7 @@ class _Gate:
             keep(foreign.folder)
             return True
         self.tell(
-            f"not run, because nobody trusts it: {foreign}. Look at it, then: stepengine trust {foreign.project}\n"
+            f"not run, because nobody trusts it: {foreign}. Look at it, then: {foreign.how}\n"
             f"  for one command, as in CI: --trust={there}"
         )
         return False

@@ -154,7 +154,7 @@ def _place_of_id(agent_id: str, places: tuple[Path, ...]) -> AgentPlace:
     msg = f"{msg}; did you mean {near[0]!r}?" if near else msg
     foreign = trust.foreign_at(trust.LOCAL) if trust.LOCAL not in places else None
     if foreign is not None:
-        msg = f"{msg}. Not searched, because nobody trusts it: {foreign}; `stepengine trust {foreign.project}` does"
+        msg = f"{msg}. Not searched, because nobody trusts it: {foreign}; `{foreign.how}` does"
     raise DefinitionError("\n  not read: ".join([msg, *[error.message for error in broken]]))
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
@@ -76,6 +77,11 @@ class Foreign:
         """The folder that holds it."""
         return self.folder.parent
 
+    @property
+    def how(self) -> str:
+        """The command that trusts it, as a shell takes it."""
+        return f"stepengine trust {shlex.quote(str(self.project))}"
+
 
 class Gate(Protocol):
     """Who says whether a folder that is not trusted may run, and is told what did not."""
@@ -132,7 +138,7 @@ def may_run(folder: Path) -> bool:
         return gate.allows(foreign)
     if _runs_already(foreign):
         return True
-    log_once(f"{foreign} was not run: nobody trusts it yet; `stepengine trust {foreign.project}` does")
+    log_once(f"{foreign} was not run: nobody trusts it yet; `{foreign.how}` does")
     return False
 
 

@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import py_compile
+import shlex
 import shutil
 import sys
 from collections.abc import Callable
@@ -322,6 +323,17 @@ def test_what_did_not_run_is_named_with_both_ways_to_trust_it(place: Place) -> N
     assert not trust.is_trusted(place.path / "agents")
 
 
+def test_the_command_that_is_shown_is_one_command_whatever_the_folder_is_called(place: Place) -> None:
+    """
+    It is there to be copied.
+    """
+    odd = place.path.with_name("a; touch ran #$(touch ran)")
+    place.path.rename(odd)
+    os.chdir(odd)
+
+    assert f"Look at it, then: stepengine trust {shlex.quote(str(odd))}\n" in place.type("agents").stderr
+
+
 @pytest.mark.spec("requirements:X72")
 @pytest.mark.parametrize(
     "change",
@@ -533,6 +545,16 @@ def test_a_journal_that_says_yes_itself_runs_nothing(
     told = payer.type(*words, "--agent", "payer.py", "-q", code=code)
 
     assert said in told.stderr
+    assert "" == _paid(payer)
+
+
+@pytest.mark.spec("requirements:X72")
+def test_a_journal_that_says_yes_itself_is_no_durable_run_before_somebody_is_asked(payer: Place) -> None:
+    _cut_behind_its_yes(payer)
+    words = ("import", "cut.jsonl", "--agents", "payer.py", "--db", "postgresql://127.0.0.1:9/none")
+
+    assert "q0 would let calls run that nobody here allowed" in payer.type(*words, code=2).stderr
+    assert "nobody here allowed" not in payer.type(*words, "--trust-answers").stderr
     assert "" == _paid(payer)
 
 
