@@ -1412,6 +1412,8 @@ APART: dict[str, str] = {
     "cli/prompt.py:_history": "JSON of capped lines, in a state folder that only its owner may write in",
     "cli/prompt.py:shell_output": "at most 1 MiB that the person's own command printed, in UTF-8",
     "cli/recording.py:STEM": "a name of a fixed length",
+    "cli/trusting.py:CONTENT": "a digest that the user typed; 71 characters, each one of a class",
+    "engine/trust.py:_read": "at most 64 KiB of JSON, in a state folder that only its owner may write in",
     "cli/recording.py:USER": "an address that the user typed; each part ends at the next slash or at sign",
     "cli/recording.py:_read": "JSON of a capped size, in a state folder that only its owner may write in",
     "cli/run.py:read_params": "the user's own command line",
