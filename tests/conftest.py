@@ -28,6 +28,8 @@ from typing import Any
 
 import hypothesis
 import pytest
+import typer.main
+import typer.testing
 
 from stepengine.redaction import GIVEN
 from tests.spec_rows import known
@@ -73,8 +75,18 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     block_network(config)
+    read_commands_once(config)
     if not config.pluginmanager.has_plugin("timeout"):
         config.addinivalue_line("markers", "timeout(seconds): pytest-timeout is not installed, so nothing enforces it")
+
+
+def read_commands_once(config: pytest.Config) -> None:
+    """
+    A process reads the signatures of all commands once, and so does this one, instead of once for each `invoke`.
+    """
+    patch = pytest.MonkeyPatch()
+    patch.setattr(typer.testing, "_get_command", functools.cache(typer.main.get_command), raising=False)
+    config.add_cleanup(patch.undo)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
