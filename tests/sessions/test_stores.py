@@ -175,6 +175,7 @@ for n in range(15):
 """
 
 
+@pytest.mark.deep
 @pytest.mark.spec("requirements:L15", "reliability:SS01")
 @pytest.mark.parametrize("kind", ["files", "sqlite"])
 def test_processes_that_save_one_session_at_once_lose_nothing(kind, tmp_path):

@@ -843,6 +843,7 @@ MANY = """
     """
 
 
+@pytest.mark.deep
 @LINUX
 @pytest.mark.spec("reliability:SH13", "reliability:RS05", "reliability:HP5")
 def test_many_commands_wait_for_each_other_and_for_descriptors(root: Path) -> None:
