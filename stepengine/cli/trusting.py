@@ -55,7 +55,7 @@ def trust(
       stepengine trust ../project
       stepengine trust --list
       stepengine trust ../project --forget
-      stepengine run reviewer "Look at it" --trust sha256:9f2c...
+      stepengine run code_reviewer "Look at it" --trust sha256:9f2c...
     """
     from stepengine.engine import trust as kept
 

@@ -358,6 +358,18 @@ def test_trust_by_content_ends_with_any_change(place: Place, change: Callable[[P
 
 
 @pytest.mark.spec("requirements:X72")
+def test_what_runs_is_the_source_that_was_trusted_and_no_bytecode_beside_it(place: Place) -> None:
+    _only_bytecode_is_bad(place)
+    file = place.path / "agents/mine.py"
+    file.write_text(AGENT.format(ran=str(place.path / "good"), id="mine"))
+    content = trust.content_of(place.path / "agents")
+
+    assert "Go\n" == place.type("run", "mine", "Go", "-q", f"--trust={content}", code=0).stdout
+    assert (place.path / "good").exists()
+    assert not place.ran.exists()
+
+
+@pytest.mark.spec("requirements:X72")
 @pytest.mark.parametrize("given", ["yes", "sha256:", "sha256:" + "0" * 63, "SHA256:" + "0" * 64, "sha256:" + "0" * 64])
 def test_what_is_no_content_trusts_nothing(place: Place, given: str) -> None:
     assert "--trust is " in place.type("run", "mine", "Go", f"--trust={given}", code=2).stderr

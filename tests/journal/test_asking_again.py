@@ -12,6 +12,7 @@ import pytest
 
 from stepengine import AgentDefinition, Answer, Engine, RunResult, ToolCall, tool
 from stepengine.journal import FileJournal, MemoryJournal
+from stepengine.journal.records import Input
 from stepengine.journal.reopening import permissions_ahead
 from stepengine.permissions import Policy
 
@@ -123,3 +124,17 @@ def test_a_run_that_has_ended_or_a_call_that_began_has_nothing_ahead() -> None:
     assert [] == permissions_ahead(whole.history())
     assert [yes > begun for yes, begun in zip(asked, calls, strict=True)] == ahead
     assert 2 == sum(ahead)
+
+
+@pytest.mark.spec("requirements:X72")
+def test_an_answer_that_was_put_beside_an_open_question_is_asked_again() -> None:
+    """
+    As one is kept that waits for the others of its effect; a permission has no others, so that only a forger writes it.
+    """
+    forged = MemoryJournal()
+    answered = {"type": "Answered", "question_id": "q0", "answer": {"type": "Answer", "text": "yes"}}
+    forged.replace([*MemoryJournal(recorded("yes").lines()[:3]).records(), Input("", 0, 9, answered)])
+    lines = forged.lines()
+
+    assert [1] == resumed(MemoryJournal(lines))[0]
+    assert [] == resumed(MemoryJournal(lines), ask_again=True)[0]
