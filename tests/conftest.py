@@ -5,8 +5,10 @@ What every test runs under: no network, no provider keys, nothing left behind, o
 from __future__ import annotations
 
 import fcntl
+import functools
 import gc
 import ipaddress
+import itertools
 import os
 import re
 import shutil
@@ -17,7 +19,6 @@ import subprocess
 import sys
 import threading
 import time
-import uuid
 import venv
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +28,8 @@ from typing import Any
 
 import hypothesis
 import pytest
+import typer.main
+import typer.testing
 
 from stepengine.redaction import GIVEN
 from tests.spec_rows import known
@@ -45,6 +48,7 @@ SPEC_ROWS = known()
 SECONDS_PER_TEST = 60
 SECONDS_PER_DEEP_TEST = 600
 LEAK_GRACE_SECONDS = 10.0
+HOMES = itertools.count(1)
 PROVIDER_VARIABLE = re.compile(
     r"(?:ANTHROPIC|OPENAI|AWS|AZURE|GOOGLE|GEMINI|CLOUD_ML|CLOUDSDK|IDENTITY|STEPENGINE)_\w+|\w+_API_KEY|\w+_BASE_URL|\w+_AUTH_TOKEN|(?:HTTPS?|ALL)_PROXY",
     re.IGNORECASE,
@@ -73,8 +77,19 @@ def pytest_configure(config: pytest.Config) -> None:
     ASKED[:] = required(os.environ.get(REQUIRE, ""))
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Failures(config), "failures-as-they-happen")
+    block_network(config)
+    read_commands_once(config)
     if not config.pluginmanager.has_plugin("timeout"):
         config.addinivalue_line("markers", "timeout(seconds): pytest-timeout is not installed, so nothing enforces it")
+
+
+def read_commands_once(config: pytest.Config) -> None:
+    """
+    A process reads the signatures of all commands once, and so does this one, instead of once for each `invoke`.
+    """
+    patch = pytest.MonkeyPatch()
+    patch.setattr(typer.testing, "_get_command", functools.cache(typer.main.get_command), raising=False)
+    config.add_cleanup(patch.undo)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -252,46 +267,70 @@ def install(dist: Path, folder: Path) -> None:
 # --- the outside world ----------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(autouse=True)
+def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """
+    Run a test by itself: without network and keys, in a home of its own, and with nothing left behind. One fixture, because
+    each of ten thousand tests pays for every one that there is more than for what it does.
+    """
+    with own_surroundings(request.node, tmp_path_factory.getbasetemp()), no_leaks(request.node):
+        yield
+
+
 class NetworkBlockedError(RuntimeError):
     """
     A test tried to leave the machine. Not an OSError, so that no retry takes it for a bad connection.
     """
 
 
-@pytest.fixture(autouse=True)
-def own_home(tmp_path_factory: pytest.TempPathFactory, hermetic: None) -> Iterator[None]:
+class Network:
     """
-    Keep runs and settings of the command line in a folder of the test, also those of its child processes.
+    Whether the test that runs may leave the machine, as only live ones may.
     """
-    with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.getbasetemp() / f"home-{uuid.uuid4().hex[:8]}"
-        patch.setenv("STEPENGINE_STATE_DIR", str(folder / "state"))
-        patch.setenv("XDG_CONFIG_HOME", str(folder / "config"))
-        yield
+
+    open = False
 
 
-@pytest.fixture(autouse=True)
-def hermetic(request: pytest.FixtureRequest) -> Iterator[None]:
+@contextmanager
+def own_surroundings(node: Any, base: Path) -> Iterator[None]:
     """
-    Block the network except loopback and Unix sockets, and take away keys, base URLs and proxies. Live tests keep both.
+    Take away keys, base URLs and proxies, and keep runs and settings of the command line in a folder of the test, also those
+    of its child processes. A live test keeps its keys, and has the network.
     """
-    if request.node.get_closest_marker("live"):
-        yield
-        return
+    Network.open = bool(node.get_closest_marker("live"))
+    home = f"{base}/home-{next(HOMES)}"
     with pytest.MonkeyPatch.context() as patch:
-        for name in filter(PROVIDER_VARIABLE.fullmatch, list(os.environ)):
+        for name in () if Network.open else filter(is_of_a_provider, list(os.environ)):
             patch.delenv(name)
-        for name in ("connect", "connect_ex", "sendto"):
-            patch.setattr(socket.socket, name, guarded(getattr(socket.socket, name)))
-        patch.setattr(socket, "getaddrinfo", guarded_lookup(socket.getaddrinfo))
-        yield
-    GIVEN.forget()
+        patch.setenv("STEPENGINE_STATE_DIR", f"{home}/state")
+        patch.setenv("XDG_CONFIG_HOME", f"{home}/config")
+        try:
+            yield
+        finally:
+            GIVEN.forget()
+
+
+@functools.cache
+def is_of_a_provider(name: str) -> bool:
+    return PROVIDER_VARIABLE.fullmatch(name) is not None
+
+
+def block_network(config: pytest.Config) -> None:
+    """
+    Block the network except loopback and Unix sockets, for as long as pytest runs.
+    """
+    patch = pytest.MonkeyPatch()
+    for name in ("connect", "connect_ex", "sendto"):
+        patch.setattr(socket.socket, name, guarded(getattr(socket.socket, name)))
+    patch.setattr(socket, "getaddrinfo", guarded_lookup(socket.getaddrinfo))
+    config.add_cleanup(patch.undo)
 
 
 def guarded(method: Any) -> Any:
     def call(self: socket.socket, *args: Any) -> Any:
         address = args[-1]
-        if self.family in {socket.AF_INET, socket.AF_INET6} and not is_loopback(address[0]):
+        inside = self.family not in {socket.AF_INET, socket.AF_INET6} or is_loopback(address[0])
+        if not (inside or Network.open):
             raise NetworkBlockedError(
                 f"tests may not reach {address!r}; only loopback is open. A real call belongs under the marker 'live'."
             )
@@ -303,7 +342,7 @@ def guarded(method: Any) -> Any:
 def guarded_lookup(lookup: Any) -> Any:
     def call(host: Any, *args: Any, **kwargs: Any) -> Any:
         name = host.decode() if isinstance(host, bytes) else host
-        if name and not is_literal(name) and not is_loopback(name):
+        if name and not (Network.open or is_literal(name) or is_loopback(name)):
             raise NetworkBlockedError(f"tests may not look up {name!r}; only localhost has an address here")
         return lookup(host, *args, **kwargs)
 
@@ -345,7 +384,8 @@ def threads() -> Iterator[str]:
 def children() -> Iterator[str]:
     for task in listed("/proc/self/task"):
         try:
-            pids = Path(f"/proc/self/task/{task}/children").read_text().split()
+            with open(f"/proc/self/task/{task}/children", "rb") as file:  # noqa: PTH123
+                pids = file.read().decode().split()
         except OSError:  # the thread has ended meanwhile
             continue
         yield from (f"child process: {pid}" for pid in pids)
@@ -370,14 +410,14 @@ def listed(folder: str) -> list[str]:
         return []
 
 
-@pytest.fixture(autouse=True)
-def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
+@contextmanager
+def no_leaks(node: Any) -> Iterator[None]:
     """
     Fail a test that leaves threads, child processes or descriptors behind, after a short grace for what is about to end.
     """
     before = held()
     yield
-    if request.node.get_closest_marker("leaks_allowed"):
+    if node.get_closest_marker("leaks_allowed"):
         return
     deadline = time.monotonic() + LEAK_GRACE_SECONDS
     generations = iter((0, 1))  # what a test made is young; to look through everything takes a hundred times as long

@@ -33,6 +33,7 @@ import attrs
 import pytest
 
 import stepengine
+from stepengine.acp.agent import _is_message
 from stepengine.cli.fork import _edit
 from stepengine.cli.prompt import PASTE
 from stepengine.cli.settings import Settings, UsageProblem
@@ -60,7 +61,7 @@ from stepengine.machine.finding import found
 from stepengine.machine.output import json_in as answer_in
 from stepengine.machine.spawning import matching_id
 from stepengine.mcp.results import result_of
-from stepengine.mcp.stdio import Pipe, Program
+from stepengine.mcp.stdio import ANSWER, ID, Pipe, Program
 from stepengine.models._aws_events import AWSParser
 from stepengine.models._failures import Call, body_failure
 from stepengine.models._json import call_part, read_json
@@ -596,6 +597,36 @@ PLACES = (
             of("\\\\", '$["'),
         ),
         ("models/google/calls.py:SEGMENT",),
+    ),
+    Place(
+        "reply of a server that is no message",
+        lambda line: (ANSWER.search(line), list(ID.finditer(line))),
+        (
+            ofb("a"),
+            ofb('"id"'),
+            ofb('"id" '),
+            ofb(" ", b'"id"'.decode()),
+            ofb('"id":1'),
+            ofb('"id":"'),
+            ofb('"id":"a", '),
+            ofb('"result"'),
+            ofb("1", '"id":'),
+        ),
+        ("mcp/stdio.py:ANSWER", "mcp/stdio.py:ID", "mcp/stdio.py:Pipe._answered"),
+    ),
+    Place(
+        "line of an editor",
+        _is_message,
+        (
+            ofb("["),
+            ofb('{"a":'),
+            ofb('"'),
+            ofb("1"),
+            ofb('{"method":"', "", '"}'),
+            ofb(" "),
+            ofb('{"id":1,"result":["', "", '"]}'),
+        ),
+        ("acp/agent.py:_is_message",),
     ),
     # --- pages
     *(
@@ -1289,6 +1320,9 @@ PLACES = (
 )
 
 APART: dict[str, str] = {
+    "cli/journals.py:taken": "what a person typed",
+    "data/definition.py:CAPITAL": "a keyword that an author wrote",
+    "data/definition.py:_meant": "a keyword that an author wrote",
     "data/alike.py:did_you_mean": "at most 100 characters of a word, compared with names of ours",
     "data/checks.py:named_fields.__init__": "a keyword that an author wrote",
     "journal/places.py:likely": "a path that a person typed, compared with at most 1,000 names of files",
@@ -1378,6 +1412,8 @@ APART: dict[str, str] = {
     "cli/prompt.py:_history": "JSON of capped lines, in a state folder that only its owner may write in",
     "cli/prompt.py:shell_output": "at most 1 MiB that the person's own command printed, in UTF-8",
     "cli/recording.py:STEM": "a name of a fixed length",
+    "cli/trusting.py:CONTENT": "a digest that the user typed; 71 characters, each one of a class",
+    "engine/trust.py:_read": "at most 64 KiB of JSON, in a state folder that only its owner may write in",
     "cli/recording.py:USER": "an address that the user typed; each part ends at the next slash or at sign",
     "cli/recording.py:_read": "JSON of a capped size, in a state folder that only its owner may write in",
     "cli/run.py:read_params": "the user's own command line",

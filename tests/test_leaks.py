@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ def conftest(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 class Node:
     def __init__(self, *marks: str) -> None:
-        self.marks, self.node = marks, self
+        self.marks = marks
 
     def get_closest_marker(self, name: str) -> bool:
         return name in self.marks
@@ -32,11 +31,9 @@ def checked(conftest: Any, node: Node, leave: Any) -> str:
     """
     Return what the check says of a test that does *leave*.
     """
-    check: Iterator[None] = conftest.no_leaks._get_wrapped_function()(node)
-    next(check)
-    leave()
     try:
-        next(check, None)
+        with conftest.no_leaks(node):
+            leave()
     except pytest.fail.Exception as failed:
         return str(failed)
     return ""

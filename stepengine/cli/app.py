@@ -19,6 +19,7 @@ from stepengine.cli.acp import acp
 from stepengine.cli.agents import agents
 from stepengine.cli.ask import ask
 from stepengine.cli.blame import blame
+from stepengine.cli.chaos import chaos
 from stepengine.cli.chat import chat
 from stepengine.cli.check import check
 from stepengine.cli.config import config
@@ -51,6 +52,7 @@ from stepengine.cli.seal import seal
 from stepengine.cli.show import show
 from stepengine.cli.test import suite
 from stepengine.cli.tools import tools
+from stepengine.cli.trusting import OPTION, at_the_gate, trust
 from stepengine.cli.undo import undo
 from stepengine.cli.view import view
 from stepengine.cli.worker import worker
@@ -115,12 +117,12 @@ GROUPS: dict[str, dict[str, Callable[..., Exit]]] = {
     },
     "Test and compare": {
         "test": suite, "ready": ready, "diff": diff, "extend": extend, "fork": fork, "eval": evaluate, "impact": impact, "blame": blame,
-        "pin": pin, "price": price,
+        "pin": pin, "price": price, "chaos": chaos,
     },
     "Models, editors and other programs": {"ask": ask, "acp": acp},
     "Journals, keys and settings": {
-        "check": check, "seal": seal, "repair": repair, "scan": scan, "scrub": scrub, "policy": policy, "config": config,
-        "version": version,
+        "check": check, "seal": seal, "repair": repair, "scan": scan, "scrub": scrub, "policy": policy, "trust": trust,
+        "config": config, "version": version,
     },
     "Deploy": {
         "worker": worker, "submit": submit, "status": status, "answer": answer, "say": say_to, "cancel": cancel, "retry": retry,
@@ -139,6 +141,13 @@ UNDER: dict[str, tuple[str, str, dict[str, Callable[..., Exit]]]] = {
 """Commands of two words: their group, what the first word stands for, and the commands by their second word."""
 RUNNING = (run, chat, ask, resume, replay, fork, extend)
 """Those that leave with any of the exit codes."""
+LOCAL = (
+    *RUNNING, agents, doctor, view, debug, undo, suite, ready, impact, blame, pin, evaluate, acp, serve, policy,
+    export, import_, move,
+)  # fmt: skip
+"""Those that look for agents in ./agents, and take --trust."""
+ASKING = (run, chat)
+"""Those that ask a person at a terminal whether ./agents is trusted; ``acp`` and others have no such person."""
 
 
 def _shown(text: str) -> str:
@@ -163,8 +172,20 @@ def _lines(paragraph: str) -> Iterator[str]:
 def _leaving(command: Callable[..., Exit]) -> Callable[..., None]:
     @functools.wraps(command)
     def ended(**given: Any) -> None:
-        leave(explained(lambda: command(**given)))
+        content = given.pop("trust", "") if command in LOCAL else ""
 
+        def judged() -> Exit:
+            with at_the_gate(asks=command in ASKING, content=content):
+                return command(**given)
+
+        leave(explained(judged))
+
+    if command in LOCAL:
+        own = inspect.signature(command, eval_str=True)
+        option = inspect.Parameter(
+            "trust", inspect.Parameter.KEYWORD_ONLY, default="", annotation=Annotated[str, OPTION]
+        )
+        ended.__signature__ = own.replace(parameters=[*own.parameters.values(), option])  # type: ignore[attr-defined]
     return ended
 
 

@@ -30,6 +30,7 @@ from stepengine.data.usage import Usage
 
 if TYPE_CHECKING:
     from stepengine.cli.progress import Progress
+    from stepengine.data.definition import AgentDefinition
 
 __all__ = ("CASSETTE", "copy_project", "demo", "nobody", "run_demo")
 
@@ -119,14 +120,14 @@ def run_demo(transport: Any, progress: Progress | None = None, folder: Path | No
         progress: What shows the run.
         folder: Where the copy goes; by default a temporary folder that is removed at the end.
     """
-    from stepengine.engine import Engine, load_agent
+    from stepengine.engine import Engine
     from stepengine.models import AnthropicProvider
     from stepengine.tools import file_tools, search_tools
 
     with ExitStack() as stack:
         root = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stepengine-demo-")))
         copy_project(root)
-        editor = attrs.evolve(load_agent("editor"), model=MODEL)
+        editor = attrs.evolve(_editor(), model=MODEL)
         provider = AnthropicProvider(api_key="demo", base_url=HOST, transport=transport)
         engine = Engine(
             [editor],
@@ -192,6 +193,13 @@ def _program() -> str:
 
 
 def _handler_source() -> str:
-    from stepengine.engine import load_agent
+    return inspect.getsource(_editor().handle_steps or run_demo)
 
-    return inspect.getsource(load_agent("editor").handle_steps or run_demo)
+
+def _editor() -> AgentDefinition[Any]:
+    """Return the editor that comes with stepengine, whatever the working folder calls so."""
+    from stepengine.engine.loading import bundled_agent
+
+    found = bundled_agent("editor")
+    assert found is not None  # noqa: S101 - the package has it
+    return found

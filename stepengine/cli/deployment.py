@@ -22,6 +22,7 @@ from stepengine.cli.exits import Exit, complain, exit_code
 from stepengine.cli.options import Json
 from stepengine.cli.render import dumps, json_of, message_of, one_line, print_output, say, visible
 from stepengine.cli.settings import UsageProblem
+from stepengine.cli.trusting import refuse_inside
 from stepengine.data.questions import Answer, AnswerLike
 from stepengine.data.state import RunInfo, RunResult
 from stepengine.errors import JournalError, ReplayDivergence
@@ -416,6 +417,7 @@ def answer(
     """
     from stepengine.cli.journals import answers_of
 
+    refuse_inside("stepengine answer")
     agreed = Answer(text=value, remember="session") if always else value
     if isinstance(agreed, Answer) and not agreed.agrees:
         msg = f"--always goes with yes, not with {value!r}: what is refused is refused once"
@@ -446,6 +448,7 @@ def say_to(
     Examples:
       stepengine say review-17 "Leave the tests out."
     """
+    refuse_inside("stepengine say")
 
     async def sent(operator: Operator) -> Exit:
         await operator.say(run, text, id=message_id or None)

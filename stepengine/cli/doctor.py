@@ -296,8 +296,7 @@ def _agents(settings: Settings) -> Iterator[Finding]:
                 area, "note", f"{one.source} is hidden: {one.agent.id} means {one.hidden_by}", "rename one of them"
             )
     own = [one for one in found if Path("agents").resolve() in one.source.parents]
-    repair = "" if own else "`stepengine init my-agent` makes a project that has one"
-    yield Finding(area, "ok", f"{len(found)} agent files, {len(own)} of them in ./agents", repair)
+    yield from _own_agents(len(found), len(own))
     for folder in settings.agent_folders:
         if not folder.is_dir():
             yield Finding(area, "wrong", f"there is no folder {folder}, which the setting `agents` names")
@@ -306,6 +305,17 @@ def _agents(settings: Settings) -> Iterator[Finding]:
         if spec is not None and spec.origin is not None:
             repair = "where tests import from your agents, put an empty agents/__init__.py beside them"
             yield Finding(area, "note", f"`import agents` means the installed package in {spec.origin}", repair)
+
+
+def _own_agents(count: int, own: int) -> Iterator[Finding]:
+    from stepengine.engine.trust import LOCAL, foreign_at
+
+    foreign = foreign_at(LOCAL)
+    if foreign is not None:
+        how = f"look at it, then: {foreign.how}"
+        yield Finding("agents", "note", f"not run, because nobody trusts it: {foreign}", how)
+    repair = "" if own or foreign else "`stepengine init my-agent` makes a project that has one"
+    yield Finding("agents", "ok", f"{count} agent files, {own} of them in ./agents", repair)
 
 
 def _surroundings(providers: list[Listed]) -> Iterator[Finding]:

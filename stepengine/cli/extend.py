@@ -10,6 +10,7 @@ from stepengine.cli.bench import bench_for
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.journals import (
     answers_of,
+    asks_again,
     hooks_of,
     journal_at,
     limits_again,
@@ -21,6 +22,7 @@ from stepengine.cli.journals import (
 from stepengine.cli.options import Answers, File, Last, Options, Repeat, with_options
 from stepengine.cli.perform import told
 from stepengine.cli.recording import Recording, recorded_as
+from stepengine.cli.trusting import refuse_inside
 from stepengine.data.state import RunStatus
 
 __all__ = ("extend",)
@@ -48,14 +50,20 @@ def extend(
       stepengine extend run.jsonl
       stepengine extend run.jsonl --agent ./agents/mine.py --answer q3=yes
     """
+    if answer:
+        refuse_inside("extend --answer")
     options = attrs.evolve(options, journal=file, last=last)
     return on_journal(options, lambda options: _extend(options, answer or (), allow_repeat=allow_repeat))
 
 
 def _extend(options: Options, answers: Iterable[str], *, allow_repeat: bool) -> Exit:
+    from stepengine.journal.reopening import take_back
+
     journal, given = journal_at(options.journal), answers_of(answers)
     history = journal.history()
     agent = recorded_agent(journal, options, history)
+    if asks_again(journal, history):
+        take_back(journal)
     bench = bench_for(options, agent, hooks=hooks_of(history))
     extend = bench.engine.extend
     limits = limits_again(journal, options)

@@ -26,12 +26,14 @@ from stepengine.cli.journals import (
     new_journal,
     on_journal,
     recorded_agent,
+    refuse_foreign_yes,
 )
 from stepengine.cli.moving import Agents, fork_durable
 from stepengine.cli.options import Answers, File, Last, Options, Repeat, with_options
 from stepengine.cli.perform import told
 from stepengine.cli.recording import Recording
 from stepengine.cli.settings import UsageProblem
+from stepengine.cli.trusting import refuse_inside
 
 if TYPE_CHECKING:
     from stepengine.journal import Journal
@@ -95,6 +97,8 @@ def fork(
       stepengine fork run.jsonl --at 4 --edit @reply.json
       stepengine fork review-17 --at 4 --db @url --agents my_agents.py
     """
+    if answer:
+        refuse_inside("fork --answer")
     if db:
         return fork_durable(
             file,
@@ -117,7 +121,8 @@ def _fork(options: Options, branch: Branch, answers: Iterable[str]) -> Exit:
     journal, given = journal_at(options.journal), answers_of(answers)
     history = journal.history()
     with as_usage():
-        place_of(history, branch.at)
+        at = place_of(history, branch.at)
+    refuse_foreign_yes(journal, history, at, edited=branch.edit is not None)
     into = _target(options, branch)
     agent = recorded_agent(journal, options, history)
     bench = bench_for(options, agent, into="" if into is None else name_of(into), hooks=hooks_of(history))

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from stepengine.cli.exits import Exit
+from stepengine.cli.exits import Exit, complain
 from stepengine.cli.installing import own_source
 from stepengine.cli.render import say, visible
 from stepengine.cli.settings import UsageProblem
@@ -23,6 +23,7 @@ TEMPLATE = Path(__file__).parent / "_init"
 SAMPLE = ".sample"
 """The suffix that keeps linters, type checkers and test collectors away from the files of a project that is not one yet."""
 NAME = "{name}"
+LOCAL = "agents"
 INSTALL = 'python -m pip install "$(ls vendor/stepengine-*.whl)[test]"'
 """Of a project: from the wheel that it keeps, so that nobody else's package of the name is taken."""
 ODD = re.compile(r"[^a-z0-9]+")
@@ -36,13 +37,19 @@ def init(
     Make a project: an agent, its tests, a recorded run, and CI.
 
     The tests of the new project pass as they are, without a model, a key or a network: its one run was recorded and is
-    replayed. No file that exists is changed: where one would be, nothing is made at all.
+    replayed. No file that exists is changed: where one would be, nothing is made at all. What it makes is trusted, so
+    that `stepengine run` finds the agent by its id; see `stepengine trust --help`.
 
     Examples:
       stepengine init my-agent
       stepengine init .
     """
+    own = not (folder / LOCAL).exists()
     made = make_project(folder)
+    if own:
+        _trust(folder / LOCAL)
+    else:
+        complain(f"{folder / LOCAL} was there before, so it is not trusted by this: `stepengine trust {folder}` does")
     is_here = folder.resolve() == Path.cwd()
     say("This folder is a project now:" if is_here else f"{visible(str(folder), strict=True)} is a project now:")
     say("\n".join([f"  {path}" for path in made]))
@@ -81,6 +88,17 @@ def activation() -> str:
         return ""
     script = scripts / "activate"
     return f". {shlex.quote(str(script))}" if script.is_file() else ""
+
+
+def _trust(made: Path) -> None:
+    """Trust the agent files that were made; where that cannot be kept, somebody is asked when they are to run."""
+    from stepengine.engine.trust import trust
+    from stepengine.errors import DefinitionError
+
+    try:
+        trust(made)
+    except DefinitionError as error:
+        complain(error.message)
 
 
 def make_project(folder: Path) -> list[str]:

@@ -18,7 +18,7 @@ from stepengine.cli.bench import Bench
 from stepengine.cli.exits import Exit, complain, explained
 from stepengine.cli.options import Options
 from stepengine.cli.perform import Run, interrupt, interruptible, options_again, result_of, resume_hint, watched
-from stepengine.cli.recording import latest, named, with_record
+from stepengine.cli.recording import is_ours, latest, named, with_record
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.limits import Limits
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from stepengine.data.state import RunResult
     from stepengine.journal import Journal
     from stepengine.journal.history import History
+    from stepengine.journal.records import Address
     from stepengine.runtime.handle import RunHandle
 
 __all__ = (
@@ -43,6 +44,7 @@ __all__ = (
     "agent_of",
     "answers_of",
     "as_usage",
+    "asks_again",
     "followed",
     "found",
     "hooks_of",
@@ -55,6 +57,7 @@ __all__ = (
     "on_journal",
     "performed",
     "recorded_agent",
+    "refuse_foreign_yes",
     "spread",
     "taken",
 )
@@ -394,3 +397,54 @@ def spread(files: Iterable[str]) -> list[str]:
             raise UsageProblem(msg)
         found += inside
     return found
+
+
+# --- whose journal it is ----------------------------------------------------------------------------------------------
+
+
+def asks_again(journal: Journal, history: History) -> bool:
+    """Return whether a journal that somebody else made allows what has not begun; a person is told what is asked again."""
+    from stepengine.journal.reopening import permissions_ahead
+
+    ahead = permissions_ahead(history)
+    if not ahead or is_ours(journal):
+        return False
+    listed = f"{', '.join(ahead)} {'is' if len(ahead) == 1 else 'are'}"
+    complain(
+        f"{name_of(journal)} is not as your own commands left it, and allows calls that have not begun: {listed} "
+        "asked again (--trust-answers takes what stands there)"
+    )
+    return True
+
+
+def refuse_foreign_yes(
+    journal: Journal, history: History, after: Address | None = None, *, edited: bool = False
+) -> None:
+    """
+    Refuse a journal that somebody else made for what would run on its own yes.
+
+    Args:
+        journal: The journal.
+        history: What it says.
+        after: Where it is forked; by default it goes on where it ends.
+        edited: Whether the outcome there is given anew, which is no word of the journal.
+
+    Raises:
+        UsageProblem: when it allows a call that has not begun; it says what helps.
+    """
+    from stepengine.journal.encoding import questions_of
+    from stepengine.journal.records import shown_address
+    from stepengine.journal.reopening import permissions_ahead
+
+    own = questions_of(history.form(history.intents[after])) if edited and after is not None else ()
+    ahead = [each for each in permissions_ahead(history, after=after) if each not in {q.id for q in own}]
+    if not ahead or is_ours(journal):
+        return
+    where, how = ("behind its end", "`stepengine resume` asks you first, and --trust-answers takes what stands there")
+    if after is not None:
+        where, how = f"behind {shown_address(*after)}", "fork it at an effect before that, so that you are asked"
+    msg = (
+        f"{name_of(journal)} is not as your own commands left it, and {where} its {', '.join(ahead)} would let calls run "
+        f"that nobody here allowed; {how}"
+    )
+    raise UsageProblem(msg)

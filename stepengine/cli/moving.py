@@ -16,11 +16,12 @@ import typer
 
 from stepengine.cli.deployment import App, Db, Pool, Run, database_of, said
 from stepengine.cli.exits import Exit, complain
-from stepengine.cli.options import Json
+from stepengine.cli.options import Json, TrustAnswers
 from stepengine.cli.render import dumps, message_of, visible
 from stepengine.cli.settings import UsageProblem
+from stepengine.cli.trusting import refuse_foreign, refuse_inside
 from stepengine.cli.worker import offered_by
-from stepengine.errors import JournalError
+from stepengine.errors import JournalError, ReplayDivergence
 
 if TYPE_CHECKING:
     from stepengine.durable import DurableEngine
@@ -36,6 +37,7 @@ Agents: TypeAlias = Annotated[
 def _with_agents(
     module: str, db: str, act: Callable[[DurableEngine], Awaitable[Exit]], *, app: str, pool: str, release: str = ""
 ) -> Exit:
+    refuse_foreign(module)
     offered = offered_by(module)
 
     async def acted() -> Exit:
@@ -86,6 +88,7 @@ def import_(
     *,
     agents: Agents = "agents",
     release: Annotated[str, typer.Option(help="Which release goes on with it; default: that of these agents.")] = "",
+    trust_answers: TrustAnswers = False,
     db: Db = "",
     app: App = "stepengine",
     pool: Pool = "default",
@@ -96,10 +99,19 @@ def import_(
     It goes on where FILE ends, and nothing that is recorded is done again. FILE stays as it is, and must not be gone on
     with elsewhere. Prints the run's id.
 
+    FILE is refused where it allows calls that have not begun and is not as your own commands left it: whoever wrote it
+    could have said yes. `stepengine resume` asks again; --trust-answers takes what stands there.
+
     Examples:
       stepengine import run.jsonl --agents my_agents.py
     """
-    from stepengine.cli.journals import journal_at
+    from stepengine.cli.journals import journal_at, refuse_foreign_yes
+
+    if trust_answers:
+        refuse_inside("import --trust-answers")
+    else:
+        journal = journal_at(file)
+        refuse_foreign_yes(journal, journal.history())
 
     async def continued(engine: DurableEngine) -> Exit:
         print(await engine.continued(journal_at(file)))
@@ -202,6 +214,8 @@ async def _moved(engine: DurableEngine, run: str, of: str, *, check: bool) -> Mo
         return Moved(run, "would move")
     try:
         await engine.move(run)
+    except ReplayDivergence as error:  # it went on since it was looked at, and what it recorded meanwhile does not fit
+        return Moved(run, "diverges", error.message)
     except JournalError as error:
         complain(message_of(error))
         return Moved(run, "ended")

@@ -31,6 +31,7 @@ __all__ = (
     "Price",
     "Quiet",
     "Repeat",
+    "TrustAnswers",
     "with_options",
 )
 
@@ -183,6 +184,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Repeat = Annotated[
     bool,
     typer.Option("--allow-repeat", help="Go on although what is cut off changed the world and may happen again."),
+]
+TrustAnswers: TypeAlias = Annotated[
+    bool, typer.Option("--trust-answers", help="Take permissions as they stand in FILE, whoever wrote it.")
 ]
 Answers = Annotated[
     list[str] | None,

@@ -43,6 +43,7 @@ __all__ = (
     "Recording",
     "StateProblem",
     "entries",
+    "is_ours",
     "latest",
     "named",
     "recorded_as",
@@ -57,6 +58,7 @@ USER = re.compile("//[^/@]*@")
 """What an address may hold beside the place: a name and a password."""
 OTHERS = 0o077
 OTHERS_WRITE = 0o022
+LEFT, KEPT_NOTES = "left", 2_000
 COMPANION_BYTES = 256 * 1024
 TITLE_CHARS = 80
 QUESTION_CHARS = 400
@@ -72,12 +74,10 @@ class StateProblem(Exception):
 
 def runs_folder(environ: Mapping[str, str] = os.environ) -> Path | None:
     """Return the folder of recorded runs, whether there is one or not; ``None`` without a home."""
-    if given := environ.get("STEPENGINE_STATE_DIR", "").strip():
-        return Path(given).absolute() / RUNS
-    state, home = environ.get("XDG_STATE_HOME", ""), environ.get("HOME", "")
-    if state.startswith("/"):
-        return Path(state, "stepengine", RUNS)
-    return Path(home, ".local", "state", "stepengine", RUNS) if home.startswith("/") else None
+    from stepengine.engine.trust import state_folder
+
+    state = state_folder(environ)
+    return None if state is None else state / RUNS
 
 
 def _usable_folder() -> Path:
@@ -302,6 +302,59 @@ def recorded_as(journal: str) -> Entry | None:
         return None
 
 
+def is_ours(journal: Journal) -> bool:
+    """
+    Return whether this user's commands wrote all that a journal holds: it lies in the state folder, or is as they left it.
+
+    By content, and not by path or id: whoever sends a journal back knows its id, and a repository puts files where it likes.
+    """
+    folder = runs_folder()
+    if folder is None or not folder.is_dir():
+        return False
+    try:
+        _check_owner(folder)
+    except StateProblem:
+        return False
+    digest = _content_of(journal)
+    return _is_in(folder, journal) or (digest is not None and (folder.parent / LEFT / digest).exists())
+
+
+def _is_in(folder: Path, journal: Journal) -> bool:
+    from stepengine.journal import FileJournal
+
+    return isinstance(journal, FileJournal) and Path(journal.path).resolve().parent == folder.resolve()
+
+
+def _content_of(journal: Journal) -> str | None:
+    """Return a digest of what a journal holds; ``None`` where that cannot be read."""
+    from stepengine.journal import FileJournal
+    from stepengine.journal.records import to_text
+
+    try:
+        if isinstance(journal, FileJournal):
+            return _hash(Path(journal.path))
+        return sha256("\n".join([to_text(record.line) for record in journal.records()]).encode()).hexdigest()
+    except (OSError, JournalError):
+        return None
+
+
+def _keep_left(journal: Journal) -> None:
+    """Note what a journal outside of the state folder holds when a command leaves it; the oldest notes go."""
+    try:
+        folder = _usable_folder()
+        digest = None if _is_in(folder, journal) else _content_of(journal)
+        if digest is None:
+            return
+        left = folder.parent / LEFT
+        left.mkdir(0o700, exist_ok=True)
+        (left / digest).touch(0o600)
+        notes = sorted(left.iterdir(), key=lambda note: note.stat().st_mtime)
+        for note in notes[:-KEPT_NOTES]:
+            note.unlink(missing_ok=True)
+    except (OSError, StateProblem):
+        pass  # it is asked again then
+
+
 def with_record(options: Options, entry: Entry) -> Options:
     """Return *options* with what was not typed as it was when the run was recorded."""
     from stepengine.engine.loading import AgentPlace
@@ -390,6 +443,8 @@ class Recording:
     def ended(self, result: RunResult[Any]) -> None:
         """Say how the run ended, or that it waits."""
         status = result.status.value
+        if self.journal is not None:
+            _keep_left(self.journal)
         if self._entry is None:
             return
         if result.status is RunStatus.CANCELLED and self.journal is not None:

@@ -16,6 +16,7 @@ from stepengine.cli.journals import (
     RESULT,
     GoingOn,
     answers_of,
+    asks_again,
     followed,
     hooks_of,
     journal_at,
@@ -24,10 +25,11 @@ from stepengine.cli.journals import (
     recorded_agent,
     taken,
 )
-from stepengine.cli.options import Answers, File, Last, Options, with_options
+from stepengine.cli.options import Answers, File, Last, Options, TrustAnswers, with_options
 from stepengine.cli.perform import told
 from stepengine.cli.recording import Recording, recorded_as
 from stepengine.cli.render import is_terminal, visible
+from stepengine.cli.trusting import refuse_inside
 from stepengine.data.json import compact
 
 if TYPE_CHECKING:
@@ -54,6 +56,7 @@ def resume(
         str, typer.Option(help="fail, retry or ask.", show_default="ask at a terminal, else fail")
     ] = "",
     on_divergence: Annotated[str, typer.Option(help="raise, stop or keep.")] = "raise",
+    trust_answers: TrustAnswers = False,
 ) -> Exit:
     """
     Go on with a run: answer it, or pick it up after a crash.
@@ -84,10 +87,17 @@ def resume(
       keep     where FILE holds an effect of the same kind, go on with what
                came of it; from where FILE ends, the code runs as it is now.
                `stepengine ready FILE` says beforehand whether that works
+
+    A permission in FILE for a call that has not begun is asked for again, unless FILE is as your own commands left it:
+    whoever wrote it could have said yes. FILE as it was is kept beside it. --trust-answers takes what stands there.
     """
+    if answer or trust_answers:
+        refuse_inside("resume --answer" if answer else "resume --trust-answers")
     how = GoingOn(in_doubt or ("ask" if can_ask() else "fail"), on_divergence)
     options = attrs.evolve(options, journal=file, last=last)
-    return on_journal(options, lambda options: _resume(options, answer or (), how), is_waiting=True)
+    return on_journal(
+        options, lambda options: _resume(options, answer or (), how, trusts=trust_answers), is_waiting=True
+    )
 
 
 def can_ask() -> bool:
@@ -121,16 +131,17 @@ def _decision(question: Question) -> AnswerLike | None:
             return taken(typed)
 
 
-def _resume(options: Options, answers: Iterable[str], how: GoingOn) -> Exit:
+def _resume(options: Options, answers: Iterable[str], how: GoingOn, *, trusts: bool) -> Exit:
     in_doubt, divergence = cast("Any", attrs.astuple(how.checked()))
     journal, given = journal_at(options.journal), answers_of(answers)
     history = journal.history()
     agent = recorded_agent(journal, options, history)
+    again = not trusts and asks_again(journal, history)
     bench = bench_for(options, agent, performs=not history.is_complete, hooks=hooks_of(history))
     limits = limits_again(journal, options)
     if in_doubt == "ask" and can_ask():
         given |= looked_at(history, given)
-    asked = partial(bench.engine.start_resume, in_doubt=in_doubt, on_divergence=divergence)
+    asked = partial(bench.engine.start_resume, in_doubt=in_doubt, on_divergence=divergence, ask_again=again)
     run = followed(bench, lambda: asked(journal, agent=agent, answers=given, limits=limits))
     Recording(journal, recorded_as(options.journal)).ended(run.result)
     return told(run, options, bench)

@@ -103,22 +103,22 @@ def _run(options: Options) -> Exit:
     return told(run, options, bench)
 
 
-def read_params(text: str) -> dict[str, Any] | None:
+def read_params(text: str, option: str = "--params") -> dict[str, Any] | None:
     """
-    Return the params in *text*: JSON, or ``@FILE`` with JSON in it.
+    Return the object in *text*, which *option* was given: JSON, or ``@FILE`` with JSON in it.
 
     Raises:
         UsageProblem: when it is no JSON object, or there is no such file.
     """
     if not text:
         return None
-    source = "--params"
+    source = option
     if text.startswith("@"):
         source = text[1:]
         try:
             text = Path(source).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
-            msg = f"--params {source!r} cannot be read: {error}"
+            msg = f"{option} {source!r} cannot be read: {error}"
             raise UsageProblem(msg) from None
     try:
         params = json.loads(text)

@@ -254,9 +254,11 @@ class Settings:
 
     @property
     def agent_folders(self) -> tuple[Path, ...]:
-        """The folders in which agents are looked for; a relative one of a file is beside that file."""
+        """The folders in which agents are looked for; a relative one of a file is beside that file, and absolute."""
         origin = self.origin("agents")
-        base = Path(origin.place.rpartition(":")[0]).parent if origin.source in ("user", "--config") else Path()
+        # One of the environment stays relative: it leads into whatever folder somebody stands in, and is trusted like that.
+        is_file = origin.source in ("user", "--config")
+        base = Path(origin.place.rpartition(":")[0]).parent.absolute() if is_file else Path()
         return tuple([base / Path(folder).expanduser() for folder in self.get("agents") or ()])
 
     def with_arguments(self, **given: Any) -> Settings:

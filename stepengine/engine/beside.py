@@ -70,6 +70,18 @@ class _Finder(MetaPathFinder):
 class _Loader(SourceFileLoader):
     """Loads a file of a made-up package, with what it imports from beside the agent file loaded below that package."""
 
+    def get_data(self, path: str) -> bytes:
+        """
+        Return what a file holds; of cached bytecode nothing, so that what runs is what a person can read and trust.
+
+        Raises:
+            OSError: when it cannot be read, and for bytecode.
+        """
+        if path.endswith(".pyc"):
+            msg = f"{path} is not read: the source is"
+            raise FileNotFoundError(msg)
+        return super().get_data(path)
+
     def get_code(self, fullname: str) -> CodeType | None:
         """
         Return the code of the module.

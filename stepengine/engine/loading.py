@@ -16,6 +16,7 @@ import attrs
 
 from stepengine.data.alike import did_you_mean
 from stepengine.data.definition import AgentDefinition, name_of_published, normalised_id
+from stepengine.engine import trust
 from stepengine.engine.beside import module_at
 from stepengine.errors import DefinitionError
 from stepengine.machine.author import noted, raised_at
@@ -64,13 +65,16 @@ class AgentPlace:
 
     @classmethod
     def of_text(cls, text: str | Path) -> Self | None:
-        """Return the place that ``FILE`` or ``FILE#id`` names, whether there is such a file or not; ``None`` for an id."""
+        """
+        Return the place that ``FILE`` or ``FILE#id`` names, whether there is such a file or not; ``None`` for an id.
+
+        A file ends in ``.py``: a folder that somebody else made could hold one that is called like an id.
+        """
         path = Path(text)
-        if path.is_file() or path.suffix == ".py":
+        if path.suffix == ".py":
             return cls(path)
         file, separator, agent_id = str(text).rpartition("#")
-        is_file = separator and (file.endswith(".py") or Path(file).is_file())
-        return cls(Path(file), normalised_id(agent_id)) if is_file else None
+        return cls(Path(file), normalised_id(agent_id)) if separator and file.endswith(".py") else None
 
     def load(self) -> AgentDefinition[Any]:
         """
@@ -99,13 +103,17 @@ def load_agent(path_or_id: str | Path, *, folders: Iterable[Path] = ()) -> Agent
         path_or_id: A path to a ``.py`` file, with ``#id`` where it holds several agents, or an agent's id. An id is looked for
             in ``./agents``, then in *folders*, then among the agents that come with stepengine; its file is called like the
             id, with ``_`` for ``-``, or holds an agent of that id. Of ``publisher/name@version`` the name is looked for, and
-            the version is not checked.
+            the version is not checked. A path is never asked about. ``./agents`` is searched where its code may run: a person
+            trusted it (``stepengine trust``), or code of its project runs already, such as the main file or tests.
         folders: More folders to look in.
 
     Raises:
         DefinitionError: naming the file and what it should hold, or where was searched.
     """
-    return agent_place(path_or_id, folders=folders).load()
+    place = agent_place(path_or_id, folders=folders)
+    if AgentPlace.of_text(path_or_id) is not None:
+        trust.has_run(place.file)
+    return place.load()
 
 
 def agent_place(path_or_id: str | Path, *, folders: Iterable[Path] = ()) -> AgentPlace:
@@ -139,12 +147,22 @@ def _place_of_id(agent_id: str, places: tuple[Path, ...]) -> AgentPlace:
         if found is not None:
             for said in broken:
                 _warn_of(said)
+            _tell_of_shadow(found, wanted)
             return found
     names = [normalised_id(file.stem) for folder in places for file in _files(folder)]
     searched = ", ".join([str(f) for f in places]) or "no folder: there is no ./agents"
     near = did_you_mean(wanted, names, alike=NEAR)
     msg = f"no agent has the id {agent_id!r}; searched: {searched}. Give a path such as './agents/reviewer.py', or an id{near}"
+    foreign = trust.foreign_at(trust.LOCAL) if trust.LOCAL not in places else None
+    if foreign is not None:
+        msg = f"{msg}. Not searched, because nobody trusts it: {foreign}; `{foreign.how}` does"
     raise DefinitionError("\n  not read: ".join([msg, *broken]))
+
+
+def _tell_of_shadow(found: AgentPlace, wanted: str) -> None:
+    """Say when an agent of the working folder is taken where the same id comes with stepengine, too."""
+    if found.file.parent == trust.LOCAL and bundled_id(wanted) and found.file.resolve().parent not in _own_real():
+        trust.tell(f"the agent {wanted!r} is that of {found.file}, and not the one that comes with stepengine")
 
 
 @attrs.frozen
@@ -166,6 +184,7 @@ def load_agents(path: str | Path) -> tuple[AgentDefinition[Any], ...]:
     """
     place = AgentPlace.of_text(path)
     if place is not None:
+        trust.has_run(place.file)
         return (place.load(),) if place.id else agents_in(agent_place(path).file)
     loaded = load_folder(Path(path))
     for said in loaded.problems:
@@ -196,8 +215,20 @@ def load_folder(folder: Path) -> Loaded:
 
 
 def agent_folders(more: Iterable[Path] = ()) -> tuple[Path, ...]:
-    """Return the folders in which an id is looked for, in order, *more* of them after ``./agents``; only those that exist."""
-    return tuple([f for f in (Path("agents"), *more, *_own_folders()) if f.is_dir()])
+    """
+    Return the folders in which an id is looked for, in order, *more* of them after ``./agents``; only those that exist.
+
+    ``./agents`` is one of them where its files may run; at the command line that holds for every relative folder.
+    """
+    given = tuple(more)
+    named = {f.resolve() for f in given if f.is_absolute() or trust.GATE.get() is None}
+    known = {*named, *_own_real()}
+    searched = [f for f in (trust.LOCAL, *given) if f.is_dir() and (f.resolve() in known or trust.may_run(f))]
+    return (*searched, *[f for f in _own_folders() if f.is_dir()])
+
+
+def _own_real() -> set[Path]:
+    return {folder.resolve() for folder in _own_folders()}
 
 
 def bundled_agents() -> list[str]:

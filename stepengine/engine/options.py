@@ -158,6 +158,9 @@ class ResumeOptions(TypedDict, total=False):
             recorded there, with another prompt, model, tool description or input. What was accepted is written down, so
             that later replays accept exactly that. Where the kinds differ, or effects were added or removed, it raises.
             After the last record the code runs as it is now.
+        ask_again: Whether permissions are asked for again that are recorded for calls which have not begun, or for good:
+            for a journal that comes from somebody else, who could have written any yes into it. False by default: a
+            program knows its journals, wherever they were moved. What stood there is kept beside the journal.
     """
 
     answers: Mapping[str, AnswerLike] | None
@@ -165,6 +168,7 @@ class ResumeOptions(TypedDict, total=False):
     limits: Limits | None
     in_doubt: InDoubt
     on_divergence: OnDivergence
+    ask_again: bool
 
 
 class StartResumeOptions(ResumeOptions, total=False):

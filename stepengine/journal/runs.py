@@ -21,6 +21,7 @@ from stepengine.journal.forks import branch
 from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.questions import InDoubt, sorted_answers
 from stepengine.journal.recorder import Pace
+from stepengine.journal.reopening import take_back
 from stepengine.journal.replayer import Leeway, live_kinds
 from stepengine.journal.store import Journal
 from stepengine.journal.undoing import Roots
@@ -70,6 +71,7 @@ async def resume(
     answers: Mapping[str, AnswerLike] | None = None,
     in_doubt: InDoubt = "fail",
     on_divergence: OnDivergence = "raise",
+    ask_again: bool = False,
 ) -> RunResult[Any]:
     """
     Go on with a run that was suspended, interrupted or cut off by a crash; what is recorded is not done again.
@@ -84,6 +86,7 @@ async def resume(
             ``UnknownOutcome`` at the handler's yield, ``"retry"`` does it again, ``"ask"`` suspends with a question.
         on_divergence: ``"raise"``, ``"stop"`` for a result with status ``failed``, or ``"keep"``: where an effect of the
             same kind is recorded with another content, its recorded outcome serves nevertheless, and the journal says so.
+        ask_again: Whether recorded permissions for what has not begun are asked for again, as of a journal of somebody else.
 
     Raises:
         AnswerRejected: when an answer fits no open question; nothing is changed.
@@ -92,7 +95,10 @@ async def resume(
     """
     _check_choice("in_doubt", in_doubt, get_args(InDoubt))
     _check_choice("on_divergence", on_divergence, get_args(OnDivergence))
-    run = JournaledRun.resume(as_journal(journal), answers, in_doubt, keep=on_divergence == "keep")
+    taken = as_journal(journal)
+    if ask_again and taken.is_there():
+        take_back(taken)
+    run = JournaledRun.resume(taken, answers, in_doubt, keep=on_divergence == "keep")
     return await _run(run, launch, on_divergence)
 
 

@@ -281,7 +281,9 @@ class Impact:
 
     def _findings(self, left: Sequence[Judged]) -> Iterator[str]:
         changed, number = self.rate_of(_changed), len([one for one in self.journals if one.found.kind != UNREADABLE])
-        if self.has_baseline:
+        if self.has_baseline and math.isnan(changed.mean):
+            yield "whether the choice of tools changed is unknown: no run was asked of both agents"
+        elif self.has_baseline:
             yield f"the choice of tools changed {_signed(changed)} more often than the old agent's own noise"
         else:
             runs = sum((one.share(_changed) or 0) >= 0.5 for one in self.journals)  # noqa: PLR2004 - most of the samples

@@ -145,7 +145,7 @@ class RunHandle(Generic[Out]):
     @property
     def phase(self) -> RunPhase:
         """What the run is doing; a kept-open handle is ``IDLE`` between its turns."""
-        return RunPhase.IDLE if self._is_idle and not self._is_closing else self._tree.hub.phase
+        return RunPhase.IDLE if self._task.done() and not self.done else self._tree.hub.phase
 
     @property
     def questions(self) -> tuple[Question, ...]:
@@ -160,7 +160,7 @@ class RunHandle(Generic[Out]):
     @property
     def done(self) -> bool:
         """Whether the run has ended, and no other turn can follow."""
-        return self._task.done() and (self._turns is None or self._is_closing)
+        return self._task.done() and (self._turns is None or self._is_closing or self._has_crashed)
 
     @property
     def is_used(self) -> bool:
@@ -168,8 +168,9 @@ class RunHandle(Generic[Out]):
         return self._is_used
 
     @property
-    def _is_idle(self) -> bool:
-        return self._turns is not None and self._task.done()
+    def _has_crashed(self) -> bool:
+        """Whether the last turn left nothing to go on from; so it is from its end on, before ``_turn_ended`` is called."""
+        return self._task.done() and (self._task.cancelled() or self._task.exception() is not None)
 
     def on_end(self, tell: Callable[[], object]) -> None:
         """Call *tell* when the handle is done: its run has ended, or was cancelled before it began."""
@@ -344,7 +345,7 @@ class RunHandle(Generic[Out]):
     def _take_input(self, text: str) -> None:
         if not self._task.done():
             self._tree.inbox.append(UserMessage(text))
-        elif not self._is_closing:
+        elif not self.done:
             self._next_turn(text)
 
     def _next_turn(self, text: str) -> None:
@@ -353,10 +354,7 @@ class RunHandle(Generic[Out]):
         # As the first turn: not in the context of whoever happens to say something, which may be another run's.
         self._context.copy().run(lambda: self._begin(*turns(last, text)))
 
-    def _turn_ended(self, task: asyncio.Task[RunResult[Any]]) -> None:
-        crashed = task.cancelled() or task.exception() is not None
-        if self._turns is not None and crashed:
-            self._is_closing = True
+    def _turn_ended(self, _: asyncio.Task[RunResult[Any]]) -> None:
         self._end_if_idle()
         late = [message.text for message in self._tree.inbox]
         if self.done or not late:

@@ -6,14 +6,17 @@ pydantic validates a *capture function* with the same parameters, which returns 
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
+import attrs
+
 from stepengine.data.json import JsonDict, JsonList, compact, freeze, freeze_object
 from stepengine.data.tools import Validated, quick_validated
 from stepengine.errors import DataError, DefinitionError
-from stepengine.tools.places import place_of
+from stepengine.tools.places import is_bundled, place_of
 from stepengine.tools.schemas import NAMED_SCHEMAS, SCHEMAS, refusal
 from stepengine.tools.signatures import Signature
 
@@ -27,25 +30,68 @@ SCALARS = frozenset({str, int, float, bool, type(None)})
 IN_SCHEMA_ORDER = inspect.Parameter.KEYWORD_ONLY
 
 
+@attrs.frozen(eq=False)
+class _Parameters:
+    """
+    What a tool takes, as pydantic sees it: equal when it would make the same of both.
+
+    Attributes:
+        module: Where the function stands.
+        kept: The parameters. They are compared also by how they are written, for ``1 == True``.
+        written: How they are written.
+    """
+
+    module: str
+    kept: tuple[inspect.Parameter, ...]
+    written: str
+
+    def __hash__(self) -> int:
+        return hash((self.module, self.written))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Parameters) and all(
+            (self.module == other.module, self.written == other.written, self.kept == other.kept)
+        )
+
+    def adapter(self) -> TypeAdapter[Any]:
+        from pydantic import ConfigDict, TypeAdapter
+
+        def capture(**arguments: Any) -> dict[str, Any]:
+            return arguments
+
+        capture.__signature__ = inspect.Signature(self.kept)  # type: ignore[attr-defined]
+        capture.__annotations__ = {p.name: p.annotation for p in self.kept}
+        capture.__module__ = self.module
+        return TypeAdapter(cast("Any", capture), config=ConfigDict(allow_inf_nan=False))
+
+
+_bundled_adapter = functools.lru_cache(maxsize=256)(_Parameters.adapter)
+
+
 def _adapter(signature: Signature) -> TypeAdapter[Any]:
-    from pydantic import ConfigDict, TypeAdapter
     from pydantic.errors import PydanticUserError
 
-    kept = [p.replace(kind=IN_SCHEMA_ORDER) for p in signature.parameters]
     fn = signature.body.fn
-
-    def capture(**arguments: Any) -> dict[str, Any]:
-        return arguments
-
-    capture.__signature__ = inspect.Signature(kept)  # type: ignore[attr-defined]
-    capture.__annotations__ = {p.name: p.annotation for p in kept}
-    capture.__module__ = getattr(fn, "__module__", __name__)
+    kept = tuple([p.replace(kind=IN_SCHEMA_ORDER) for p in signature.parameters])
+    module = getattr(fn, "__module__", __name__)
     try:
-        return TypeAdapter(cast("Any", capture), config=ConfigDict(allow_inf_nan=False))
+        # Only of our own tools is it known that what is written the same means the same.
+        return (
+            _bundled_adapter(_Parameters(module, kept, repr(kept)))
+            if is_bundled(fn)
+            else _Parameters(module, kept, "").adapter()
+        )
     except (PydanticUserError, TypeError) as error:
         text = str(error).partition("\n")[0]
         msg = f"{place_of(fn)}: the parameters of tool {getattr(fn, '__name__', '?')!r} have no JSON Schema: {text}"
         raise DefinitionError(msg) from error
+
+
+def _json_schema(adapter: TypeAdapter[Any]) -> Any:
+    return without_titles(adapter.json_schema())
+
+
+_bundled_json_schema = functools.lru_cache(maxsize=256)(_json_schema)
 
 
 def _aliases(schema: Any, signature: Signature) -> dict[str, tuple[str, ...]]:
@@ -152,16 +198,16 @@ class FunctionInputs:
         from pydantic.errors import PydanticInvalidForJsonSchema
 
         try:
-            schema = without_titles(self._adapter.json_schema())
+            made = (_bundled_json_schema if is_bundled(self._signature.body.fn) else _json_schema)(self._adapter)
         except PydanticInvalidForJsonSchema as error:
             fn = self._signature.body.fn
             msg = f"{place_of(fn)}: the parameters of tool {self._name!r} have no JSON Schema: {error}"
             raise DefinitionError(msg) from error
-        schema = {"type": "object", "properties": {}, **schema}
-        for name, field in schema["properties"].items():
-            if name in texts:
-                field.setdefault("description", texts[name])
-        return freeze_object(schema)
+        told = {
+            name: {**field, "description": field.get("description", texts[name])} if name in texts else field
+            for name, field in made.get("properties", {}).items()
+        }
+        return freeze_object({"type": "object", "properties": {}, **made} | {"properties": told})
 
     def validate(self, value: JsonDict) -> Validated:
         """

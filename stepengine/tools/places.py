@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from stepengine.errors import DefinitionError
 
-__all__ = ("hints_of", "outer_names", "place_of")
+__all__ = ("hints_of", "is_bundled", "outer_names", "place_of")
 
 
 def place_of(fn: Callable[..., Any]) -> str:
@@ -27,6 +27,25 @@ def _plain(fn: Any) -> Any:
     return fn if inspect.isroutine(fn) else type(fn).__call__
 
 
+def is_bundled(fn: Callable[..., Any]) -> bool:
+    """
+    Return whether *fn* is the body of a bundled tool, which is made anew for each root and takes the same in every one.
+    """
+    return inspect.isfunction(fn) and fn.__module__.startswith("stepengine.tools.")
+
+
+_BUNDLED: dict[tuple[Any, ...], dict[str, Any]] = {}
+
+
+def _bundled_hints(fn: Callable[..., Any]) -> dict[str, Any]:
+    """Evaluate annotations once: the names of a module of ours keep their meaning, those of other people's may not."""
+    written = (fn.__module__, *fn.__annotations__.items())
+    found = _BUNDLED.get(written)
+    if found is None:
+        found = _BUNDLED[written] = inspect.get_annotations(fn, eval_str=True)
+    return dict(found)
+
+
 def hints_of(fn: Callable[..., Any], names: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """
     Return the evaluated annotations of a function, ``Annotated`` kept.
@@ -40,7 +59,7 @@ def hints_of(fn: Callable[..., Any], names: Mapping[str, Any] | None = None) -> 
     """
     plain = _plain(fn)
     try:
-        return inspect.get_annotations(plain, eval_str=True)
+        return _bundled_hints(plain) if is_bundled(plain) else inspect.get_annotations(plain, eval_str=True)
     except NameError:
         pass
     try:

@@ -11,10 +11,11 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Generator, Mapping
+import time
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import attrs
 from pydantic import Field
@@ -28,6 +29,7 @@ from stepengine.tools.definition import Tool
 from stepengine.tools.files.policy import Policy
 from stepengine.tools.files.root import Root
 from stepengine.tools.files.walk import Budget, walk
+from stepengine.tools.guard import GUARD, file_guard
 
 __all__ = (
     "Catalog",
@@ -48,6 +50,9 @@ DEPTH = 3
 FOLDERS = 2_000
 SECONDS = 2.0
 SKILLS = 200
+KEPT_SCANS = 16
+FRESH_NS = 50_000_000
+"""How coarse the times of a file system may be."""
 SHOWN_FILES = 100
 FILE_BYTES = 32 * 1024
 HEAD_BYTES = 16 * 1024
@@ -139,37 +144,151 @@ def read_start(root: Root, path: str, limit: int) -> tuple[bytes, os.stat_result
         os.close(opened.fd)
 
 
+Place: TypeAlias = tuple[Path, str, str]
+"""A folder, where skills stand below it, and whose they are."""
+Stamp: TypeAlias = tuple[int, ...] | None
+"""What changes when a folder or a file does; ``None`` for what is not there."""
+
+
+@attrs.frozen
+class _Scan:
+    """
+    What a project and a user had when their folders were gone through.
+
+    Attributes:
+        skills: The members of each skill but its root, and the folder of that: a root that is kept would stay open.
+        warnings: As of ``Catalog``.
+        stamps: The folders and heads that were seen, by path.
+    """
+
+    skills: tuple[tuple[Path, Mapping[str, Any]], ...]
+    warnings: tuple[str, ...]
+    stamps: Mapping[str, Stamp]
+
+    def holds(self) -> bool:
+        """Return whether nothing has changed since."""
+        return all(_stamp(path) == stamp for path, stamp in self.stamps.items())
+
+
+_scans: dict[tuple[Place, ...], _Scan] = {}
+"""The last scans: of thousands of folders one takes seconds, and every call of ``skill`` would need one."""
+
+
 def find_skills(folder: Path, *, user: bool) -> Catalog:
-    """Return the skills of the project that *folder* belongs to; with *user* also the user's, which stand behind those."""
-    found, left = Catalog(), Budget(FOLDERS * 10, SECONDS)
-    places = [(project_top(folder), place, "project") for place in PLACES]
+    """
+    Return the skills of the project that *folder* belongs to; with *user* also the user's, which stand behind those.
+
+    The folders are gone through once, and again when one of them or a head has changed.
+    """
+    places = tuple(_places(folder, user=user))
+    known = _scans.get(places)
+    if known is None or not known.holds():
+        known = _scanned(places)
+        while len(_scans) >= KEPT_SCANS:
+            _scans.pop(next(iter(_scans), places), None)
+        if not _is_fresh(known):
+            _scans[places] = known
+    return _opened(known)
+
+
+def _places(folder: Path, *, user: bool) -> Iterator[Place]:
+    top = project_top(folder)
+    yield from [(top, place, "project") for place in PLACES]
     if user:
         own, home = user_folder(), os.environ.get("HOME", "")
-        places += [(own, "skills", "user")] if own is not None else []
-        places += [(Path(home), place, "user") for place in PLACES[1:]] if home.startswith("/") else []
-    for base, place, scope in places:
-        with closing(_folders(base, place, left)) as folders:
-            for root, path in folders:
-                _take(found, root, path, scope)
-                if not left.check_time():  # the walk asks only at every 64th entry, and a head can take a second
-                    break
+        yield from [(own, "skills", "user")] if own is not None else []
+        yield from [(Path(home), place, "user") for place in PLACES[1:]] if home.startswith("/") else []
+
+
+def _scanned(places: Iterable[Place]) -> _Scan:
+    found, left, stamps = Catalog(), Budget(FOLDERS * 10, SECONDS), dict[str, Stamp]()
+    bases: dict[str, Path] = {}
+    # What rules keep from one call is left out of its answer below: what is kept serves all calls.
+    token = GUARD.set(None)
+    try:
+        for base, place, scope in places:
+            with closing(_folders(base, place, left, stamps)) as folders:
+                for root, path in folders:
+                    _take(found, root, path, scope)
+                    bases |= dict.fromkeys(found.skills.keys() - bases.keys(), base)
+                    if not left.check_time():  # the walk asks only at every 64th entry, and a head can take a second
+                        break
+    finally:
+        GUARD.reset(token)
     if left.cut:
         found.warnings.append(f"not all folders of skills were looked at: {left.cut}")
+    fields = attrs.filters.exclude("root")
+    skills = [(bases[name], attrs.asdict(s, recurse=False, filter=fields)) for name, s in found.skills.items()]
+    return _Scan(tuple(skills), tuple(found.warnings), stamps)
+
+
+def _opened(known: _Scan) -> Catalog:
+    """Return the skills of a scan with open roots, without those that rules keep from the call that runs now."""
+    found, roots = Catalog(warnings=[*known.warnings]), dict[Path, Root | None]()
+    for base, members in known.skills:
+        if base not in roots:
+            roots[base] = _root_of(base)
+        root = roots[base]
+        if root is None:
+            continue
+        skill = Skill(root=root, **members)
+        try:
+            if file_guard() is not None:
+                os.close(root.open_file(f"{skill.folder}/SKILL.md").fd)
+        except (ToolError, OSError) as error:
+            found.warnings.append(f"the skill in {skill.path!r} was left out: {error}")
+        else:
+            found.skills[skill.name] = skill
     return found
 
 
-def _folders(base: Path, place: str, left: Budget) -> Generator[tuple[Root, str], None, None]:
-    """Yield the folders with a ``SKILL.md``, at most three below *place*, and the root that they are read below."""
+def _root_of(base: Path) -> Root | None:
     try:
-        root = Root(base, Policy(allow_wide_root=True))
-        opened = root.open_folder(place)
-    except (DefinitionError, ToolError):
+        return Root(base, Policy(allow_wide_root=True))
+    except DefinitionError:
+        return None
+
+
+def _stamp(path: str) -> Stamp:
+    try:
+        status = os.stat(path)  # noqa: PTH116  (thousands of them: a Path for each takes as long as the call)
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino, status.st_dev
+
+
+def _is_fresh(scan: _Scan) -> bool:
+    """Return whether something changed so lately that the next change could have the same stamp."""
+    now = time.time_ns()
+    return any(stamp is not None and now - stamp[1] < FRESH_NS for stamp in scan.stamps.values())
+
+
+def _folders(base: Path, place: str, left: Budget, stamps: dict[str, Stamp]) -> Generator[tuple[Root, str], None, None]:
+    """
+    Yield the folders with a ``SKILL.md``, at most three below *place*, and the root that they are read below.
+
+    What was looked at is added to *stamps*.
+    """
+    top = f"{base}/{place}"
+    stamps[top] = _stamp(top)
+    root = _root_of(base)
+    if root is None:
         return
     try:
-        depth = len(opened.parts) + DEPTH
-        with closing(walk(root.holds, opened.fd, opened.parts, left, lambda parts, _: len(parts) <= depth)) as entries:
+        opened = root.open_folder(place)
+    except ToolError:
+        return
+    try:
+        start = len(opened.parts)
+        with closing(
+            walk(root.holds, opened.fd, opened.parts, left, lambda parts, _: len(parts) <= start + DEPTH)
+        ) as entries:
             for parts, entry in entries:
-                if entry.name == "SKILL.md" and len(parts) > len(opened.parts) + 1:
+                is_head = entry.name == "SKILL.md"
+                if is_head or entry.is_dir(follow_symlinks=False):
+                    seen = "/".join([top, *parts[start:]])
+                    stamps[seen] = _stamp(seen)
+                if is_head and len(parts) > start + 1:
                     yield root, "/".join(parts[:-1])
     except OSError:
         return
@@ -185,15 +304,19 @@ def _take(found: Catalog, root: Root, path: str, scope: str) -> None:
         found.warnings.append(f"the skill in {shown!r} was left out: {error}")
         return
     folder = path.rpartition("/")[2]
-    name = visible(str(head.get("name") or folder), strict=True)[:NAME_CHARS]
+    name = visible(str(head.get("name") or folder), strict=True)
     description = head.get("description")
     if not isinstance(description, str) or not description.strip():
         found.warnings.append(f"the skill in {shown!r} was left out: its SKILL.md has no description")
         return
-    if not NAME.fullmatch(name) or name != folder:
+    if not NAME.fullmatch(name) or len(name) > NAME_CHARS:
         found.warnings.append(
-            f"the skill {name!r} in {shown!r}: its name should be that of its folder, of a-z, 0-9 and -"
+            f"the skill in {shown!r} was left out: its name {name[:NAME_CHARS]!r} is none of a-z, 0-9 and single -, "
+            f"at most {NAME_CHARS} characters"
         )
+        return
+    if name != folder:
+        found.warnings.append(f"the skill {name!r} in {shown!r}: its name should be that of its folder")
     if name in found.skills:
         found.warnings.append(
             f"the skill {name!r} in {shown!r} was left out: another one in {found.skills[name].path!r} comes first"

@@ -152,6 +152,8 @@ def test_the_live_line_counts_steps_tokens_and_cost() -> None:
         ({"NO_COLOR": "1"}, True, False),
         ({"CI": "true"}, False, True),
         ({"TERM": "dumb"}, False, False),
+        ({"FORCE_COLOR": "1", "CI": "true"}, False, True),
+        ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, True, False),
     ],
 )
 def test_the_environment_says_whether_there_are_colours_and_a_live_line(

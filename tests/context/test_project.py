@@ -4,9 +4,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +21,7 @@ from stepengine.journal import MemoryJournal
 from stepengine.testing import ScriptedModel, tool_call
 from stepengine.tools import skill_tools, skills
 from stepengine.tools.files import walk
+from stepengine.tools.guard import GUARD, Guard
 from stepengine.tools.project import ALL_BYTES, FILE_BYTES, read_project
 
 BOMB = "a: &a [x, x, x]\nb: &b [*a, *a, *a]\ndescription: many\n"
@@ -263,6 +266,83 @@ def test_skills_that_take_long_to_read_hold_up_no_run(tmp_path: Path, monkeypatc
 
     assert ["s00", "s01", "s02"] == list(found.skills)
     assert ["not all folders of skills were looked at: stopped after 2 s"] == found.warnings
+
+
+@pytest.mark.spec("interfaces:IF91")
+def test_skills_are_looked_for_once_and_again_after_any_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Of 3,000 folders one look takes two seconds; each call of `skill` and each turn needs what they hold.
+    """
+    read: list[str] = []
+    take = skills._take
+    monkeypatch.setattr(skills, "FRESH_NS", 0)
+    monkeypatch.setattr(
+        skills, "_take", lambda found, root, path, scope: (read.append(path), take(found, root, path, scope))
+    )
+
+    def looked() -> tuple[int, dict[str, str]]:
+        read.clear()
+        found = skills.find_skills(tmp_path, user=False).skills
+        return len(read), {name: each.description for name, each in found.items()}
+
+    one = skill(tmp_path, "one", "description: a\n")
+    skill(tmp_path, "two", "description: b\n")
+    changes: list[Callable[[], Any]] = [
+        lambda: one.write_text("---\ndescription: longer\n---\n"),
+        lambda: skill(tmp_path, "three", "description: c\n"),
+        lambda: skill(tmp_path, "four", "description: d\n", under=".stepengine/skills"),
+        one.unlink,
+        lambda: (tmp_path / ".agents/skills/two").rename(tmp_path / ".agents/skills/deux"),
+        lambda: (tmp_path / ".agents/skills").rename(tmp_path / ".agents/away"),
+        lambda: (tmp_path / ".agents/skills").symlink_to("away"),
+    ]
+    seen = [looked()]
+    for change in changes:
+        change()
+        seen += [looked(), looked()]
+    expected = [
+        {"one": "a", "two": "b"},
+        {"one": "longer", "two": "b"},
+        {"one": "longer", "two": "b", "three": "c"},
+        {"one": "longer", "two": "b", "three": "c", "four": "d"},
+        {"two": "b", "three": "c", "four": "d"},
+        {"deux": "b", "three": "c", "four": "d"},
+        {"four": "d"},
+        {"deux": "b", "three": "c", "four": "d"},
+    ]
+
+    assert expected == [known for _, known in seen[:1] + seen[1::2]]
+    assert expected[1:] == [known for _, known in seen[2::2]]
+    assert [0] * len(changes) == [count for count, _ in seen[2::2]]
+
+
+@pytest.mark.spec("interfaces:IF91", "requirements:X70")
+def test_a_kept_look_shows_no_call_what_its_rules_deny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(skills, "FRESH_NS", 0)
+    skill(tmp_path, "one", "description: a\n")
+    skill(tmp_path, "two", "description: b\n")
+    before = list(skills.find_skills(tmp_path, user=False).skills)
+    token = GUARD.set(Guard(file=lambda root, parts: "is denied" if "two" in parts else ""))
+    try:
+        found = skills.find_skills(tmp_path, user=False)
+    finally:
+        GUARD.reset(token)
+
+    assert ["one", "two"] == before == list(skills.find_skills(tmp_path, user=False).skills)
+    assert ["one"] == list(found.skills)
+    assert ["the skill in '.agents/skills/two' was left out: '.agents/skills/two/SKILL.md' is denied"] == found.warnings
+
+
+@pytest.mark.spec("interfaces:IF91")
+@pytest.mark.parametrize("name", ["Two Words", "../up", "a--b", "-a", "a_b", "x" * 65, "\u202eevil"])
+def test_a_skill_of_an_impossible_name_is_left_out_with_the_reason(tmp_path: Path, name: str) -> None:
+    skill(tmp_path, "plain", f"name: {json.dumps(name)}\ndescription: a\n")
+    found = skills.find_skills(tmp_path, user=False)
+
+    assert {} == found.skills
+    assert ["the skill in '.agents/skills/plain' was left out: its name"] == [
+        w.partition(" name ")[0] + " name" for w in found.warnings
+    ]
 
 
 def test_an_agent_that_cannot_read_skills_is_told_of_none(tmp_path: Path) -> None:

@@ -135,6 +135,7 @@ def test_editor_runs_live_against_a_server_that_speaks_chat_completions(
     assert ["llama3.2"] * 2 == [r["model"] for r in server.requests]
 
 
+@pytest.mark.deep
 @pytest.mark.spec("requirements:P13")
 def test_the_live_example_runs_against_the_same_kind_of_server(
     stepengine: Any, chat_server: Callable[..., Any]

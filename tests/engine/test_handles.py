@@ -671,6 +671,57 @@ async def test_a_crashed_turn_leaves_handle_and_engine_fit_for_the_next_one():
         assert "also fine" == (await engine.run("a", "go")).text
 
 
+class Down(BaseException):
+    """What a test framework raises in the middle of a run: it is for whoever called it."""
+
+
+@pytest.mark.spec("requirements:N14", "requirements:X59")
+@pytest.mark.parametrize("how", ["raised", "cancelled"])
+@pytest.mark.parametrize("turn", [1, 2])
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_turn_that_crashes_ends_its_kept_open_handle_whatever_was_said_to_it_since(how, turn, late):
+    """
+    There is no state to go on from: it is done, nobody waits for its events, and the engine takes the next run.
+    """
+    at_work = asyncio.Event()
+
+    async def work(given):
+        at_work.set()
+        if how == "cancelled":
+            await asyncio.Event().wait()
+
+    def handle_steps(ctx):
+        if ctx.prompt.endswith(str(turn)):
+            yield from Perform(work, 1)
+            raise Down
+        yield from ()
+
+    async with Engine([plain(handle_steps=handle_steps)], models=ScriptedModel([])) as engine:
+        handle = engine.start("a", "turn 1", session_id="s", keep_open=True)
+        events = handle.events()
+        if turn == 2:
+            await handle.result()
+            handle.send_input("turn 2")
+        await at_work.wait()
+        if how == "cancelled":
+            if late:
+                handle.send_input("and more")
+            handle._task.cancel()
+        elif late:
+            # It has ended, and its handle may not have been told of it yet.
+            await holds(handle._task.done)
+            with pytest.raises(StepEngineError, match="has ended and takes no input"):
+                handle.send_input("and more")
+        with pytest.raises(Down if how == "raised" else asyncio.CancelledError):
+            await handle.result()
+        await all_of(events)
+
+        assert (handle.done, engine.get("s"), engine.get(handle.run_id)) == (True, None, None)
+        with pytest.raises(StepEngineError, match="has ended and takes no input"):
+            handle.send_input("again")
+        assert (await engine.run("a", "next")).status is RunStatus.COMPLETED
+
+
 # --- many ---------------------------------------------------------------------------------------------------------------
 
 

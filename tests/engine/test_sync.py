@@ -256,7 +256,16 @@ def test_a_signal_handler_is_refused():
 
 
 @pytest.mark.spec("reliability:SS11")
-@pytest.mark.parametrize("ending", ["", "del engine; import gc; gc.collect()", "raise SystemExit(0)"])
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "",
+        *[
+            pytest.param(end, marks=pytest.mark.deep)
+            for end in ("del engine; import gc; gc.collect()", "raise SystemExit(0)")
+        ],
+    ],
+)
 def test_an_engine_that_nobody_closed_ends_with_the_interpreter_without_a_word(ending):
     program = f"""
         import asyncio

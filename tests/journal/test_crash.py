@@ -107,6 +107,22 @@ def test_a_run_whose_last_record_is_torn_at_any_byte_resumes(undisturbed, fresh_
         assert doubtful or result.output == expected.output
 
 
+@pytest.mark.deep
+@pytest.mark.spec("replay:J33", "reliability:JR01")
+def test_a_journal_that_is_torn_at_any_byte_at_all_is_what_was_whole_before(undisturbed):
+    """
+    What a resume sees is the same as after a cut between two records, and all of those are resumed above.
+    """
+    _, lines = undisturbed
+    whole = b"".join(lines)
+    starts = [sum(map(len, lines[:number])) for number in range(len(lines) + 1)]
+    for size in range(len(whole) + 1):
+        before = sum(start <= size for start in starts[1:])
+        # Of the last line only its end may be missing: it is whole without it, or it is gone.
+        is_all_there = before < len(lines) and size == starts[before + 1] - 1
+        assert len(MemoryJournal(whole[:size]).records()) in ({before, before + 1} if is_all_there else {before})
+
+
 @pytest.mark.spec("reliability:I11")
 def test_a_run_that_crashes_again_while_it_is_resumed_still_comes_to_the_same_end(undisturbed, fresh_world):
     expected, lines = undisturbed

@@ -28,7 +28,7 @@ from stepengine.journal import FileJournal, MemoryJournal, Redactor, check
 from stepengine.journal.encoding import Encoder, outcome_members, outcome_of, packed, unpacked
 from stepengine.journal.fingerprints import fingerprint
 from stepengine.journal.reading import read_lines
-from stepengine.journal.records import TAIL, Intent, Result, to_line
+from stepengine.journal.records import TAIL, Intent, Result, check_effect, check_input, check_members, to_line
 from tests import strategies as stored
 
 GOLDEN = Path(__file__).parent / "golden" / "format-1.jsonl"
@@ -313,3 +313,59 @@ def expected(encoder, line):
     members = json.loads(line)
     del members["crc"]
     return to_line(packed(members, {}), 0)[0] if '"$' in line.decode() else line
+
+
+@pytest.mark.spec("replay:J41", "reliability:JR02")
+@given(st.one_of(st.none(), st.booleans(), st.integers(), st.text(max_size=3), st.lists(st.just("type"), max_size=2)))
+def test_a_member_that_should_be_an_object_and_is_none_is_named_as_such(value):
+    """
+    A text or a list "has" its letters or items as members: only the kind tells.
+    """
+    for check_it in (
+        lambda: check_members(value, {"type": str}, "the thing"),
+        lambda: check_members(value, {"type?": str}, "the thing"),
+        lambda: check_members(value, {}, "the thing"),
+    ):
+        with pytest.raises(ValueError, match=rf"^the thing should be an object, not a {type(value).__name__}$"):
+            check_it()
+    with pytest.raises(ValueError, match=r"^the input should be an object"):
+        check_input(value)
+    with pytest.raises(ValueError, match=r"^what params hold should be an object|the member 'params'"):
+        check_effect(
+            {
+                "type": "Spawn",
+                "agent_id": "a",
+                "prompt": "go",
+                "run_id": "r",
+                "params": "p" if value is None else value,
+            },
+            is_start=True,
+        )
+
+
+def test_what_should_be_an_object_and_is_none_is_corrupt_wherever_it_stands_in_a_journal():
+    """
+    Each object below a record in turn, by a text, a list and a number: a typed error with the record, or it still reads.
+    """
+    recorded = MemoryJournal()
+
+    def handle_steps(ctx):
+        yield Perform(len, "abc")
+
+    agent = AgentDefinition("a", input_schema={"type": "object"}, handle_steps=handle_steps)
+    with Engine([agent]) as engine:
+        engine.run_sync("a", "go", params={"k": {"l": 1}}, journal=recorded)
+    lines = [json.loads(line) for line in recorded.lines()]
+    named = 0
+    for number, members in enumerate(lines):
+        for name, value in members.items():
+            if not isinstance(value, dict):
+                continue
+            for other in ("type", ["type"], 3, None):
+                changed = [*lines[:number], {**members, name: other}, *lines[number + 1 :]]
+                try:
+                    check(MemoryJournal([sealed(each) for each in changed]))
+                    MemoryJournal([sealed(each) for each in changed]).history()
+                except JournalCorrupt as error:
+                    named += "record" in error.message
+    assert named >= 8

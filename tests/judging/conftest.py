@@ -5,6 +5,7 @@ Folders with an agent file, journals of it, and scripted models that stand in fo
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import textwrap
 from pathlib import Path
@@ -95,15 +96,27 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
     return made
 
 
+@pytest.fixture(scope="session")
+def ten_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """
+    The journals of ten customers, made once and copied.
+    """
+    made = Folder(tmp_path_factory.mktemp("ten"))
+    made.write("agents/shop.py", SHOP)
+    names: dict[str, Any] = {}
+    exec(BOOK, names)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(made.path)
+        for number in range(10):
+            made.record(f"journals/c{number}.jsonl", f"c{number}", names["replies"])
+    return made.path / "journals"
+
+
 @pytest.fixture
-def ten(folder: Folder) -> Folder:
+def ten(folder: Folder, ten_runs: Path) -> Folder:
     """
     Ten customers, each with a journal, and `now.py`: the same agent with another text of one tool.
     """
-    names: dict[str, Any] = {}
-    exec(BOOK, names)
-    for number in range(10):
-        folder.record(f"journals/c{number}.jsonl", f"c{number}", names["replies"])
+    shutil.copytree(ten_runs, folder.path / "journals")
     folder.write("now.py", SHOP.replace("Look at a shelf.", "Look closely at a shelf."))
-    (folder.path / "looked.txt").unlink()
     return folder

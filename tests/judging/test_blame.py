@@ -313,3 +313,32 @@ def test_the_command_names_the_step_and_leaves_with_what_it_found(folder: Any) -
     diverged = folder.type("blame", "bad.jsonl", "--agent", "agents/shop.py", "--check", "0", code=None)
     assert diverged.exit_code in (Exit.DIVERGED, Exit.USAGE)
     assert not Path("looked.txt").exists()
+
+
+@pytest.mark.spec("judging:JG86", "judging:JG12")
+def test_a_budget_that_is_spent_leaves_a_partial_report_and_a_code_that_says_so(folder: Any) -> None:
+    """
+    Whatever was found by then: a script that reads the code must not take it for the whole answer.
+    """
+    folder.record("bad.jsonl", "c0", itertools.chain([tool_call("look", {"shelf": "c0"}), text("no idea")]))
+    folder.write("script.py", SPOILT)
+    words = (
+        "blame",
+        "bad.jsonl",
+        "--script",
+        "script.py",
+        "-k",
+        "4",
+        "--tools",
+        "recorded",
+        "--check",
+        "'three' in text",
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("stepengine.models.pricing.ListPrices.__call__", lambda *_: Decimal("0.02"))
+        enough = folder.json(*words, "--budget", "9")
+        report = folder.json(*words, "--budget", "0.1", code=Exit.LIMIT)
+
+    assert (enough["stopped"], enough["blamed"]["step"]) == (None, 2)
+    assert "budget" in report["stopped"]
+    assert 0 < float(report["spent"]) <= 0.1

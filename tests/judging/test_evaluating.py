@@ -6,12 +6,17 @@ from __future__ import annotations
 
 import json
 import re
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stepengine.cli.exits import Exit
+from stepengine.judging.evaluating import Case, Evaluation, Outcome
+from stepengine.judging.reporting import summary_lines
+from stepengine.judging.scoring import Pair, Row, Scores
+from stepengine.judging.statistics import mean_of, paired
 
 GREETING = '''
 from stepengine import AgentDefinition
@@ -93,6 +98,19 @@ def without_times(report: Any) -> Any:
     return json.loads(text)
 
 
+LAYOUT = {
+    "": "format name seed n sides checks cases summary pairs ratios spent stopped created",
+    "sides": "name agent definition models",
+    "cases": "id tags group samples",
+    "samples": "side n journal status scores cost tokens steps seconds reused counts",
+    "scores": "score passed reason state",
+    "summary": "side check mean low high cases samples errors judge",
+    "pairs": "base side check difference low high p p_adjusted better worse equal",
+    "ratios": "base side of ratio low high pairs left_out",
+}
+"""The members of ``results.json``: programs read them."""
+
+
 @pytest.mark.spec("judging:JG60", "judging:JG61", "judging:JG64", "judging:JG90", "judging:JG91")
 def test_the_better_of_two_prompts_is_told_with_its_interval_and_every_answer_is_a_journal(greeting: Any) -> None:
     """
@@ -113,7 +131,28 @@ def test_the_better_of_two_prompts_is_told_with_its_interval_and_every_answer_is
     assert "0.030" == report["spent"]
     journals = [sample["journal"] for case in report["cases"] for sample in case["samples"]]
     assert 20 == len({*journals})
+    of_sample = report["cases"][0]["samples"][0]
+    assert LAYOUT == {
+        "": " ".join(results("o")), "sides": " ".join(report["sides"][0]), "cases": " ".join(report["cases"][0]),
+        "samples": " ".join(of_sample), "scores": " ".join(of_sample["scores"]["contains"]),
+        "summary": " ".join(report["summary"][0]), "pairs": " ".join(pair), "ratios": " ".join(cost),
+    }  # fmt: skip
+    assert {f"cases/{c['id']}/{s['side']}/{s['n']}.jsonl" for c in report["cases"] for s in c["samples"]} == {*journals}
     assert "Hello Ann!" in greeting.type("show", f"o/{journals[0]}").stdout
+
+
+@pytest.mark.spec("judging:JG64", "judging:JG67")
+def test_where_nothing_was_measured_no_number_is_told() -> None:
+    """
+    A side whose samples are all left out has no mean, and no difference to the other one.
+    """
+    outcome = Outcome(Evaluation("e", [Case("c", "x")], {}), (), (), 1, 0, Decimal(0))
+    rows = [Row(side, "pass", mean_of([]), 0, 1) for side in ("old", "new")]
+    scores = Scores(outcome, tuple(rows), (Pair("old", "new", "pass", paired({}, {}), 0, 0, 0),), (), {}, {})
+    told = "\n".join(summary_lines(scores))
+
+    assert "nan" not in told
+    assert "no case in common" in told
 
 
 @pytest.mark.spec("judging:JG67", "judging:JG94")

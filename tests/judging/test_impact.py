@@ -4,13 +4,20 @@
 
 from __future__ import annotations
 
+import json
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stepengine.cli.exits import Exit
+from stepengine.journal import MemoryJournal
+from stepengine.judging.impact import Found, Impact, Judged, Sample
+from stepengine.judging.rerun import Course
 
 
 @pytest.mark.spec("judging:JG70", "judging:JG71", "judging:JG72", "judging:JG87")
@@ -281,8 +288,8 @@ def test_a_comment_holds_hostile_texts_as_text_and_no_secret(folder: Any) -> Non
     assert 6 == len([c for i, c in enumerate(row) if c == "|" and row[i - 1] != "\\"])
     assert key not in said
     assert len(said) <= 65_000
-    for given in ("--json", "-q"):
-        assert key not in folder.type("impact", "run.jsonl", "--agent", "now.py", "--script", "say.json", given).output
+    for how in ("--json", "-q"):
+        assert key not in folder.type("impact", "run.jsonl", "--agent", "now.py", "--script", "say.json", how).output
 
 
 @pytest.mark.deep
@@ -311,3 +318,50 @@ def test_what_cannot_be_read_is_told_beside_the_rest_and_is_wrong_usage(ten: Any
     assert 10 == result.stdout.count('"class": "same"')
     assert "agent shop of agents/shop.py" in result.stderr
     assert "no agent" in ten.type("impact", "journals/c0.jsonl", "--agent", "nobody", code=Exit.USAGE).stdout
+
+
+@attrs.frozen
+class Again:
+    """What a report looks at of a rerun."""
+
+    refused: Any = None
+    served: int = 0
+    performed: int = 0
+    broke_at: str = ""
+    difference: Any = None
+    reused: int = 0
+    journal: Any = attrs.field(factory=MemoryJournal)
+
+
+costs = st.sampled_from([None, Decimal(0), Decimal("0.01"), Decimal("0.02")])
+courses = st.builds(
+    Course, st.none(), st.just(()), st.integers(0, 3), st.integers(0, 30), costs, st.sampled_from(["completed", "failed"]),
+    st.none(),
+)  # fmt: skip
+samples = st.lists(st.builds(Sample, courses, st.booleans(), st.booleans(), st.just(Again())), max_size=2).map(tuple)
+
+
+@pytest.mark.spec("judging:JG74", "judging:JG75", "judging:JG86")
+@given(
+    runs=st.lists(
+        st.tuples(
+            st.sampled_from(["same", "asked", "handler changed", "unreadable"]), st.none() | courses, samples, samples
+        ),
+        max_size=4,
+    ),
+    n=st.integers(1, 2),
+)
+def test_whatever_was_paid_for_no_number_is_told_that_is_none(runs: Any, n: int) -> None:
+    """
+    With a budget some runs are asked by the new agent alone, some by the old one alone, some by none.
+    """
+    judged = [
+        Judged(Found(f"{number}.jsonl", kind, MemoryJournal(), "#1", 1), recorded, new, old)
+        for number, (kind, recorded, new, old) in enumerate(runs)
+    ]
+    report = Impact("a", n, "recorded", tuple(judged), Decimal(1), "the budget is spent")
+
+    told = "\n".join(report.lines())
+    assert "nan" not in told.replace("unknown", "")
+    assert "inf" not in told
+    json.dumps(report.to_json(), allow_nan=False, default=str)

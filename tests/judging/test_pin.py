@@ -207,12 +207,25 @@ def test_what_is_kept_holds_no_secret_and_still_fails(folder: Any) -> None:
 
 
 @pytest.mark.spec("judging:JG80", "judging:JG12")
+def test_a_run_that_only_its_secret_fails_is_not_pinned_as_it_would_pass_without(folder: Any) -> None:
+    """
+    What is kept has no secret, so that the test would pass from its first day on; that is said, and nothing is left.
+    """
+    folder.write("agents/clerk.py", CLERK)
+    folder.record("runs/leak.jsonl", "pens", [text(f"Three, says {KEY}.")], agent="agents/clerk.py")
+    said = folder.type("pin", "runs/leak.jsonl", "--check", "'api03' not in text", code=Exit.FAILED)
+
+    assert "without its secrets the run does what --check asks for" in said.stderr
+    assert not any((folder.path / "tests").rglob("*.*"))
+
+
+@pytest.mark.spec("judging:JG80", "judging:JG12")
 def test_there_is_nothing_to_pin_where_the_run_passes_or_does_not_fit_the_code(clerk: Any) -> None:
     """
     Codes 1, 2 and 5, and no file is left by any of them; a second pin of one name does not touch the first.
     """
     words = ("pin", "runs/wrong.jsonl", "--check")
-    clerk.type(*words, "output == 4", code=Exit.FAILED)
+    assert "nothing to pin" in clerk.type(*words, "output == 4", code=Exit.FAILED).stderr
     clerk.type(*words, "output ==", code=Exit.USAGE)
     clerk.type(*words, "nothing > 3", code=Exit.USAGE)
     clerk.type(*words, "output == 3", "--name", "!?", code=Exit.USAGE)

@@ -4,6 +4,7 @@ The page of a run as data: what it holds, what it leaves out, and what becomes o
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import html
@@ -18,13 +19,14 @@ from typing import Any
 import attrs
 import pytest
 
-from stepengine import STEP, AgentCall, AgentDefinition, Engine, Perform, ToolResult, tool
+from stepengine import STEP, AgentCall, AgentDefinition, Engine, Perform, StepContext, ToolResult, tool
 from stepengine.data.messages import ImagePart
 from stepengine.journal import FileJournal, Journal, MemoryJournal, diff
+from stepengine.journal.records import ROOT, shown_address
 from stepengine.judging import render_run
 from stepengine.judging.texts import SafeTexts
 from stepengine.judging.viewing.comparing import pairs_of
-from stepengine.judging.viewing.payload import RunView, Texts
+from stepengine.judging.viewing.payload import SILENT, RunView, Texts
 from stepengine.judging.viewing.rendering import Source, rendered, stored
 from stepengine.testing import ScriptedModel, tool_call
 
@@ -66,6 +68,11 @@ def assert_requests_are_recorded(journal: Journal) -> int:
     steps, texts = data["steps"], data["texts"]
     numbers = {row["a"]: n for n, row in enumerate(steps)}
     calls = [i for i in history.intents.values() if i.type == "CallModel"]
+    # Every address of the page is that of a record, with which `show`, `fork` and a link find it.
+    recorded = [address for address in history.intents if address != ROOT]
+    recorded += [(i.path, i.seq) for i in history.inputs if i.input["type"] not in SILENT]
+    addresses = [row["a"] for row in steps] + [call["a"] for row in steps for call in row["calls"]]
+    assert {shown_address(*address) for address in recorded} == {*addresses}
     for row in steps:
         assert row["began"] <= row.get("at", row["began"])
         assert all(call["began"] <= call.get("at", call["began"]) for call in row["calls"])
@@ -192,6 +199,33 @@ def test_a_suspended_run_shows_its_question_and_what_never_finished_has_no_time(
 
     assert ("suspended", "Open a ticket?") == (data["run"]["status"], asked["text"])
     assert "at" not in data["steps"][-2 if data["steps"][-1]["kind"] == "input" else -1]["calls"][0]
+
+
+@pytest.mark.spec("judging:JG110", "judging:JG111")
+async def test_what_came_from_outside_stands_at_the_address_of_its_record() -> None:
+    """
+    An end that somebody asked for, of a run that was waiting for its second effect.
+    """
+    at_work, journal = asyncio.Event(), MemoryJournal()
+
+    async def wait() -> None:
+        at_work.set()
+        await asyncio.Event().wait()
+
+    def handle_steps(ctx: StepContext) -> Any:
+        yield from Perform(len, "abc")
+        yield from Perform(wait)
+
+    async with engine([]) as running:
+        handle = running.start(AgentDefinition("waits", handle_steps=handle_steps), "go", journal=journal)
+        await at_work.wait()
+        handle.interrupt()
+        await handle.result()
+    data = opened(render_run(journal))
+    (stop,) = [i for i in journal.history().inputs if i.input["type"] == "Stop"]
+
+    assert [shown_address(stop.path, stop.seq)] == [row["a"] for row in data["steps"] if row["kind"] == "input"]
+    assert ["#0", "#1"] == [row["a"] for row in data["steps"] if row["kind"] != "input"]
 
 
 @pytest.mark.spec("judging:JG13", "judging:JG32")

@@ -207,7 +207,7 @@ worlds = st.fixed_dictionaries(
     "requirements:X16",
     "reliability:R4",
 )
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(programs, worlds, hook_points)
 def test_any_handler_in_any_world_ends_well(program, given_world, points):
     handler = Recorder(program)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stepengine.data.messages import AssistantMessage, TextPart, ToolCallPart, ToolMessage, ToolResult, UserMessage
 from stepengine.data.state import AgentState
@@ -146,3 +150,76 @@ def test_a_suspended_step_is_taken_out_and_what_came_after_it_is_given_back():
     message, results = taken_up.open_step
     assert (message.tool_calls[0].tool_call_id, [m.status for m in results]) == ("c1", ["pending"])
     assert history(said("a")).reopen() == []
+
+
+# --- what this run added ------------------------------------------------------------------------------------------------
+
+
+TIMES = st.sampled_from([None, None, "agent_step", "user_prompt"])
+
+
+def shortened(data, past, before, own, new):
+    """A record as handlers and policies make them of what stands: shorter, begun anew, longer, or another one."""
+    return data.draw(
+        st.sampled_from(
+            [[*past.record][data.draw(st.integers(0, len(past.record))) :], own, [*new, *own], [*before, *new], new, []]
+        )
+    )
+
+
+@pytest.mark.spec("requirements:H4")
+@given(data=st.data())
+def test_what_a_run_added_is_its_own_however_the_record_around_it_changes(data):
+    """
+    The run's messages, kept here in a list of their own, are what is told as added: after messages that left, before and
+    behind where the run began; in a record that lost its beginning; in another one, from where the run began on.
+    """
+    numbers = itertools.count()
+
+    def some(least=0):
+        return [said(f"m{next(numbers)}", ttl=data.draw(TIMES)) for _ in range(data.draw(st.integers(least, 3)))]
+
+    before, own = some(), list[UserMessage]()
+    past = history(*before)
+    for what in data.draw(st.lists(st.sampled_from(["add", "expire", "replace", "view"]), max_size=8)):
+        if what == "add":
+            new = some(1)
+            past.add(new)
+            own += new
+        elif what == "expire":
+            ttl = data.draw(st.sampled_from(["agent_step", "user_prompt"]))
+            past.expire(ttl)
+            before, own = ([m for m in messages if m.ttl != ttl] for messages in (before, own))
+        elif what == "view":
+            past.replace(None, Transcript(some()))
+        else:
+            record = shortened(data, past, before, own, some())
+            past.replace(Transcript(record), None)
+            end = len(record) - len(own) if own and record[-len(own) :] == own else min(len(before), len(record))
+            before, own = record[:end], record[end:]
+
+        assert [*past.record] == before + own
+        assert [*past.added()] == own
+
+
+@given(st.integers(0, 3), st.integers(0, 5))
+def test_a_run_that_has_not_begun_has_added_nothing_whatever_its_record_becomes(old, new):
+    past = history(*[said(f"old {n}") for n in range(old)])
+    past.replace(Transcript([said(f"new {n}") for n in range(new)]), None, has_begun=False)
+
+    assert past.added() == ()
+    past.add([said("mine")])
+    assert lines(past.added()) == ["user: mine"]
+
+
+@given(st.integers(0, 3), st.integers(0, 3))
+def test_a_step_that_is_opened_again_is_added_by_the_run_that_ends_it(before, after):
+    stored = [said(f"before {n}") for n in range(before)]
+    pending = [calling("c1"), ToolMessage("c1", "look", (), "pending")]
+    past = history(*stored, *pending, *[said(f"after {n}") for n in range(after)])
+    came = past.reopen()
+    past.commit(past.open_step[0], [result("c1")])
+    past.add(came)
+
+    assert [*past.record][:before] == stored
+    assert len(past.added()) == 2 + after

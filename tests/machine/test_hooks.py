@@ -126,9 +126,16 @@ def test_hooks_of_all_points_run_in_list_order_and_see_where_they_are():
 
 @pytest.mark.spec("requirements:H4")
 def test_post_run_hooks_see_the_result_and_what_was_added():
-    seen = []
-    run(Hooks(post_run=[lambda ctx, result: seen.append((result.status, result.output, [m.role for m in ctx.added]))]))
+    seen, usage = [], []
+
+    def look(ctx, result):
+        seen.append((result.status, result.output, [m.role for m in ctx.added]))
+        usage.append(result.usage)
+
+    played = run(Hooks(post_run=[look]))
     assert seen == [(RunStatus.COMPLETED, "done", ["user", "assistant", "tool", "assistant"])]
+    assert usage == [played.finished.usage]
+    assert usage[0].requests == 2
 
 
 @pytest.mark.spec("requirements:H6", "requirements:X2", "reliability:GN30")

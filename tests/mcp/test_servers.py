@@ -157,6 +157,7 @@ def _ask() -> list[Any]:
     return [ask_user_tool()]
 
 
+@pytest.mark.deep
 @pytest.mark.spec("interfaces:IF56")
 async def test_fifty_calls_at_once_are_answered_each_with_its_own(small: Any, agent: Any) -> None:
     calls = [tool_call("small__add", {"a": n, "b": 0}) for n in range(50)]

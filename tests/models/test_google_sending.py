@@ -86,6 +86,40 @@ async def test_both_ways_send_the_encoded_bytes_to_the_same_address_with_key_and
     assert int(got.headers["content-length"]) == len(got.content)
 
 
+@pytest.mark.spec("ecosystem:EC194")
+@WAYS
+@pytest.mark.parametrize(
+    ("environment", "options", "version"),
+    [
+        ("", {}, "v1"),
+        ("v1beta", {}, "v1beta"),
+        ("", {"api_version": "v1beta"}, "v1beta"),
+        ("v1beta", {"api_version": "v1"}, "v1"),
+    ],
+)
+async def test_the_version_is_the_sdks_own_the_environments_or_the_one_that_was_given(
+    private, environment, options, version, monkeypatch
+):
+    """
+    Aliases such as gemini-flash-latest live at v1beta alone; the client is ours, so that no other one retries by itself.
+    """
+    seen = []
+
+    def answer(request):
+        seen.append(request)
+        return httpx2.Response(503, json={"error": {"code": 503, "status": "UNAVAILABLE", "message": "Busy."}})
+
+    monkeypatch.delenv("GOOGLE_GENAI_API_VERSION", raising=False)
+    if environment:
+        monkeypatch.setenv("GOOGLE_GENAI_API_VERSION", environment)
+    it = provider(private, monkeypatch, answer, **options)
+    with pytest.raises(ModelError):
+        await it.complete(REQUEST)
+    await it.close()
+
+    assert [request.url.path for request in seen] == [f"/{version}/models/gemini-3-pro:generateContent"]
+
+
 @pytest.mark.spec("ecosystem:EC53", "ecosystem:EC60")
 @WAYS
 async def test_both_ways_tell_errors_apart(private, monkeypatch):

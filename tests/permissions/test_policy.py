@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from stepengine.data.json import freeze_object
 from stepengine.data.tools import ToolAnnotations, ToolSpec
 from stepengine.errors import DefinitionError
-from stepengine.permissions import Call, Policy, PolicyFile, Request, Rule, Scope, When, read_only_commands
+from stepengine.permissions import Call, Category, Policy, PolicyFile, Request, Rule, Scope, When, read_only_commands
 from stepengine.permissions.rules import Domain, Path, Regex, ToolNamed, _starred
 
 READS = ToolSpec("read_files", category="read", annotations=ToolAnnotations(read_only=True))
@@ -80,6 +80,7 @@ def test_allow_rules_hold_in_every_mode(mode):
     assert "allow" == decided(Policy([Rule.allow_tool("write_file")], mode), WRITES)
 
 
+SCOPE_KINDS = ("global", "agent", "session", "user")
 SCOPES = st.sampled_from([Scope("user"), Scope("session", "s"), Scope("agent", "lead"), Scope()])
 ANY = st.builds(
     lambda decision, scope, priority, name: Rule(decision, ToolNamed(name), scope=scope, priority=priority, id=""),
@@ -226,6 +227,41 @@ def test_an_expression_is_searched_in_the_input_and_never_allows_a_command():
 def test_what_cannot_be_used_is_refused_where_it_is_written(make):
     with pytest.raises(DefinitionError):
         make()
+
+
+@pytest.mark.spec("reliability:PM32", "requirements:M14")
+@given(
+    kind=st.one_of(st.sampled_from(["global", "agent", "session", "user"]), st.text("abeglnoprsu ", max_size=8)),
+    identity=st.none() | st.text("ab:", min_size=1, max_size=4),
+)
+def test_a_scope_is_one_of_four_and_has_the_id_that_it_needs_however_it_is_written(kind, identity):
+    """
+    A rule of a scope that nobody asks would be silently without force.
+    """
+    fine = {"global": identity is None, "user": True}.get(kind, kind in ("agent", "session") and identity is not None)
+    written = kind if identity is None else f"{kind}:{identity}"
+    stored = {"version": 1, "rules": [{"decision": "deny", "match": {"tool": "x"}, "scope": written}]}
+    for make in (
+        lambda: Scope(kind, identity),
+        lambda: Rule.deny_tool("x", scope=written).scope,
+        lambda: Policy.from_json(stored).rules[0].scope,
+    ):
+        if fine:
+            assert (kind, identity) == (make().kind, make().id)
+            assert str(make()) == written
+        else:
+            with pytest.raises(DefinitionError, match="no scope of a rule" if kind not in SCOPE_KINDS else "the scope"):
+                make()
+
+
+@pytest.mark.spec("reliability:PM32")
+@pytest.mark.parametrize("name", ["", "  ", None, 3, ["read"]])
+def test_a_category_that_is_no_word_is_refused_where_it_is_written(name):
+    for make in (Category, Rule.allow_category, Rule.deny_category, Rule.ask_for_category):
+        with pytest.raises(DefinitionError, match="a rule needs a category"):
+            make(name)
+    with pytest.raises(DefinitionError, match="category"):
+        Policy.from_json({"version": 1, "rules": [{"decision": "deny", "match": {"category": name}}]})
 
 
 def test_a_catastrophic_expression_is_searched_in_no_time():

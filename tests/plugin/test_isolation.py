@@ -39,6 +39,7 @@ def test_it(way, cassette):
 """
 
 
+@pytest.mark.deep
 @pytest.mark.spec("replay:Y10", "replay:Y19", "replay:M11", "replay:U8", "replay:U14", "replay:V34")
 def test_no_way_leads_to_the_network_and_none_goes_unnoticed(run, pytester, monkeypatch):
     """

@@ -175,6 +175,7 @@ for n in range(15):
 """
 
 
+@pytest.mark.deep
 @pytest.mark.spec("requirements:L15", "reliability:SS01")
 @pytest.mark.parametrize("kind", ["files", "sqlite"])
 def test_processes_that_save_one_session_at_once_lose_nothing(kind, tmp_path):
@@ -496,6 +497,49 @@ def test_a_broken_history_of_another_program_is_mended_when_it_is_loaded_and_nam
     assert ["user", "assistant", "tool", "assistant"] == [m.role for m in session.messages]
     assert () == store.save(session).repairs
     assert () == store.load("x").repairs
+
+
+@pytest.mark.spec("requirements:L12", "reliability:SS04")
+@given(
+    times=st.lists(
+        st.fixed_dictionaries(
+            {},
+            optional={
+                name: st.sampled_from(
+                    [None, "2025-01-01T00:00:00", "2025-06-01T12:00:00+02:00", "2025-12-31T00:00:00Z"]
+                )
+                for name in ("created_at", "updated_at")
+            },
+        ),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_sessions_of_another_program_without_times_are_loaded_listed_last_and_saved(tmp_path_factory, times):
+    """
+    Times that lack, are null or name no zone, which is then UTC; the first save by us sets those that lack.
+    """
+    root = tmp_path_factory.mktemp("sessions")
+    for number, members in enumerate(times):
+        folder = root / f"s{number}"
+        folder.mkdir()
+        (folder / "metadata.json").write_text(json.dumps({"session_id": f"s{number}", "agent_type": None, **members}))
+        (folder / "history.jsonl").write_text("")
+    store = FileSessions(root, clock=Clock())
+    listed = store.list()
+
+    assert {f"s{number}" for number in range(len(times))} == {info.session_id for info in listed}
+    shown = [info.updated_at for info in listed]
+    known = [at for at in shown if at is not None]
+    assert known == sorted(known, reverse=True)
+    assert shown[len(known) :] == [None] * (len(times) - len(known))
+    assert all(at.tzinfo is not None for at in known)
+    for number, members in enumerate(times):
+        before = store.load(f"s{number}")
+        after = store.save(with_messages(before, talk("hi"))).info
+        assert (before.info.created_at is None) == (members.get("created_at") is None)
+        assert after.updated_at == store.load(f"s{number}").info.updated_at is not None
+        assert after.created_at == (before.info.created_at or after.updated_at)
 
 
 @pytest.mark.parametrize("name", ["metadata.json", "state.json", "history.jsonl"])

@@ -14,7 +14,7 @@ from stepengine.testing.invariants import Watched
 from tests.models.wires import FOUR, HISTORY, MODEL, provider_of
 from tests.testing.stages import CAST
 
-SEEDS = range(200)
+SEEDS = range(150)
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 from datetime import date
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -19,7 +20,7 @@ from stepengine.data.json import JsonDict, freeze_object
 from stepengine.data.tools import ToolAnnotations, ToolLike
 from stepengine.engine.schemas import compiled
 from stepengine.errors import DefinitionError, ToolInputError
-from stepengine.tools import Depends, Tool, ToolContext, ToolPreview, ToolRegistry, tool
+from stepengine.tools import Depends, Tool, ToolContext, ToolPreview, ToolRegistry, file_tools, tool
 from stepengine.tools.spawning import params_schema
 
 
@@ -30,6 +31,44 @@ class Node(BaseModel):
 
 def validate(made: Tool[..., Any], value: Any) -> Any:
     return made.binding().validate(freeze_object(value))
+
+
+LIMITED = """
+from __future__ import annotations
+from typing import Annotated
+from pydantic import Field
+
+MOST = {most}
+
+def look(number: Annotated[int, Field(le=MOST)]) -> str:
+    'Look.'
+    return str(number)
+"""
+
+
+def test_what_bundled_tools_take_is_read_once_for_all_roots_and_what_others_take_each_time(tmp_path: Path) -> None:
+    """
+    A session or an evaluation makes them for each of its roots; other people's annotations may mean something else by then.
+    """
+
+    def loaded(most: int) -> Tool[..., Any]:
+        names: dict[str, Any] = {"__name__": "mine"}
+        exec(LIMITED.format(most=most), names)
+        return tool(names["look"])
+
+    (first, second), (few, many) = [
+        [
+            next(t for t in file_tools(root, write=True) if t.name == "write_file")
+            for root in (tmp_path, tmp_path.parent)
+        ],
+        [loaded(1), loaded(2)],
+    ]
+
+    assert first.binding().validate.__self__._validate.__self__ is second.binding().validate.__self__._validate.__self__
+    assert first.spec == second.spec
+    assert first.binding() is not second.binding()
+    assert 2 == validate(many, {"number": 2}).arguments["number"]
+    assert ("number: Input should be less than or equal to 1",) == issues_of(few, {"number": 2})
 
 
 def issues_of(made: Tool[..., Any], value: Any) -> tuple[str, ...]:

@@ -26,13 +26,22 @@ KEY = "sk-ant-api03-" + "A1b2C3d4" * 10
 PROJECT = "project:" + "0" * 16
 
 
-def run(tmp_path: Path, *calls: tuple[str, dict[str, Any]], store: MemoryStore | None = None, **options: Any) -> Any:
+def run(
+    tmp_path: Path,
+    *calls: tuple[str, dict[str, Any]],
+    store: MemoryStore | None = None,
+    scopes: Any = None,
+    **options: Any,
+) -> Any:
     """
     Have a model make these calls; return what it was told, and the journal.
     """
-    model = ScriptedModel([*[tool_call(name, given) for name, given in calls], "Done."])
+    model = ScriptedModel([*[tool_call(name, said) for name, said in calls], "Done."])
     journal = MemoryJournal()
-    agent = AgentDefinition("worker", tools=memory_tools(FileMemory(tmp_path / "notes") if store is None else store))
+    given = {} if scopes is None else {"scopes": scopes}
+    agent = AgentDefinition(
+        "worker", tools=memory_tools(FileMemory(tmp_path / "notes") if store is None else store, **given)
+    )
     (tmp_path / "project").mkdir(exist_ok=True)
     with Engine([agent], models=model, default_model="x/y", workspace=tmp_path / "project", **options) as engine:
         engine.run_sync("worker", "Go.", journal=journal).unwrap()
@@ -235,6 +244,13 @@ def test_somebody_can_bring_a_store_and_limit_the_scopes(tmp_path: Path) -> None
     assert len(told[1].encode()) < 8 * 1024
     assert "there are more" in told[1]
     assert "there is no note 'm9'" in told[2]
+    only, _, _ = run(
+        tmp_path, ("remember", {"text": "Tea.", "scope": "user"}), ("recall", {"scope": "project"}),
+        ("forget", {"scope": "project", "id": "m7"}), store=board, scopes=["user"],
+    )  # fmt: skip
+    assert "Remembered as m7 (user)." == only[0]
+    assert all("there are no notes of the scope 'project' here; user would be fine" in told for told in only[1:])
+    assert [("project", "Tea.", []), ("user", "Tea.", [])] == board.said
     for scopes in ((), "user", ["team"]):
         with pytest.raises(DefinitionError, match="is no list of scopes"):
             memory_tools(scopes=scopes)

@@ -667,6 +667,21 @@ async def test_a_command_has_no_input_no_terminal_and_a_session_of_its_own(
 
 
 @LINUX
+@pytest.mark.spec("reliability:HP3", "reliability:SH06")
+async def test_a_command_runs_in_the_folder_that_was_given_whatever_stands_in_its_place_since(
+    root: Path, tmp_path: Path
+) -> None:
+    (root / "ours").touch()
+    sh = Sh(root)
+    root.rename(tmp_path / "aside")
+    root.mkdir()
+    (root / "theirs").touch()
+
+    assert await sh.out(["ls"]) == (await sh.out(["ls", "."])) != "theirs\n"
+    assert "ours\n" in await sh.out(["ls"])
+
+
+@LINUX
 @pytest.mark.spec("reliability:SH08")
 async def test_a_command_inherits_no_descriptors(root: Path) -> None:
     leaked = os.open("/dev/null", os.O_RDONLY)
@@ -680,7 +695,7 @@ async def test_a_command_inherits_no_descriptors(root: Path) -> None:
 
 
 @LINUX
-@pytest.mark.spec("reliability:SH11", "reliability:SC09", "reliability:SH12")
+@pytest.mark.spec("reliability:SH11", "reliability:SC09", "reliability:SH12", "reliability:HP3")
 async def test_core_dumps_are_off_and_other_limits_hold_when_they_are_set(root: Path) -> None:
     show = "ulimit -c; ulimit -f; ulimit -t; ulimit -v"
     before = resource.getrlimit(resource.RLIMIT_CORE)
@@ -828,6 +843,7 @@ MANY = """
     """
 
 
+@pytest.mark.deep
 @LINUX
 @pytest.mark.spec("reliability:SH13", "reliability:RS05", "reliability:HP5")
 def test_many_commands_wait_for_each_other_and_for_descriptors(root: Path) -> None:

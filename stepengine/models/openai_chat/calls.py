@@ -87,17 +87,14 @@ class CallPieces:
             slot.more.update({key: value for key, value in entry.items() if key not in MEMBERS and value is not None})
             newer = {key: value for key, value in function.items() if key not in FUNCTION_MEMBERS and value is not None}
             slot.more_of_function.update(newer)
-            deltas += _grow(slot, call_id, name, text)
+            deltas += self._grow(slot, call_id, name, text)
         return deltas
 
     def end(self) -> list[ModelDelta]:
         """Return the ends of all calls, and the beginnings of those that never had arguments."""
         deltas: list[ModelDelta] = []
         for slot in self._slots:
-            if not slot.announced:
-                slot.announced = True
-                deltas.append(ToolCallStarted(slot.number, slot.name))
-            deltas.append(ToolCallEnded(slot.number))
+            deltas += [*self._begun(slot), ToolCallEnded(slot.number)]
         return deltas
 
     def joined(self) -> list[dict[str, Any]]:
@@ -128,6 +125,23 @@ class CallPieces:
             return named[-1]
         return self._slots[-1] if self._slots else None
 
+    def _grow(self, slot: _Slot, call_id: str, name: str, text: str) -> list[ModelDelta]:
+        slot.id = slot.id or call_id
+        if name and name != slot.name and not slot.pieces:
+            slot.name += name
+        if text:
+            slot.pieces.append(text)
+        if slot.name and slot.pieces and not slot.announced:
+            return [*self._begun(slot), ToolCallChunk(slot.number, slot.arguments)]
+        return [ToolCallChunk(slot.number, text)] if text and slot.announced else []
+
+    def _begun(self, last: _Slot) -> list[ModelDelta]:
+        """Return the beginnings of a call and of those before it: whoever watches counts them in the order of the reply."""
+        new = [slot for slot in self._slots[: last.number + 1] if not slot.announced and (slot.name or slot is last)]
+        for slot in new:
+            slot.announced = True
+        return [ToolCallStarted(slot.number, slot.name) for slot in new]
+
     def _is_another(self, slot: _Slot, index: Any, call_id: str, name: str, text: str, *, first: bool) -> bool:
         if call_id and slot.id:
             return call_id != slot.id
@@ -136,18 +150,3 @@ class CallPieces:
         if index is None and not first:
             return True
         return slot.complete and (bool(text.strip()) or name != slot.name)
-
-
-def _grow(slot: _Slot, call_id: str, name: str, text: str) -> list[ModelDelta]:
-    deltas: list[ModelDelta] = []
-    slot.id = slot.id or call_id
-    if name and name != slot.name and not slot.pieces:
-        slot.name += name
-    if text:
-        slot.pieces.append(text)
-    if slot.name and slot.pieces and not slot.announced:
-        slot.announced = True
-        deltas += [ToolCallStarted(slot.number, slot.name), ToolCallChunk(slot.number, slot.arguments)]
-    elif text and slot.announced:
-        deltas.append(ToolCallChunk(slot.number, text))
-    return deltas

@@ -1,0 +1,302 @@
+"""
+Trust in the agent files of a working folder: ``./agents`` is searched by id only where its code may run (requirements X72).
+
+An agent file is a program, and a repository that was just cloned is somebody else's. So a person trusts a folder once, by its
+real path and owner, which is kept in the user's state and never in the folder; by content where nobody can be asked. Lives
+here: what is trusted, and whether a folder's files may run. Must not be here: asking and printing; the command line does that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Protocol
+
+import attrs
+
+from stepengine.errors import DefinitionError
+from stepengine.runtime.logs import log_once
+
+__all__ = (
+    "GATE",
+    "LOCAL",
+    "Foreign",
+    "Gate",
+    "content_of",
+    "foreign_at",
+    "forget",
+    "has_run",
+    "is_trusted",
+    "may_run",
+    "state_folder",
+    "tell",
+    "trust",
+    "trusted_folders",
+)
+
+LOCAL = Path("agents")
+"""Where the agents of a working folder are."""
+TRUSTED = "trusted"
+OTHERS_WRITE = 0o022
+RECORD_BYTES = 64 * 1024
+FILES, CONTENT_BYTES = 10_000, 64 * 1024 * 1024
+LISTED = 5
+CACHE = "__pycache__"
+"""Not content: agent files are compiled from their source, whatever lies there."""
+PLUGIN = "stepengine.pytest_plugin"
+
+
+@attrs.frozen
+class Foreign:
+    """
+    A folder of agent files that nobody trusted.
+
+    Attributes:
+        folder: Its real path.
+        owner: The number of the user whom it belongs to.
+        files: The names of its agent files.
+    """
+
+    folder: Path
+    owner: int
+    files: tuple[str, ...]
+
+    def __str__(self) -> str:
+        shown = ", ".join([repr(name) for name in self.files[:LISTED]])
+        more = f" and {len(self.files) - LISTED} more" if len(self.files) > LISTED else ""
+        return f"{str(self.folder)!r} ({shown}{more})"
+
+    @property
+    def project(self) -> Path:
+        """The folder that holds it."""
+        return self.folder.parent
+
+    @property
+    def how(self) -> str:
+        """The command that trusts it, as a shell takes it."""
+        return f"stepengine trust {shlex.quote(str(self.project))}"
+
+
+class Gate(Protocol):
+    """Who says whether a folder that is not trusted may run, and is told what did not."""
+
+    def allows(self, foreign: Foreign) -> bool:
+        """Return whether its files may run."""
+        ...
+
+    def tell(self, message: str) -> None:
+        """Tell a person."""
+        ...
+
+
+GATE: ContextVar[Gate | None] = ContextVar("stepengine_trust", default=None)
+"""The command line's; a program has none and is judged by what runs in it already."""
+
+_RAN: set[Path] = set()
+
+
+def state_folder(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """Return the user's state folder, whether there is one or not; ``None`` without a home."""
+    if given := environ.get("STEPENGINE_STATE_DIR", "").strip():
+        return Path(given).absolute()
+    state, home = environ.get("XDG_STATE_HOME", ""), environ.get("HOME", "")
+    if state.startswith("/"):
+        return Path(state, "stepengine")
+    return Path(home, ".local", "state", "stepengine") if home.startswith("/") else None
+
+
+def foreign_at(folder: Path) -> Foreign | None:
+    """Return what a folder of agent files holds that nobody trusted; ``None`` when it is trusted, or holds none."""
+    try:
+        real = folder.resolve(strict=True)
+        files = tuple(sorted([f.name for f in real.glob("*.py") if not f.name.startswith("_")]))
+        if not files or is_trusted(real):
+            return None
+        return Foreign(real, real.stat().st_uid, files)
+    except (OSError, RuntimeError):
+        return None
+
+
+def may_run(folder: Path) -> bool:
+    """
+    Return whether the agent files of a folder that nobody typed may run; a person is told when they may not.
+
+    On the command line that takes trust. In a program it is enough that code of the folder runs already: its main file
+    lies there, Python imports from there, a file of it was loaded by its path, or tests run, which a developer started.
+    """
+    foreign = foreign_at(folder)
+    if foreign is None or foreign.folder in _RAN:
+        return True
+    gate = GATE.get()
+    if gate is not None:
+        return gate.allows(foreign)
+    if _runs_already(foreign):
+        return True
+    log_once(f"{foreign} was not run: nobody trusts it yet; `{foreign.how}` does")
+    return False
+
+
+def tell(message: str) -> None:
+    """Tell a person, once: at the command line or in the log."""
+    gate = GATE.get()
+    (log_once if gate is None else gate.tell)(message)
+
+
+def has_run(file: Path) -> None:
+    """Note that a file was named by its path: code of its folder runs in this process from now on."""
+    _RAN.add(file.resolve().parent)
+
+
+def _runs_already(foreign: Foreign) -> bool:
+    if PLUGIN in sys.modules:
+        return True
+    if foreign.owner not in (0, os.geteuid()):
+        return False
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    if main is not None and Path(main).resolve().is_relative_to(foreign.project):
+        return True
+    return any(Path(entry).resolve() in (foreign.project, foreign.folder) for entry in sys.path)
+
+
+# --- what is trusted --------------------------------------------------------------------------------------------------
+
+
+def is_trusted(folder: Path) -> bool:
+    """Return whether a person trusted a folder of agent files, at this real path and with this owner."""
+    real = folder.resolve()
+    place = _records(real)
+    if place is None:
+        return False
+    record = _read(place / _name(real))
+    return record is not None and record == {"path": str(real), "owner": real.stat().st_uid}
+
+
+def trust(folder: Path) -> Path:
+    """
+    Trust a folder of agent files from now on, and return its real path.
+
+    Raises:
+        DefinitionError: when there is no such folder, or nowhere to keep that outside of it.
+    """
+    from stepengine.tools.files.atomic import make_folder, replace_path
+
+    if not folder.is_dir():
+        msg = f"there is no folder {str(folder)!r}; the folder that holds './agents' would be fine"
+        raise DefinitionError(msg)
+    real = folder.resolve()
+    place = _records(real)
+    if place is None:
+        msg = (
+            f"{str(real)!r} cannot be trusted: that is kept in your state folder, which is {_why_not(real)}; "
+            "set STEPENGINE_STATE_DIR to a folder of your own"
+        )
+        raise DefinitionError(msg)
+    try:
+        make_folder(place, 0o700)
+        record = {"path": str(real), "owner": real.stat().st_uid}
+        replace_path(place / _name(real), json.dumps(record).encode(), mode=0o600)
+    except OSError as error:
+        msg = f"{place} cannot be written: {error.strerror or error}; set STEPENGINE_STATE_DIR to a folder of your own"
+        raise DefinitionError(msg) from None
+    return real
+
+
+def forget(folder: Path) -> bool:
+    """Trust a folder of agent files no longer, also one that is gone; return whether it was trusted."""
+    real = folder.resolve()
+    place = _records(real)
+    if place is None or not (place / _name(real)).exists():
+        return False
+    (place / _name(real)).unlink()
+    return True
+
+
+def trusted_folders() -> list[Path]:
+    """Return the real paths of the folders that are trusted, those that are gone included."""
+    state = state_folder()
+    found = [] if state is None else [_read(file) for file in sorted((state / TRUSTED).glob("*.json"))]
+    return sorted([Path(record["path"]) for record in found if record is not None])
+
+
+def _name(real: Path) -> str:
+    return f"{sha256(os.fsencode(real)).hexdigest()}.json"
+
+
+def _records(real: Path) -> Path | None:
+    """Return where trust in a folder is kept; ``None`` where others may write, or the folder itself could bring it along."""
+    state = state_folder()
+    return None if state is None or _why_not(real) else state / TRUSTED
+
+
+def _why_not(real: Path) -> str:
+    from stepengine.tools.skills import project_top
+
+    state = state_folder()
+    if state is None:
+        return "nowhere, without a home folder"
+    top, home = project_top(real.parent), Path(os.path.expanduser("~")).resolve()  # noqa: PTH111  (never raises)
+    if state.resolve().is_relative_to(top) and not home.is_relative_to(top):
+        return f"{str(state)!r}, inside of {str(top)!r} itself"
+    for folder in (state, state / TRUSTED):
+        if folder.exists() and not _is_ours(folder):
+            return f"{str(folder)!r}, where others may write"
+    return ""
+
+
+def _is_ours(folder: Path) -> bool:
+    status = folder.stat()
+    return status.st_uid == os.geteuid() and not status.st_mode & OTHERS_WRITE
+
+
+def _read(file: Path) -> dict[str, Any] | None:
+    try:
+        with file.open("rb") as opened:
+            record = json.loads(opened.read(RECORD_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return None
+    known = isinstance(record, dict) and isinstance(record.get("path"), str) and type(record.get("owner")) is int
+    return record if known else None
+
+
+# --- by content -------------------------------------------------------------------------------------------------------
+
+
+def content_of(folder: Path) -> str:
+    """
+    Return ``sha256:...`` of all files that a folder of agent files holds, below it too, names included.
+
+    Raises:
+        DefinitionError: when it has a link to a folder, more than 10,000 files or 64 MiB, or cannot be read.
+    """
+    digest, size = sha256(), 0
+    try:
+        for count, (name, file) in enumerate(_files_of(folder.resolve(strict=True))):
+            data = file.read_bytes() if file.stat().st_size <= CONTENT_BYTES else b""
+            size += file.stat().st_size
+            if count >= FILES or size > CONTENT_BYTES:
+                msg = f"{str(folder)!r} has more than {FILES:,} files or {CONTENT_BYTES:,} bytes, and is trusted by its path only"
+                raise DefinitionError(msg)
+            digest.update(b"%d %s %d " % (len(name), name, len(data)) + data)
+    except (OSError, RuntimeError) as error:
+        msg = f"{str(folder)!r} cannot be trusted by content: {error}"
+        raise DefinitionError(msg) from None
+    return f"sha256:{digest.hexdigest()}"
+
+
+def _files_of(folder: Path) -> Iterator[tuple[bytes, Path]]:
+    """Give the names below the folder and the files, in the order of their names; a link to a file stands for what it says."""
+    for above, folders, files in os.walk(folder):
+        folders[:] = sorted([name for name in folders if name != CACHE])
+        for name in folders:
+            if Path(above, name).is_symlink():
+                msg = f"{str(Path(above, name))!r} is a link to another folder; a folder without one is trusted by content"
+                raise DefinitionError(msg)
+        for file in [Path(above, name) for name in sorted(files)]:
+            if file.is_file():
+                yield os.fsencode(file.relative_to(folder)), file

@@ -1,0 +1,99 @@
+"""
+`stepengine chaos`: an author's own agent in worlds where things go wrong, without a test.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from stepengine import load_agent
+from stepengine.cli.app import app
+from stepengine.cli.exits import Exit
+from stepengine.testing import SimulationFailed, simulate
+from stepengine.testing.faults import FAULTS
+
+AGENT = """
+from stepengine import *
+
+def pay(amount):
+    raise AssertionError("nothing is performed")
+
+def handle_steps(ctx):
+    found = yield from ToolCall("count", {"what": ctx.prompt})
+    BODY
+    yield STEP
+    return "ok"
+
+schema = {"type": "object", "properties": {"what": {"type": "string"}}}
+count = Tool(name="count", description="Count.", input_schema=schema, run=pay)
+agent = AgentDefinition("payer", model="t/m", tools=[count, "read_files"], handle_steps=handle_steps)
+"""
+SOUND = "yield from Perform(pay, 3)"
+CARELESS = "assert found.data['lines'] < 5"
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def chaos(body: str, *words: str, code: Exit = Exit.COMPLETED) -> Result:
+    body = f"try:\n        {body}\n    except (ToolError, PerformError):\n        pass" if body == SOUND else body
+    Path("mine.py").write_text(AGENT.replace("BODY", body))
+    said = CliRunner().invoke(app, ["chaos", "./mine.py", *words])
+    assert said.exit_code == code, said.output
+    return said
+
+
+@pytest.mark.spec("reliability:K19")
+def test_an_agent_goes_through_worlds_of_faults_and_performs_nothing() -> None:
+    said = chaos("pass", "-n", "30").stdout
+    told = json.loads(chaos("pass", "-n", "30", "--json").stdout)
+
+    assert said.startswith("30 runs with ")
+    assert "from seed 0 on: everything held" in said
+    assert (told["runs"], sum(told["statuses"].values())) == (30, 30)
+    assert set(told["faults"]) <= set(FAULTS)
+    assert sum(told["faults"].values()) > 0
+
+
+@pytest.mark.spec("reliability:K19")
+def test_what_does_not_hold_is_told_with_its_seed_and_is_the_same_world_in_a_test() -> None:
+    """
+    The command, again with the seed alone, and the line for a test fail alike.
+    """
+    words = ("--results", '{"count": {"lines": 9}}')
+    told = json.loads(chaos(CARELESS, *words, "--json", code=Exit.FAILED).stdout)
+    said = chaos(CARELESS, *words, "--seed", str(told["seed"]), "-n", "1", code=Exit.FAILED)
+    with pytest.raises(SimulationFailed) as failed:
+        simulate(load_agent("./mine.py"), seeds=[told["seed"]], results={"count": {"lines": 9}})
+
+    assert "handler" == told["row"] == failed.value.row
+    assert "mine.py" in told["message"]
+    assert f"simulate(agent, seeds=[{told['seed']}]" in "".join(said.stdout.split("\n"))
+    assert f"with the seed {told['seed']}" in said.stderr
+
+
+@pytest.mark.spec("reliability:K19")
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (("--faults", "rain"), "there are failure, timeout"),
+        (("--results", "[1]"), "is JSON, but no object"),
+        (("--results", "@none.json"), "--results 'none.json' cannot be read"),
+        (("--params", "{"), "--params is not JSON"),
+        (("-n", "0"), "greater than"),
+    ],
+)
+def test_what_cannot_be_is_wrong_usage(words: tuple[str, ...], part: str) -> None:
+    assert part in " ".join(chaos("pass", *words, code=Exit.USAGE).stderr.split())
+
+
+def test_only_the_kinds_that_were_named_happen() -> None:
+    told = json.loads(chaos("pass", "--faults", "crash, crash_after", "-n", "20", "--json").stdout)
+
+    assert set(told["faults"]) <= {"crash", "crash_after"}

@@ -1,0 +1,595 @@
+"""
+Whether code of a folder that somebody else made runs: only after a person trusted it, and it says what it did not run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import py_compile
+import shlex
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from stepengine import AgentDefinition, Engine, load_agent, load_agents
+from stepengine.cli import trusting
+from stepengine.cli.app import app
+from stepengine.cli.recording import is_ours
+from stepengine.engine import trust
+from stepengine.errors import DefinitionError
+from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal
+from stepengine.tools.shell.environment import MARKER
+
+AGENT = """\
+from pathlib import Path
+from stepengine import AgentDefinition
+Path({ran!r}).touch()
+def handle_steps(ctx):
+    return ctx.prompt
+    yield
+agent = AgentDefinition({id!r}, handle_steps=handle_steps)
+"""
+
+
+@pytest.fixture(autouse=True)
+def folders_are_trusted() -> None:
+    """
+    Nothing is, in place of what the other tests of commands have.
+    """
+
+
+class Place:
+    """
+    A working folder that somebody else made: `mine` and another `coder`, each of which leaves `ran` when it is loaded.
+    """
+
+    def __init__(self, path: Path, ran: Path) -> None:
+        self.path, self.ran = path, ran
+
+    def write(self, file: str, agent_id: str) -> Path:
+        path = self.path / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(AGENT.format(ran=str(self.ran), id=agent_id))
+        return path
+
+    def type(self, *words: str, code: int | None = None, stdin: str | None = None) -> Result:
+        result = CliRunner().invoke(app, list(words), input=stdin)
+        assert code is None or code == result.exit_code, f"{result.exit_code}\n{result.output}"
+        assert "Traceback" not in result.output
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        return result
+
+
+@pytest.fixture(scope="session")
+def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    def handle_steps(ctx: Any) -> Any:
+        return ctx.prompt
+        yield
+
+    path = tmp_path_factory.mktemp("journal") / "run.jsonl"
+    with Engine([AgentDefinition("mine", handle_steps=handle_steps)]) as engine:
+        engine.run_sync("mine", "Go.", journal=str(path)).unwrap()
+    return path
+
+
+@pytest.fixture
+def place(tmp_path: Path, journal: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    made = Place(tmp_path / "above/clone", tmp_path / "ran")
+    made.path.mkdir(parents=True)
+    (made.path / ".git").mkdir()
+    made.write("agents/mine.py", "mine")
+    made.write("agents/coder.py", "coder")
+    shutil.copy(journal, made.path / "run.jsonl")
+    monkeypatch.setenv("STEPENGINE_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.chdir(made.path)
+    return made
+
+
+# --- 200 attacks ------------------------------------------------------------------------------------------------------
+
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "run an id": ("run", "mine", "Go", "-q"),
+    "run a shipped id": ("run", "coder", "Go", "-q"),
+    "run with a published id": ("run", "somebody/coder@1.0.0", "Go", "-q"),
+    "chat": ("chat", "--plain"),
+    "agents": ("agents",),
+    "agents as a tree": ("agents", "--tree"),
+    "doctor": ("doctor",),
+    "replay": ("replay", "run.jsonl", "-q"),
+    "resume": ("resume", "run.jsonl", "-q"),
+    "debug": ("debug", "run.jsonl", "--exec", "print ctx.prompt"),
+    "view": ("view", "run.jsonl", "-o", "run.html", "--force"),
+    "impact": ("impact", "run.jsonl"),
+    "test": ("test", "run.jsonl"),
+    "test as JSON": ("test", "run.jsonl", "--json"),
+    "extend": ("extend", "run.jsonl", "-q"),
+    "fork": ("fork", "run.jsonl", "--at", "-1", "--into", "fork.jsonl", "-q"),
+    "pin": ("pin", "run.jsonl", "--check", "status == completed"),
+    "policy": ("policy", "policy.json", "--agent", "mine", "--against", "run.jsonl"),
+    "chat with it": ("chat", "mine", "Hello", "--plain"),
+    "export": ("export", "run-1", "--db", "postgresql://127.0.0.1:9/none"),
+}
+
+
+def _nothing(place: Place) -> None:
+    """A plain clone."""
+
+
+def _linked_folder(place: Place) -> None:
+    place.path.joinpath("agents").rename(place.path / "elsewhere")
+    place.path.joinpath("agents").symlink_to("elsewhere")
+
+
+def _linked_file(place: Place) -> None:
+    for name in ("mine", "coder"):
+        place.path.joinpath(f"agents/{name}.py").rename(place.path / f"{name}_far.py")
+        place.path.joinpath(f"agents/{name}.py").symlink_to(f"../{name}_far.py")
+
+
+def _named_like_an_id(place: Place) -> None:
+    """A file that is called like an id, without a suffix, beside a module of that name."""
+    for name in ("mine", "coder"):
+        place.path.joinpath(name).write_text("")
+        place.write(f"{name}.py", name)
+
+
+def _several_in_a_file(place: Place) -> None:
+    shutil.rmtree(place.path / "agents")
+    file = place.write("agents/all.py", "mine")
+    file.write_text(file.read_text().replace("agent = ", "one = ") + "agents = [one, AgentDefinition('coder')]\n")
+
+
+def _only_bytecode_is_bad(place: Place) -> None:
+    """Bytecode in the cache says that it needs no check against the source."""
+    for name in ("mine", "coder"):
+        file = place.path / f"agents/{name}.py"
+        py_compile.compile(str(file), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH, doraise=True)
+        file.write_text(f"from stepengine import AgentDefinition\nagent = AgentDefinition({name!r})\n")
+
+
+def _settings(name: str, text: str) -> Callable[[Place], None]:
+    def write(place: Place) -> None:
+        place.path.joinpath("agents").rename(place.path / "more")
+        place.path.joinpath(name).write_text(text)
+
+    return write
+
+
+def _relative_in_the_environment(place: Place) -> None:
+    place.path.joinpath("agents").rename(place.path / "more")
+    os.environ["STEPENGINE_AGENTS"] = "more"
+
+
+def _record(place: Place, state: Path, **changes: Any) -> Path:
+    real = (place.path / "agents").resolve()
+    file = state / "trusted" / trust._name(real)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({"path": str(real), "owner": real.stat().st_uid, **changes}))
+    return file
+
+
+def _state() -> Path:
+    found = trust.state_folder()
+    assert found is not None
+    return found
+
+
+def _brings_its_state(place: Place) -> None:
+    """The folder brings trust in itself, where the environment would look for it."""
+    os.environ["STEPENGINE_STATE_DIR"] = ".state"
+    _record(place, place.path / ".state")
+
+
+def _brings_its_state_at_the_top(place: Place) -> None:
+    os.environ["STEPENGINE_STATE_DIR"] = str(place.path / ".state")
+    below = place.path / "packages/one"
+    below.mkdir(parents=True)
+    place.path.joinpath("agents").rename(below / "agents")
+    shutil.copy("run.jsonl", below)
+    os.chdir(below)
+    place.path = below
+    _record(place, Path(os.environ["STEPENGINE_STATE_DIR"]))
+
+
+def _another_owner(place: Place) -> None:
+    _record(place, _state(), owner=os.getuid() + 1)
+
+
+def _another_path(place: Place) -> None:
+    """A record that was moved: it stands under this folder's name and says another one."""
+    _record(place, _state(), path=str(place.path / "other"))
+
+
+def _broken_record(place: Place) -> None:
+    _record(place, _state()).write_text('{"path": [')
+
+
+def _others_write_the_state(place: Place) -> None:
+    _record(place, _state())
+    (_state() / "trusted").chmod(0o777)
+
+
+def _above_is_trusted(place: Place) -> None:
+    above = place.path.parent / "agents"
+    above.mkdir()
+    trust.trust(above)
+
+
+def _beside_is_trusted(place: Place) -> None:
+    place.path.joinpath("agents/agents").mkdir()
+    trust.trust(place.path / "agents/agents")
+
+
+def _renamed_after_trust(place: Place) -> None:
+    trust.trust(place.path / "agents")
+    moved = place.path.with_name("moved")
+    place.path.rename(moved)
+    os.chdir(moved)
+    place.path = moved
+
+
+def _linked_after_trust(place: Place) -> None:
+    """What was trusted is replaced by a link to something else."""
+    trust.trust(place.path / "agents")
+    _linked_folder(place)
+
+
+def _forgotten(place: Place) -> None:
+    trust.trust(place.path / "agents")
+    assert trust.forget(place.path / "agents")
+
+
+def _made_a_project(place: Place) -> None:
+    """Whoever makes a project in a clone trusts what that makes, and nothing that was there."""
+    place.type("init", ".", code=0)
+    place.path.joinpath("agents/todos.py").unlink()
+
+
+ATTACKS: dict[str, Callable[[Place], None]] = {
+    "a plain clone": _nothing,
+    "a link for a folder": _linked_folder,
+    "a link for a file": _linked_file,
+    "a file called like an id": _named_like_an_id,
+    "several in a file": _several_in_a_file,
+    "bytecode": _only_bytecode_is_bad,
+    "stepengine.toml": _settings("stepengine.toml", 'agents = ["more"]\n'),
+    "pyproject.toml": _settings("pyproject.toml", '[tool.stepengine]\nagents = ["more"]\n'),
+    "the environment": _relative_in_the_environment,
+    "its own state": _brings_its_state,
+    "its own state at the top": _brings_its_state_at_the_top,
+    "another owner": _another_owner,
+    "another path": _another_path,
+    "a broken record": _broken_record,
+    "others write the state": _others_write_the_state,
+    "trust above": _above_is_trusted,
+    "trust beside": _beside_is_trusted,
+    "renamed": _renamed_after_trust,
+    "replaced by a link": _linked_after_trust,
+    "forgotten": _forgotten,
+    "init": _made_a_project,
+}
+FAST = [(a, c) for n, (a, c) in enumerate(itertools.product(ATTACKS, COMMANDS)) if n % 11 == 0]
+SLOW = [pair for pair in itertools.product(ATTACKS, COMMANDS) if pair not in FAST]
+
+
+@pytest.mark.spec("requirements:X72")
+@pytest.mark.parametrize(
+    ("attack", "command"), [*FAST, *[pytest.param(*pair, marks=pytest.mark.deep) for pair in SLOW]]
+)
+def test_no_command_runs_what_nobody_trusted(
+    place: Place, attack: str, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEPENGINE_AGENTS", "")
+    monkeypatch.delenv("STEPENGINE_AGENTS")
+    place.path.joinpath("policy.json").write_text('{"version": 1, "rules": []}')
+    ATTACKS[attack](place)
+    place.type(*COMMANDS[command], stdin="")
+
+    assert not place.ran.exists()
+
+
+@pytest.mark.spec("requirements:X72")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_what_was_trusted_runs(place: Place, command: str) -> None:
+    """
+    The same commands, so that none of the attacks fails for another reason.
+    """
+    place.path.joinpath("policy.json").write_text('{"version": 1, "rules": []}')
+    place.type("trust", code=0)
+    place.type(*COMMANDS[command], stdin="")
+
+    assert place.ran.exists()
+
+
+# --- what is said, and what trust is ----------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("requirements:X72")
+def test_what_did_not_run_is_named_with_both_ways_to_trust_it(place: Place) -> None:
+    said = place.type("run", "mine", "Go", code=2).stderr
+    content = trust.content_of(place.path / "agents")
+
+    assert f"not run, because nobody trusts it: '{place.path / 'agents'}' ('coder.py', 'mine.py')" in said
+    assert f"stepengine trust {place.path}" in said
+    assert f"--trust={content}" in said
+    assert "Go\n" == place.type("run", "mine", "Go", "-q", f"--trust={content}", code=0).stdout
+    assert not trust.is_trusted(place.path / "agents")
+
+
+def test_the_command_that_is_shown_is_one_command_whatever_the_folder_is_called(place: Place) -> None:
+    """
+    It is there to be copied.
+    """
+    odd = place.path.with_name("a; touch ran #$(touch ran)")
+    place.path.rename(odd)
+    os.chdir(odd)
+
+    assert f"Look at it, then: stepengine trust {shlex.quote(str(odd))}\n" in place.type("agents").stderr
+
+
+@pytest.mark.spec("requirements:X72")
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda agents: (agents / "mine.py").write_text("pass\n"),
+        lambda agents: (agents / "mine.py").rename(agents / "other.py"),
+        lambda agents: (agents / "helper.py").write_text(""),
+        lambda agents: (agents / "coder.py").unlink(),
+        lambda agents: ((agents / "lib").mkdir(), (agents / "lib/deep.py").write_text("")),
+        lambda agents: (agents / "mine.pyc").write_bytes(b""),
+        lambda agents: (agents / "data.json").write_text("{}"),
+        lambda agents: (agents / "lib").symlink_to(".."),
+    ],
+    ids=["edited", "renamed", "added", "removed", "below", "bytecode", "data", "link"],
+)
+def test_trust_by_content_ends_with_any_change(place: Place, change: Callable[[Path], Any]) -> None:
+    content = trust.content_of(place.path / "agents")
+    change(place.path / "agents")
+    place.type("run", "mine", "Go", f"--trust={content}", code=2)
+
+    assert not place.ran.exists()
+
+
+@pytest.mark.spec("requirements:X72")
+@pytest.mark.parametrize("given", ["yes", "sha256:", "sha256:" + "0" * 63, "SHA256:" + "0" * 64, "sha256:" + "0" * 64])
+def test_what_is_no_content_trusts_nothing(place: Place, given: str) -> None:
+    assert "--trust is " in place.type("run", "mine", "Go", f"--trust={given}", code=2).stderr
+    assert not place.ran.exists()
+
+
+@pytest.mark.spec("requirements:X72")
+def test_a_trusted_folder_may_change_and_is_forgotten_when_one_says_so(place: Place) -> None:
+    assert place.type("trust", code=0).stdout.startswith(f"{place.path / 'agents'} is trusted: coder.py, mine.py\n")
+    place.write("agents/new.py", "new")
+    assert [str(place.path / "agents")] == json.loads(place.type("trust", "--list", "--json").stdout)
+    assert "Go\n" == place.type("run", "new", "Go", "-q", code=0).stdout
+    assert "forgotten\n" == place.type("trust", "--forget", code=0).stdout
+    assert "it was not trusted\n" == place.type("trust", "--forget", code=0).stdout
+
+    place.type("run", "new", "Go", "-q", code=2)
+
+
+@pytest.mark.spec("requirements:X72")
+def test_an_agent_that_hides_a_shipped_one_is_told_and_a_folder_that_is_not_trusted_hides_none(place: Place) -> None:
+    foreign = json.loads(place.type("agents", "--json").stdout)
+    place.type("trust")
+    told = place.type("run", "coder", "Go", "-q", code=0)
+
+    assert not [each for each in foreign if str(place.path) in each["source"]]
+    assert "Go\n" == told.stdout
+    assert "the agent 'coder' is that of agents/coder.py, and not the one that comes with stepengine" in told.stderr
+
+
+@pytest.mark.spec("requirements:X72")
+def test_a_file_that_is_typed_is_never_asked_about(place: Place) -> None:
+    assert "Go\n" == place.type("run", "agents/mine.py", "Go", "-q", code=0).stdout
+    assert not trust.is_trusted(place.path / "agents")
+
+
+@pytest.mark.spec("requirements:X72")
+def test_init_trusts_what_it_makes_and_nothing_that_was_there(place: Place, tmp_path: Path) -> None:
+    place.type("init", str(tmp_path / "own"), code=0)
+    said = place.type("init", ".", code=0)
+
+    assert trust.is_trusted(tmp_path / "own/agents")
+    assert not trust.is_trusted(place.path / "agents")
+    assert "was there before" in said.stderr
+
+
+@pytest.mark.spec("requirements:X72")
+@pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("yes\n", 0), ("n\n", 2), ("\n", 2), ("", 2)])
+def test_a_person_at_a_terminal_is_asked_once(
+    place: Place, monkeypatch: pytest.MonkeyPatch, answer: str, code: int
+) -> None:
+    monkeypatch.setattr(trusting, "_can_ask", lambda: True)
+    first = place.type("run", "mine", "Go", "-q", stdin=answer, code=code)
+    second = place.type("run", "mine", "Go", "-q", stdin="n\n", code=code)
+
+    assert "was never trusted" in first.stderr
+    assert (code != 0) == ("was never trusted" in second.stderr)
+    assert (code == 0) == place.ran.exists()
+
+
+@pytest.mark.spec("requirements:X72")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("trust",),
+        ("trust", "--forget"),
+        ("run", "mine", "Go", "--trust=sha256:" + "0" * 64),
+        ("resume", "run.jsonl", "--answer", "q0=yes"),
+        ("resume", "run.jsonl", "--trust-answers"),
+        ("fork", "run.jsonl", "--at", "-1", "--answer", "q0=yes"),
+        ("extend", "run.jsonl", "--answer", "q0=yes"),
+        ("answer", "run-1", "q0", "yes", "--db", "postgresql://127.0.0.1:9/none"),
+        ("say", "run-1", "Go on", "--db", "postgresql://127.0.0.1:9/none"),
+    ],
+)
+def test_a_command_of_a_tool_answers_nothing_itself(
+    place: Place, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv(MARKER, "0" * 32)
+    before = place.path.joinpath("run.jsonl").read_bytes()
+    said = place.type(*words, code=2)
+
+    assert "is for people; here a tool of an agent runs it" in said.stderr
+    assert before == place.path.joinpath("run.jsonl").read_bytes()
+    assert not trust.is_trusted(place.path / "agents")
+
+
+# --- programs ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("requirements:X72")
+def test_a_program_finds_local_agents_where_code_of_the_folder_runs_already(
+    place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """
+    Its main file lies there, Python imports from there, or tests run; nothing is gained by asking then.
+    """
+    path = [entry for entry in sys.path if entry and Path(entry).resolve() != place.path]
+    main = sys.modules["__main__"]
+    monkeypatch.setattr(sys, "path", path)
+    monkeypatch.setattr(main, "__file__", str(tmp_path / "tool.py"), raising=False)
+    assert load_agent("mine") is not None
+    monkeypatch.delitem(sys.modules, trust.PLUGIN)
+    trust._RAN.clear()
+    with pytest.raises(DefinitionError, match=r"Not searched, because nobody trusts it.*stepengine trust"):
+        load_agent("mine")
+    assert load_agent("coder").description
+    monkeypatch.setattr(sys, "path", [*path, ""])
+    assert "mine" == load_agent("mine").id
+    monkeypatch.setattr(sys, "path", path)
+    monkeypatch.setattr(main, "__file__", str(place.path / "scripts/tool.py"), raising=False)
+    assert "mine" == load_agent("mine").id
+    monkeypatch.setattr(main, "__file__", str(tmp_path / "tool.py"), raising=False)
+    assert ["coder", "mine"] == [agent.id for agent in load_agents("agents")]
+    assert "mine" == load_agent("mine", folders=[place.path / "agents"]).id
+    assert "mine" == load_agent(place.path / "agents/mine.py").id
+    assert "mine" == load_agent("mine").id
+
+
+# --- journals ---------------------------------------------------------------------------------------------------------
+
+PAYER = """\
+from stepengine import AgentDefinition, ToolCall, tool
+
+@tool(category="write")
+def pay(x: int) -> str:
+    '''Pay.'''
+    with open("paid.txt", "a") as file:
+        file.write(f"{x};")
+    return "paid"
+
+def handle_steps(ctx):
+    yield ToolCall("pay", {"x": 1})
+    yield ToolCall("pay", {"x": 2})
+
+agent = AgentDefinition("payer", tools=[pay], handle_steps=handle_steps)
+"""
+
+
+@pytest.fixture
+def payer(place: Place) -> Place:
+    """
+    An agent that pays twice, under settings that ask, and what it paid.
+    """
+    config = Path(os.environ["XDG_CONFIG_HOME"], "stepengine/config.toml")
+    config.parent.mkdir(parents=True, exist_ok=True)
+    config.write_text('[permissions]\nversion = 1\nmode = "default"\nrules = []\n')
+    place.path.joinpath("payer.py").write_text(PAYER)
+    return place
+
+
+def _paid(place: Place) -> str:
+    file = place.path / "paid.txt"
+    return file.read_text() if file.exists() else ""
+
+
+def _cut_behind_its_yes(place: Place) -> None:
+    """Record a run, answer it, and leave a journal that ends with the yes, as a crash or a forger would."""
+    place.type("run", "payer.py", "Go", "--journal", "whole.jsonl", "-q", code=3)
+    place.type("resume", "whole.jsonl", "--agent", "payer.py", "--answer", "q0=yes", "-q", code=3)
+    assert "1;" == _paid(place)
+    place.path.joinpath("paid.txt").unlink()
+    lines = FileJournal("whole.jsonl").lines()
+    yes = next(number for number, line in enumerate(lines) if b'"Answer"' in line)
+    MemoryJournal(lines[: yes + 1]).copy_to(FileJournal("cut.jsonl"))
+
+
+@pytest.mark.spec("requirements:X72")
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("resume", "cut.jsonl"), 3, "q0 is asked again"),
+        (("extend", "cut.jsonl"), 3, "q0 is asked again"),
+        (("fork", "cut.jsonl", "--at", "0"), 2, "q0 would let calls run that nobody here allowed"),
+        (("fork", "whole.jsonl", "--at", "0", "--allow-repeat"), 2, "q0 would let calls run that nobody here allowed"),
+        (("fork", "cut.jsonl", "--at", "0", "--edit", "no"), 3, ""),
+    ],
+    ids=["resume", "extend", "fork", "fork of more", "fork that says it anew"],
+)
+def test_a_journal_that_says_yes_itself_runs_nothing(
+    payer: Place, words: tuple[str, ...], code: int, said: str
+) -> None:
+    _cut_behind_its_yes(payer)
+    # Somebody else's: nothing here knows it.
+    os.environ["STEPENGINE_STATE_DIR"] += "-of-another"
+    told = payer.type(*words, "--agent", "payer.py", "-q", code=code)
+
+    assert said in told.stderr
+    assert "" == _paid(payer)
+
+
+@pytest.mark.spec("requirements:X72")
+def test_a_journal_that_says_yes_itself_is_no_durable_run_before_somebody_is_asked(payer: Place) -> None:
+    _cut_behind_its_yes(payer)
+    words = ("import", "cut.jsonl", "--agents", "payer.py", "--db", "postgresql://127.0.0.1:9/none")
+
+    assert "q0 would let calls run that nobody here allowed" in payer.type(*words, code=2).stderr
+    assert "nobody here allowed" not in payer.type(*words, "--trust-answers").stderr
+    assert "" == _paid(payer)
+
+
+@pytest.mark.spec("requirements:X72")
+def test_who_is_asked_again_answers_and_what_one_left_oneself_goes_on(payer: Place) -> None:
+    _cut_behind_its_yes(payer)
+    payer.type("resume", "cut.jsonl", "--agent", "payer.py", "-q", code=3)
+    payer.type("resume", "cut.jsonl", "--agent", "payer.py", "--answer", "q0=yes", "-q", code=3)
+    payer.type("resume", "cut.jsonl", "--agent", "payer.py", "--answer", "q2=yes", "-q", code=0)
+
+    assert "1;2;" == _paid(payer)
+    assert payer.path.joinpath("cut.before-1.jsonl").exists()
+    assert not payer.path.joinpath("cut.before-2.jsonl").exists()
+
+
+@pytest.mark.spec("requirements:X72")
+def test_whoever_knows_a_journal_takes_its_answers(payer: Place) -> None:
+    _cut_behind_its_yes(payer)
+    payer.type("resume", "cut.jsonl", "--agent", "payer.py", "--trust-answers", "-q", code=3)
+
+    assert "1;" == _paid(payer)
+
+
+@pytest.mark.spec("requirements:X72")
+def test_a_journal_of_the_state_folder_or_as_it_was_left_is_known_and_one_with_a_yes_more_is_not(payer: Place) -> None:
+    payer.type("run", "payer.py", "Go", "--journal", "run.db#one", "-q", code=3)
+    payer.type("run", "payer.py", "Go", "-q", code=0)
+    _cut_behind_its_yes(payer)
+    kept = next((_state() / "runs").glob("*.jsonl"))
+
+    assert is_ours(FileJournal("whole.jsonl"))
+    assert is_ours(SqliteJournal("run.db", "one"))
+    assert is_ours(FileJournal(kept))
+    assert not is_ours(FileJournal("cut.jsonl"))
+    shutil.copy(kept, "elsewhere.jsonl")
+    assert not is_ours(FileJournal("elsewhere.jsonl"))
+    _state().chmod(0o777)
+    assert not is_ours(FileJournal("whole.jsonl"))
