@@ -239,7 +239,6 @@ FINE = {
     "tools/after_fork.py": "it is the lock",
     "tools/threads.py": "a job dies with its thread, and the pool renews its condition",
     "tools/files/atomic.py": "the locks of files are forgotten",
-    "judging/viewing/serving.py": "of a server in the foreground, which forks nothing",
     "journal/store.py": "a writer refuses in a child before it takes its lock",
     "journal/sqlite.py": "open during one call; what writes is shared, and closed before a fork",
     "models/batches.py": "left to the parent",

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from stepengine.journal.reading import Reading, read_later, read_lines
 from stepengine.journal.store import Journal
 from stepengine.judging.viewing.page import page_of
 from stepengine.judging.viewing.payload import FORMAT, NOT_RECORDED, RunView, Texts
+from stepengine.tools.after_fork import Lock
 
 __all__ = ("Following", "server_of")
 
@@ -190,7 +190,7 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, following: Following, port: int) -> None:
         super().__init__(("127.0.0.1", port), _Handler)
         self.following = following
-        self.reading = threading.Lock()
+        self.reading = Lock()
         self.token = secrets.token_urlsafe(16)
         self.hosts = {f"127.0.0.1:{self.server_port}", f"localhost:{self.server_port}"}
 
