@@ -18,7 +18,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
 from stepengine.data.events import Warned
-from stepengine.data.functions import innermost_own
+from stepengine.data.functions import PACKAGE, innermost_own
 from stepengine.runtime.logs import LOGGER
 from stepengine.runtime.performing import Innermost
 from stepengine.tools.after_fork import Lock, renews
@@ -36,6 +36,10 @@ RUNS_A_LOOP = frozenset(
     for fn in (asyncio.Runner.run, asyncio.BaseEventLoop.run_forever, asyncio.BaseEventLoop.run_until_complete)
 )
 """Below these stands whoever started the loop and waits for its end; that is nobody who blocks it."""
+
+
+MODELS = f"{PACKAGE}models/"
+IMPORTING = "<frozen importlib"
 
 
 class _Culprit(NamedTuple):
@@ -151,9 +155,14 @@ def _watch() -> None:
 
 
 def _culprit(frame: FrameType | None) -> _Culprit:
-    tool, places = "", []
+    tool, imports = "", False
+    places: list[tuple[str, int]] = []
     while frame is not None and frame.f_code not in RUNS_A_LOOP:
-        places.append((frame.f_code.co_filename, frame.f_lineno))
+        file = frame.f_code.co_filename
+        imports = imports or file.startswith(IMPORTING)
+        if imports and file.startswith(MODELS):
+            places.clear()  # an SDK, which is loaded when it is first needed
+        places.append((file, frame.f_lineno))
         if frame.f_code is Innermost._call_tool.__code__:  # noqa: SLF001
             # The loop goes on meanwhile: at first there are only arguments, and a call that is over has lost them too.
             item = frame.f_locals.get("item")

@@ -108,7 +108,10 @@ def test_a_tool_is_named_from_the_first_moment_of_its_call_and_no_more_when_it_i
 
 
 @pytest.mark.spec("reliability:GN05")
-def test_nobody_is_blamed_while_only_the_engine_is_at_work_not_even_who_started_the_loop(caplog):
+@pytest.mark.parametrize("code", ["look(frame())", "import some_sdk"], ids=["itself", "an SDK"])
+def test_nobody_is_blamed_while_only_the_engine_is_at_work_not_even_who_started_the_loop(
+    caplog, monkeypatch, tmp_path, code
+):
     """
     The first import of a provider's SDK takes seconds on a cold disk; a newcomer's first run says nothing of it.
     """
@@ -121,13 +124,20 @@ def test_nobody_is_blamed_while_only_the_engine_is_at_work_not_even_who_started_
         seen.append(watchdog._culprit(frame))
 
     ours = {"look": look, "frame": sys._getframe}
-    exec(compile("def imports(): look(frame())", watchdog.__file__, "exec"), ours)
+    sdk = tmp_path / "site-packages/some_sdk.py"
+    sdk.parent.mkdir()
+    sdk.write_text("import builtins, sys\nbuiltins.look_at_sdk(sys._getframe())\n")
+    monkeypatch.syspath_prepend(str(sdk.parent))
+    monkeypatch.setattr("builtins.look_at_sdk", look, raising=False)
+    monkeypatch.delitem(sys.modules, "some_sdk", raising=False)
+    exec(compile(f"def imports(): {code}", f"{watchdog.MODELS}some_provider.py", "exec"), ours)
 
     async def main():
         asyncio.get_running_loop().call_soon(ours["imports"])
         await asyncio.sleep(0)
 
     asyncio.run(main())
+    sys.modules.pop("some_sdk", None)
 
     assert [watchdog.NOBODY] == seen
     assert [] == caplog.records
