@@ -1321,8 +1321,6 @@ PLACES = (
 
 APART: dict[str, str] = {
     "cli/journals.py:taken": "what a person typed",
-    "data/definition.py:CAPITAL": "a keyword that an author wrote",
-    "data/definition.py:_meant": "a keyword that an author wrote",
     "data/alike.py:did_you_mean": "at most 100 characters of a word, compared with names of ours",
     "data/checks.py:named_fields.__init__": "a keyword that an author wrote",
     "journal/places.py:likely": "a path that a person typed, compared with at most 1,000 names of files",

@@ -31,7 +31,7 @@ def is_bundled(fn: Callable[..., Any]) -> bool:
     """
     Return whether *fn* is the body of a bundled tool, which is made anew for each root and takes the same in every one.
     """
-    return inspect.isfunction(fn) and fn.__module__.startswith("stepengine.tools.")
+    return inspect.isfunction(fn) and (fn.__module__ or "").startswith("stepengine.tools.")
 
 
 _BUNDLED: dict[tuple[Any, ...], dict[str, Any]] = {}

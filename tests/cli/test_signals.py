@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from stepengine.engine.trust import trust
 from stepengine.journal import FileJournal
 from stepengine.journal.questions import in_doubt
 
@@ -66,7 +67,7 @@ def of(name):
         return "done"
     return AgentDefinition(name, handle_steps=handle_steps, tools=[pay, book], spawnable_agents=["thread", "child", "loop"])
 
-agents = {name: of(name) for name in YIELDS}
+family = {name: of(name) for name in YIELDS}
 """
 SHAPES = ("thread", "loop", "function", "coroutine", "child", "grandchild", "parallel", "children")
 
@@ -75,7 +76,8 @@ def written(folder: Path, sleep: float) -> None:
     (folder / "agents").mkdir()
     common = AGENT.replace("SLEEP", repr(sleep))
     for shape in SHAPES:
-        (folder / "agents" / f"{shape}.py").write_text(f"{common}\nagent = agents[{shape!r}]\n")
+        (folder / "agents" / f"{shape}.py").write_text(f"{common}\nagent = family[{shape!r}]\n")
+    trust(folder / "agents")
 
 
 def started(folder: Path, *arguments: str) -> subprocess.Popen[str]:

@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 
 from stepengine import Engine, load_agent
 from stepengine.cli.app import app
+from stepengine.engine import trust
 from stepengine.journal import FileJournal
 from stepengine.testing import ScriptedModel
 
@@ -51,6 +52,14 @@ def replies(request):
         return text("three", cost="0.02")
     return tool_call(first if not done else second, {"shelf": shelf}, cost="0.015" if closely else "0.01")
 '''
+
+
+@pytest.fixture(autouse=True)
+def folders_are_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    The folders of these tests were made by them, as those of the command line's.
+    """
+    monkeypatch.setattr(trust, "is_trusted", lambda folder: True)
 
 
 class Folder:
