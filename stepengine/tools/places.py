@@ -31,7 +31,10 @@ def is_bundled(fn: Callable[..., Any]) -> bool:
     """
     Return whether *fn* is the body of a bundled tool, which is made anew for each root and takes the same in every one.
     """
-    return inspect.isfunction(fn) and (fn.__module__ or "").startswith("stepengine.tools.")
+    if not inspect.isfunction(fn) or hasattr(fn, "__wrapped__"):
+        return False
+    # Not `__module__`, which a wrapper may have taken over, and code that was executed without one lacks.
+    return str(fn.__globals__.get("__name__")).startswith("stepengine.tools.")
 
 
 _BUNDLED: dict[tuple[Any, ...], dict[str, Any]] = {}

@@ -52,7 +52,7 @@ def test_what_bundled_tools_take_is_read_once_for_all_roots_and_what_others_take
     """
 
     def loaded(most: int) -> Tool[..., Any]:
-        names: dict[str, Any] = {"__name__": "mine"}
+        names: dict[str, Any] = {}
         exec(LIMITED.format(most=most), names)
         return tool(names["look"])
 
