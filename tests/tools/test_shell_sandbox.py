@@ -104,7 +104,9 @@ class Host:
             "tmp": any(CANARY in p.name for p in Path("/tmp").iterdir()),
             "name": socket.gethostname(),
             "nice": os.getpriority(os.PRIO_PROCESS, self.sleeper.pid),
-            "shm": sorted(p.name for p in Path("/dev/shm").iterdir()) if Path("/dev/shm").is_dir() else [],
+            "shm": sorted(p.name for p in Path("/dev/shm").iterdir() if "PostgreSQL" not in p.name)
+            if Path("/dev/shm").is_dir()
+            else [],
         }
 
 

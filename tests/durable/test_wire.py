@@ -1,0 +1,159 @@
+"""
+What stands in the database, without one: everything comes back as it was, and what is another version's is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepengine.data.json import freeze
+from stepengine.data.limits import Limits
+from stepengine.data.models import ModelReply, StopReason
+from stepengine.data.outcomes import Failure, Stop, Value
+from stepengine.data.questions import Answer, Question
+from stepengine.data.state import AgentState, ChildResult, RunInfo, RunResult, RunStatus
+from stepengine.data.usage import Usage
+from stepengine.durable.wire import (
+    Ancestor,
+    Order,
+    Seed,
+    answers_form,
+    answers_of,
+    error_form,
+    error_of,
+    outcome_form,
+    outcome_of_form,
+    result_form,
+    result_of,
+    uncertain,
+)
+from stepengine.errors import DataError, StepEngineError, ToolError
+from stepengine.redaction import Redactor
+
+REDACTOR = Redactor({}, shapes=True)
+STATE = AgentState(run_id="r", agent_id="a", step_index=3)
+OPTIONAL: dict[str, Any] = {
+    "prompt": "go", "params": freeze({"n": [1, None]}), "info": RunInfo("s", "u", freeze({"k": "v"})), "limits": Limits(max_steps=3),
+    "previous": STATE, "answers": {"Q?": "yes", "R?": True, "S?": Answer("no", by="ann")}, "priority": 2, "pool": "large",
+    "spawns": (Ancestor(seq=2, agent_id="c", prompt="p", tool_call_id="c1", is_inline=True, at=7, of=2),), "parent": STATE,
+    "slice": Limits(max_tokens=9), "turn": 4, "rules": (freeze({"tool": "x"}),),
+}  # fmt: skip
+
+
+@given(st.sets(st.sampled_from(sorted(OPTIONAL))))
+def test_an_order_comes_back_as_it_was_whatever_it_holds(names: set[str]) -> None:
+    order = Order(root="r", agent_id="a", created="2026-01-01T00:00:00Z", seed="s", **{n: OPTIONAL[n] for n in names})
+    stored = json.loads(json.dumps(order.form()))
+
+    assert order == Order.of(stored)
+    assert order.id == ("r/2" if "spawns" in names else "r")
+    for broken in ({**stored, "schema": 2}, {k: v for k, v in stored.items() if k != "seed"}, {**stored, "spawns": 5}):
+        with pytest.raises(DataError, match=r"schema 2|no request of a run"):
+            Order.of(broken)
+
+
+OUTCOMES = {
+    ("", 1): ("tool", "f", {"v": 1}),
+    ("1", 2): ("step", "g", None),
+    ("12", 1): ("x", "h", {}),
+    ("1.3", 1): ("y", "i", {}),
+}
+
+
+def test_a_seed_comes_back_as_it_was_and_gives_a_child_what_is_below_it_only() -> None:
+    seed = Seed(OUTCOMES, {"": {"a": 1}, "1": {"b": 2}, "12": {}, "1.3": {"c": 3}})
+
+    assert seed == Seed.of(json.loads(json.dumps(seed.form())))
+    assert ({("1", 2), ("1.3", 1)}, {"1", "1.3"}) == tuple(
+        map(set, (seed.below("1").outcomes, seed.below("1").lookups))
+    )
+
+
+@pytest.mark.parametrize(
+    "outcome", [Value("x", 5), Failure(ToolError("bad"), 6), Stop("cancelled", 7), Stop("limit", 8, StepEngineError("full"))]
+)  # fmt: skip
+def test_an_outcome_comes_back_as_it_was(outcome: Any) -> None:
+    again = outcome_of_form(json.loads(json.dumps(outcome_form(3, outcome, REDACTOR))))
+
+    assert (type(outcome), outcome.at) == (type(again), again.at)
+    assert str(getattr(outcome, "error", None)) == str(getattr(again, "error", None))
+    assert getattr(outcome, "value", None) == getattr(again, "value", None)
+    assert getattr(outcome, "kind", None) == getattr(again, "kind", None)
+
+
+def test_what_cannot_be_stored_is_a_failure_that_says_that_it_happened() -> None:
+    again = outcome_of_form(outcome_form(1, Value(object()), REDACTOR))
+
+    assert isinstance(again, Failure)
+    assert str(again.error).startswith("the effect happened, but its outcome cannot be stored")
+
+
+def test_attempts_and_writes_stand_beside_an_outcome_only_where_there_were_some() -> None:
+    plain = outcome_form(1, Value("x"), REDACTOR)
+    full = outcome_form(1, Value("x"), REDACTOR, attempts=[{"n": 1}], writes=[{"path": "a"}])
+
+    assert plain == {k: v for k, v in full.items() if k not in ("attempts", "writes")}
+    assert ([{"n": 1}], [{"path": "a"}]) == (full["attempts"], full["writes"])
+
+
+def test_what_a_model_used_that_a_crash_may_have_asked_before_is_a_lower_bound() -> None:
+    reply = Value(ModelReply((), model="m", usage=Usage(input_tokens=3)), 4)
+
+    assert (True, 3) == ((usage := uncertain(reply).value.usage).at_least, usage.input_tokens)
+    assert uncertain(Value(ModelReply((), model="m"))).value.usage.at_least
+    assert Value("x") == uncertain(Value("x"))
+
+
+def test_errors_come_back_by_their_classes_and_others_by_name_and_message() -> None:
+    ours, other = error_of(error_form(ToolError("bad"))), error_of(error_form(KeyError("k")))
+
+    assert (ToolError, "bad") == (type(ours), str(ours))
+    assert (StepEngineError, "KeyError: 'k'") == (type(other), str(other))
+    assert error_of(None) is None
+
+
+def test_answers_come_back_in_the_order_of_their_questions_and_a_missing_one_is_named() -> None:
+    questions = [Question(id="q1", text="A?"), Question(id="q2", text="B?")]
+    form = answers_form(questions, {"q2": "two", "q1": "one"})
+
+    assert ["one", "two"] == [answer.text for answer in answers_of(form, questions)]
+    with pytest.raises(DataError, match="no answer to 'q1'"):
+        answers_of({"q2": form["q2"]}, questions)
+
+
+@pytest.mark.parametrize("error", [None, ToolError("bad")])
+@pytest.mark.parametrize("reason", [None, *StopReason][:2])
+def test_a_result_comes_back_as_it_was(error: Any, reason: Any) -> None:
+    result = RunResult(
+        status=RunStatus.FAILED, stop_reason=reason, state=STATE, output=freeze({"a": 1}), text="t", thinking=("h",),
+        children=(ChildResult(agent_id="c", output="o"),), session_id="s", error=error, warnings=("w",), leaked=("l",),
+    )  # fmt: skip
+    form = json.loads(json.dumps(result_form(result)))
+    again = result_of(form)
+
+    for name in (
+        "status",
+        "stop_reason",
+        "state",
+        "output",
+        "text",
+        "spending",
+        "tool_calls",
+        "thinking",
+        "children",
+        "session_id",
+        "warnings",
+        "leaked",
+    ):
+        assert getattr(result, name) == getattr(again, name), name
+    assert (type(error), str(error)) == (type(again.error), str(again.error))
+    assert "own" == result_of(form, "own").output
+    assert [None, True, False] == [
+        result_of({**form, **more}).session_saved
+        for more in ({}, {"session": {"is_saved": True}}, {"session": {"is_saved": False}})
+    ]
