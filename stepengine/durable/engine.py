@@ -42,6 +42,7 @@ from stepengine.journal import Journal, JournalLike, MemoryJournal, as_journal
 from stepengine.journal.forks import branch
 from stepengine.redaction import redactor_for
 from stepengine.runtime.rates import RateLimitsLike
+from stepengine.tools.after_fork import leave, renewed
 
 __all__ = ("DurableEngine", "DurableHandle")
 
@@ -139,6 +140,15 @@ class DurableEngine:
         self._process: Process | None = None
         self._operator: Operator | None = None
         self._chores: list[asyncio.Task[None]] = []
+        self._was_forked = False
+        renewed(self)
+
+    def renew(self) -> None:
+        """Leave to the parent what it works with: a forked child has its connections, and none of the threads behind them."""
+        self._was_forked = self._was_forked or self._operator is not None
+        leave(self._operator, self._process, self._chores)
+        self._operator = self._process = None
+        self._chores = []
 
     def _specs(self, definition: AgentDefinition[Any]) -> list[Any]:
         agent = self._launcher.catalog.find(definition)
@@ -157,6 +167,12 @@ class DurableEngine:
     @property
     def operator(self) -> Operator:
         """What can be done to runs; there is one while the engine is open."""
+        if self._operator is None and self._was_forked:
+            msg = (
+                "the engine was opened before this process was forked, and its connections and threads are the parent's; make and "
+                "open one in each process, after the fork"
+            )
+            raise StepEngineError(msg)
         if self._operator is None:
             msg = "the engine is not open: use `async with DurableEngine(...) as engine`, or await engine.open()"
             raise StepEngineError(msg)
@@ -164,7 +180,7 @@ class DurableEngine:
 
     async def open(self) -> Self:
         """
-        Connect, and begin to work.
+        Connect, and begin to work; once for each process, after it was forked.
 
         Raises:
             DatabaseAway: when the database cannot be reached.
