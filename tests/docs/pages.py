@@ -99,7 +99,13 @@ class Project:
         command = [sys.executable, *PROGRAMS[program], *arguments] if program in PROGRAMS else [program, *arguments]
         kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
         # Only the plugins that the page's own group of dependencies brings: loading others each time costs seconds.
-        made = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        state = str(self.folder.with_name(f"{self.folder.name}-state"))  # what is trusted, of this page alone
+        made = {
+            "XDG_STATE_HOME": state,
+            "PYTHONPATH": str(ROOT),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        }
         done = subprocess.run(
             command, check=False, capture_output=True, text=True, cwd=self.folder,
             env={**kept, **made, **variables}, timeout=SECONDS,
