@@ -29,7 +29,11 @@ def made(folder: Path) -> Result:
 
 
 def ran(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+    kept = {
+        n: os.environ[n]
+        for n in ("PATH", "HOME", "TMPDIR", "XDG_STATE_HOME", "STEPENGINE_STATE_DIR")
+        if n in os.environ
+    }
     # Only the plugins that the project asks for: what else is installed here would be loaded beside them.
     made = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     command = [sys.executable, *arguments]

@@ -18,6 +18,7 @@ from typer.testing import CliRunner, Result
 
 from stepengine.cli.app import app
 from stepengine.cli.recording import entries, runs_folder
+from stepengine.engine.trust import trust
 from stepengine.journal import FileJournal
 
 ASKS = """
@@ -289,6 +290,7 @@ def test_a_run_that_was_killed_is_interrupted_and_the_last_one_to_go_on_with() -
         "    return 'alive'\n\ndef handle_steps(ctx):\n    return (yield from Perform.idempotent(die))\n\n"
         "agent = AgentDefinition('kills', handle_steps=handle_steps)\n"
     )
+    trust(Path("agents"))
     killed = subprocess.run([sys.executable, "-m", "stepengine.cli", "run", "kills", "-q"], check=False)
     done("later")
 
