@@ -171,7 +171,7 @@ class FileWriter(LineWriter):
             make_private(journal.path, self._fd)
             reading = self._repaired(journal)
             super().__init__(journal, reading)
-            self._reserve = Reserve.near(journal.path)
+            self._reserve, self._folder = Reserve.near(journal.path), journal.path.parent
             status = os.fstat(self._fd)
         except BaseException:
             close_locked(self._fd)

@@ -334,12 +334,21 @@ class Reserve:
         with self._lock:
             return self._release()
 
-    def renew(self) -> bool:
-        """Keep all the room again, once there is as much; return whether there is."""
+    def renew(self, folder: Path) -> bool:
+        """
+        Keep all the room again, once there is as much; return whether there is.
+
+        Args:
+            folder: One of the disk that is there: the one that the room was first kept in may be gone.
+        """
         with self._lock:
             if self.is_short:
                 self._release()
-                self._take_what_there_is((ROOM, *LESS))
+                self._folder = folder
+                try:
+                    self._take((ROOM, *LESS))
+                except OSError:  # as in `near`: where no room can be kept, nothing waits for it
+                    self.is_short = False
             return not self.is_short
 
     def regain(self) -> None:

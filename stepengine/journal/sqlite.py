@@ -181,7 +181,7 @@ class SqliteWriter(LineWriter):
         try:
             content, self._count = _found(self._database, run)
             super().__init__(journal, read_lines(content, journal.name))
-            self._reserve = Reserve.near(journal.path)
+            self._reserve, self._folder = Reserve.near(journal.path), journal.path.parent
         except (OSError, sqlite3.Error) as error:
             self._release()
             raise _unusable(journal.path, error) from error

@@ -16,6 +16,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
 import attrs
@@ -369,6 +370,7 @@ class LineWriter(Writer):
         self._storing = threading.Lock()
         self._broken: JournalError | None = None
         self._reserve: Reserve | None = None
+        self._folder = Path()
         self._is_lost = False
         self._closed = False
         self._pid = _this_process
@@ -398,7 +400,7 @@ class LineWriter(Writer):
 
     def _need_room(self, reserve: Reserve) -> None:
         """Raise unless there is room again for what comes of an effect: one that does not begin is never in doubt."""
-        if not reserve.renew():
+        if not reserve.renew(self._folder):
             why = f"the disk is full; an effect begins only where {ROOM // 1024} KiB are left for what comes of it"
             # What is under way may still be recorded: the writer is not broken.
             raise self._failed(why)

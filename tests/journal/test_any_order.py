@@ -173,6 +173,8 @@ class SqliteOwners(FileOwners):
     def drop(self) -> None:
         self.writer._database.close()
         self.writer._lock.release()
+        if self.writer._reserve is not None:
+            self.writer._reserve.close()
 
     die_in_a_commit = one_bit_turns = None  # type: ignore[assignment]  # those are of files
 

@@ -217,3 +217,26 @@ async def test_of_what_is_under_way_at_once_every_result_has_room_whoever_takes_
 
     assert [] == in_doubt(FileJournal(path).history())
     assert b"2" * RESULT_CHARS in path.read_bytes()
+
+
+@pytest.mark.spec("reliability:JR09")
+def test_a_folder_that_is_gone_keeps_no_other_journal_of_its_disk_from_going_on(tmp_path: Path) -> None:
+    gone, here = tmp_path / "gone", tmp_path / "here"
+    gone.mkdir()
+    here.mkdir()
+    first = FileJournal(gone / "a.jsonl").writer()
+    try:
+        second = FileJournal(here / "b.jsonl").writer()
+        try:
+            reserve = first._reserve  # type: ignore[attr-defined]
+            assert reserve is second._reserve  # type: ignore[attr-defined]
+            reserve.spend()
+            (gone / "a.jsonl").unlink()
+            gone.rmdir()
+
+            assert reserve.renew(here)
+        finally:
+            second.close()
+    finally:
+        with contextlib.suppress(JournalError):
+            first.close()
