@@ -428,7 +428,7 @@ async def test_without_a_limit_nothing_is_written(db: str):
     async with engine(db) as plain:
         assert "hi" == (await plain.run(ASKS, "")).output
         assert plain._rates is None
-    assert [(None,)] == rows(db, "select to_regnamespace('stepengine')::text")
+    assert [(None,)] == rows(db, "select to_regclass('stepengine.rate_seconds')::text")
 
     async with engine(db, rate_limits={"test": RateLimit(requests_per_minute=5)}) as limited:
         assert "hi" == (await limited.run(ASKS, "")).output
