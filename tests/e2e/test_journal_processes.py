@@ -60,6 +60,7 @@ def folder(stepengine: Any) -> Path:
     """
     (stepengine.folder / "agents").mkdir()
     (stepengine.folder / "agents" / "worker.py").write_text(AGENT)
+    assert stepengine("trust").returncode == 0
     return stepengine.folder
 
 
