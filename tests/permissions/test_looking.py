@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,14 @@ def git(folder: Path, *words: str) -> str:
     Run git and return what it printed.
     """
     return subprocess.run(["git", *WHO, *words], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture(autouse=True)
+def ripgrep_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    It is installed beside the interpreter, which the search path need not name.
+    """
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
 
 
 @pytest.fixture(scope="module")
