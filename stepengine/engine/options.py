@@ -129,8 +129,6 @@ class ReplayOptions(TypedDict, total=False):
         on_divergence: ``"raise"`` (default), ``"stop"`` for a result with status ``failed``, ``"keep"`` as for ``resume``, or
             a function that looks at the ``ReplayDivergence`` of an effect of the same kind with another content
             (``.address``, ``.diff``), and returns whether the recorded outcome serves nevertheless.
-        until: Where to end: before the reply of this step, or before the outcome of an effect such as ``"3.2#1"``. The result
-            has the status ``cancelled``, and its ``moment`` tells of the handler; nothing else goes with it but *agent*.
     """
 
     agent: AgentLike | None
@@ -138,7 +136,6 @@ class ReplayOptions(TypedDict, total=False):
     speed: float | None
     complete: bool
     on_divergence: OnDivergence | Callable[[ReplayDivergence], bool]
-    until: int | str | None
 
 
 class ResumeOptions(TypedDict, total=False):
