@@ -100,14 +100,27 @@ def _parking(options: Options, live: Sequence[str], speed: float | None) -> Exit
 def _replay(options: Options, live: Sequence[str], speed: float | None) -> Exit:
     from stepengine.journal.replayer import live_kinds
 
+    anew = "call_model" in live
+    if anew and (len(live) > 1 or speed):
+        msg = "--live call_model goes alone: models that answer anew lead to other calls, which have no recorded result or pace"
+        raise UsageProblem(msg)
     with as_usage():
-        live_kinds(live)
+        live_kinds(() if anew else live)
     journal = journal_at(options.journal)
     history = journal.history()
     agent = recorded_agent(journal, options, history)
     bench = bench_for(options, agent, performs=bool(live), hooks=hooks_of(history))
-    replay = bench.engine.replay
-    run = performed(bench, lambda: replay(journal, agent=agent, live=live, speed=speed))
+    engine = bench.engine
+
+    async def repeat() -> RunResult[Any]:
+        if not anew:
+            return await engine.replay(journal, agent=agent, live=live, speed=speed)
+        made = await engine.rerun(journal, agent=agent, at=0, reuse=False)
+        if made.refused is not None and made.result.error is not None:
+            raise made.result.error
+        return made.result
+
+    run = performed(bench, repeat)
     if is_cut_off(journal, run.result):
         complain(f"{options.journal} ends before its run did; what it holds was repeated")
     return told(run, options, bench)

@@ -121,8 +121,7 @@ class ReplayOptions(TypedDict, total=False):
     Attributes:
         agent: Id or definition of the agent; by default the engine's agent that the journal names.
         live: Kinds of effects that are performed for real: ``"call_tool"`` and ``"perform"``, whose results
-            must be the recorded ones; ``"call_model"``, for a new model against the recorded tools: every model call is made
-            anew, from the first on, while ``rerun`` makes them only from one place on.
+            must be the recorded ones. Models answer anew in ``rerun``.
         speed: How fast results come: 1.0 as they did, 2.0 twice as fast, no pause longer than ten seconds; by default all
             at once.
         complete: Whether the run has to come by every record (default), or may end before.
@@ -203,7 +202,7 @@ class RerunOptions(TypedDict, total=False):
 
     Attributes:
         at: The effect that is asked for anew: a number of the root's effects, or ``"path#number"``; by default the first
-            that is not as recorded.
+            that is not as recorded. With 0, and *reuse* false, a model answers anew from its first call on.
         agent: Id or definition of the agent; by default the engine's agent that the journal names.
         tools: Which calls are performed that nothing else answers: ``"recorded"`` for none (default), ``"idempotent"`` for
             those of tools that are ``idempotent`` or ``read_only`` and of ``Perform.idempotent``, ``"working-copy"`` for all,
