@@ -34,10 +34,11 @@ import pytest
 
 import stepengine
 from stepengine.acp.agent import _is_message
-from stepengine.cli.fork import _edit
-from stepengine.cli.prompt import PASTE
+from stepengine.cli.commands.fork import _edit
+from stepengine.cli.screen.prompt import PASTE
 from stepengine.cli.settings import Settings, UsageProblem
 from stepengine.context.project import TAGS
+from stepengine.context.repository import _facts
 from stepengine.data.json import JsonDict, freeze_object, mended
 from stepengine.data.matching import BoundedMatcher
 from stepengine.data.models import ModelReply, TextChunk
@@ -77,23 +78,23 @@ from stepengine.permissions.rules import Domain, Regex, Request
 from stepengine.permissions.rules import Path as PathRule
 from stepengine.redaction import Redactor, Trickle, json_in, redactor_for
 from stepengine.sessions.stores import _messages, _parsed, _read_json
+from stepengine.system.argv import parse_command
+from stepengine.system.path_rules import PROTECTED, SECRETS, PathRules
+from stepengine.system.paths import shown
+from stepengine.system.patterns import GlobPattern, IgnorePattern, safe_columns
+from stepengine.system.text import decode, stream_lines
+from stepengine.system.urls import joined, parse_url
 from stepengine.testing.cassette_files import parse_cassette
 from stepengine.testing.cleaning import Cleaner, clean_events, joined_texts
 from stepengine.testing.transport import EVENT
+from stepengine.tooling.conversion import clean
+from stepengine.tooling.repair import repairer
+from stepengine.tooling.schemas import JsonSchema
 from stepengine.tools import Tool, ToolRegistry, file_tools, search_tools, shell_tools, tool
-from stepengine.tools.argv import parse_command
-from stepengine.tools.conversion import clean
 from stepengine.tools.files.edits import Replacement, replace_all, unified_diff
-from stepengine.tools.files.paths import shown
-from stepengine.tools.files.rules import PROTECTED, SECRETS, PathRules
-from stepengine.tools.files.text import decode, stream_lines
 from stepengine.tools.memory import HIGHEST, _notes, _words
-from stepengine.tools.project import _facts
-from stepengine.tools.repair import repairer
-from stepengine.tools.schemas import JsonSchema
 from stepengine.tools.search.hits import Flags, _shown, parse_flags
 from stepengine.tools.search.overview import ranked
-from stepengine.tools.search.patterns import GlobPattern, IgnorePattern, safe_columns
 from stepengine.tools.search.ripgrep import _line_test
 from stepengine.tools.search.symbols import top_level_names, words_of
 from stepengine.tools.shell.output import Capture
@@ -101,7 +102,6 @@ from stepengine.tools.skills import NAME, _mapping
 from stepengine.tools.web.fetching import Fetched
 from stepengine.tools.web.pages import CODECS, page_of
 from stepengine.tools.web.searching import _around, _links
-from stepengine.tools.web.urls import joined, parse_url
 
 with contextlib.suppress(ImportError):
     pass  # imported on first use, which takes most of a second

@@ -17,7 +17,7 @@ import attrs
 from stepengine.cli.bench import Bench
 from stepengine.cli.exits import Exit, complain, exit_code
 from stepengine.cli.options import Options
-from stepengine.cli.render import dumps, json_of, message_of, print_output
+from stepengine.cli.screen.render import dumps, json_of, message_of, print_output
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.state import RunResult, RunStatus
 from stepengine.errors import (
@@ -31,7 +31,7 @@ from stepengine.errors import (
 
 if TYPE_CHECKING:
     from stepengine.cli.options import Options
-    from stepengine.cli.progress import Progress
+    from stepengine.cli.screen.progress import Progress
     from stepengine.engine import Engine
     from stepengine.runtime.handle import RunHandle
 

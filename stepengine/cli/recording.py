@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Self
 import attrs
 
 from stepengine.cli.options import Options
-from stepengine.cli.render import one_line, visible
+from stepengine.cli.screen.render import one_line, visible
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.state import RunStatus
 from stepengine.errors import DefinitionError, JournalError
@@ -569,7 +569,7 @@ def _complain(message: str) -> None:
 
 def _write(entry: Entry) -> None:
     """Put the companion in its place, at once or not at all; only its owner can read it."""
-    from stepengine.tools.files.atomic import replace_path
+    from stepengine.system.atomic import replace_path
 
     replace_path(entry.folder / f"{entry.stem}.json", json.dumps(entry.info).encode(), mode=0o600)
 

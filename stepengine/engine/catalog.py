@@ -29,9 +29,9 @@ from stepengine.machine.finding import with_finder
 from stepengine.machine.spawning import matching_id, stands_for
 from stepengine.permissions import Policy, PolicyFile
 from stepengine.runtime.logs import log_once
-from stepengine.tools.control import set_output_binding
+from stepengine.tooling.control import set_output_binding
+from stepengine.tooling.spawning import BUILT_IN, carried_by, direct_tool, params_schema
 from stepengine.tools.names import BUNDLED, line_for
-from stepengine.tools.spawning import BUILT_IN, carried_by, direct_tool, params_schema
 
 __all__ = ("Agent", "Catalog", "check_hooks", "instructions_note")
 

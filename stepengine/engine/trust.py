@@ -184,7 +184,7 @@ def trust(folder: Path) -> Path:
     Raises:
         DefinitionError: when there is no such folder, or nowhere to keep that outside of it.
     """
-    from stepengine.tools.files.atomic import make_folder, replace_path
+    from stepengine.system.atomic import make_folder, replace_path
 
     if not folder.is_dir():
         msg = f"there is no folder {str(folder)!r}; the folder that holds './agents' would be fine"

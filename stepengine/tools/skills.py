@@ -23,13 +23,13 @@ from pydantic import Field
 from stepengine.data.tools import ToolAnnotations
 from stepengine.data.visible import visible
 from stepengine.errors import DefinitionError, ToolError
-from stepengine.tools.context import ToolContext
-from stepengine.tools.decorator import tool
-from stepengine.tools.definition import Tool
-from stepengine.tools.files.policy import Policy
-from stepengine.tools.files.root import Root
-from stepengine.tools.files.walk import Budget, walk
-from stepengine.tools.guard import GUARD, file_guard
+from stepengine.system.guard import GUARD, file_guard
+from stepengine.system.path_policy import Policy
+from stepengine.system.root import Root
+from stepengine.system.walk import Budget, walk
+from stepengine.tooling.context import ToolContext
+from stepengine.tooling.decorator import tool
+from stepengine.tooling.definition import Tool
 
 __all__ = (
     "Catalog",

@@ -25,9 +25,10 @@ from typer.testing import CliRunner, Result
 
 from stepengine.cli import bench
 from stepengine.cli.app import app
-from stepengine.cli.chat import COMMANDS, UNDONE, Chat, _fitted
-from stepengine.cli.console import Lines, Screen, Terminal, console_on, follow, show_markdown
-from stepengine.cli.prompt import (
+from stepengine.cli.commands.chat import COMMANDS, UNDONE, Chat, _fitted
+from stepengine.cli.recording import entries, runs_folder
+from stepengine.cli.screen.console import Lines, Screen, Terminal, console_on, follow, show_markdown
+from stepengine.cli.screen.prompt import (
     PASTE_BYTES,
     PASTED,
     Above,
@@ -38,7 +39,6 @@ from stepengine.cli.prompt import (
     attached,
     shell_output,
 )
-from stepengine.cli.recording import entries, runs_folder
 from stepengine.data import events as ev
 from stepengine.data.messages import AssistantMessage, UserMessage
 from stepengine.data.state import AgentState
@@ -606,7 +606,7 @@ def test_a_conversation_that_waits_is_asked_its_question_at_once_and_the_next_on
             await asyncio.sleep(0)
         return await follow(handle, *given, **more)
 
-    monkeypatch.setattr("stepengine.cli.chat.follow", late)
+    monkeypatch.setattr("stepengine.cli.commands.chat.follow", late)
     (folder / "asks.py").write_text(
         "from stepengine import AgentDefinition, Ask\n\ndef handle_steps(ctx):\n    colour = yield from Ask('Which?', ['red', 'blue'])\n"
         "    why = yield from Ask('Why?')\n    return f'{colour}, {why}'\n\n"

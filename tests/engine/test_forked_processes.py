@@ -219,7 +219,7 @@ def every_lock_held() -> Iterator[int]:
     """
     Take all locks of the package, and those of its pools, as threads that a child does not have.
     """
-    from stepengine.tools import after_fork
+    from stepengine.system import after_fork
 
     known = list(after_fork._things)
     held = [one._lock for one in known if isinstance(one, after_fork.Lock)]
