@@ -42,6 +42,8 @@ FALLBACK = {
     "stepengine/machine/": ("tests/machine",),
     "stepengine/models/": ("tests/models",),
     "stepengine/runtime/": ("tests/runtime", "tests/engine"),
+    "stepengine/system/": ("tests/system", "tests/tools"),
+    "stepengine/tooling/": ("tests/tooling", "tests/tools"),
     "stepengine/tools/": ("tests/tools",),
 }
 """The tests of a floor, for mutants that name none."""

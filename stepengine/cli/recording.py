@@ -43,6 +43,7 @@ __all__ = (
     "Recording",
     "StateProblem",
     "entries",
+    "history_file",
     "is_ours",
     "latest",
     "named",
@@ -78,6 +79,12 @@ def runs_folder(environ: Mapping[str, str] = os.environ) -> Path | None:
 
     state = state_folder(environ)
     return None if state is None else state / RUNS
+
+
+def history_file() -> Path | None:
+    """Return where what is said in chats is kept; ``None`` without a home."""
+    runs = runs_folder()
+    return None if runs is None else runs.parent / HISTORY
 
 
 def _usable_folder() -> Path:

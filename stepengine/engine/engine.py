@@ -66,7 +66,8 @@ from stepengine.runtime.retry import RetryPolicy
 from stepengine.runtime.sizes import estimated_tokens
 from stepengine.runtime.tree import RunTree, Services
 from stepengine.system.threads import ThreadPool
-from stepengine.tooling.context import ResourceMap, Workspace
+from stepengine.system.workspace import Workspace
+from stepengine.tooling.context import ResourceMap
 
 if TYPE_CHECKING:
     from stepengine.engine.stepping import Stepper

@@ -235,7 +235,7 @@ def _records(real: Path) -> Path | None:
 
 
 def _why_not(real: Path) -> str:
-    from stepengine.tools.skills import project_top
+    from stepengine.system.skills import project_top
 
     state = state_folder()
     if state is None:

@@ -65,7 +65,8 @@ from stepengine.runtime.retry import Retries, known_usage
 from stepengine.runtime.sizes import estimated_tokens
 from stepengine.system.guard import GUARD, Guard
 from stepengine.system.threads import ThreadPool
-from stepengine.tooling.context import WORKSPACE, ResourceMap, ToolContext, Workspace
+from stepengine.system.workspace import WORKSPACE, Workspace
+from stepengine.tooling.context import ResourceMap, ToolContext
 from stepengine.tooling.conversion import as_result
 
 if TYPE_CHECKING:

@@ -18,12 +18,19 @@ from typing import Any, Protocol
 
 from stepengine.system.after_fork import renewed
 
-__all__ = ("Settable", "ThreadPool")
+__all__ = ("CancelSignal", "Settable", "ThreadPool")
 
 THREADS = 32
 CANCEL_GRACE_SECONDS = 5.0
 
 IDLE_SECONDS = 10.0
+
+
+class CancelSignal(Protocol):
+    """Something that says whether the call should stop, such as a ``threading.Event``."""
+
+    def is_set(self) -> bool:
+        """Return whether the call should stop."""
 
 
 class Settable(Protocol):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator
 from contextlib import closing
 from typing import Any
 
-from stepengine.tooling.context import CancelSignal
+from stepengine.system.threads import CancelSignal
 
 __all__ = ("TEMPORARY", "Budget", "walk")
 

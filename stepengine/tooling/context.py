@@ -1,13 +1,11 @@
-"""What a tool's body is given beside its arguments: ``ToolContext``, ``Workspace``, ``ResourceMap``."""
+"""What a tool's body is given beside its arguments: ``ToolContext``, ``ResourceMap``."""
 
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import hashlib
 import threading
 from collections.abc import Awaitable, Callable, Hashable, Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import attrs
@@ -17,30 +15,21 @@ from stepengine.data.hooks import RunLogger
 from stepengine.data.json import JsonDict, canonical, freeze
 from stepengine.data.state import AgentState
 from stepengine.errors import StepEngineError
-from stepengine.system.threads import ThreadPool
+from stepengine.system.threads import CancelSignal, ThreadPool
+from stepengine.system.workspace import Workspace
 
 if TYPE_CHECKING:
     from stepengine.system.writes import FileWrite
 
 __all__ = (
-    "WORKSPACE",
     "Belongings",
     "CallScope",
-    "CancelSignal",
     "Closable",
     "ResourceMap",
     "ToolContext",
-    "Workspace",
 )
 
 T = TypeVar("T")
-
-
-class CancelSignal(Protocol):
-    """Something that says whether the call should stop, such as a ``threading.Event``."""
-
-    def is_set(self) -> bool:
-        """Return whether the call should stop."""
 
 
 class CallSignal:
@@ -59,24 +48,6 @@ class CallSignal:
     def set(self) -> None:
         """Cancel the call."""
         self._own.set()
-
-
-@attrs.frozen
-class Workspace:
-    """
-    Where the agent works.
-
-    Attributes:
-        root: The root folder.
-        cwd: The working directory; the root itself by default.
-    """
-
-    root: Path = attrs.field(converter=Path)
-    cwd: Path = attrs.field(default=attrs.Factory(lambda self: self.root, takes_self=True), converter=Path)
-
-
-WORKSPACE: contextvars.ContextVar[Workspace | None] = contextvars.ContextVar("stepengine_workspace", default=None)
-"""Where the agents of the engine work, for the function of a ``Perform``, which is given no context."""
 
 
 class ResourceMap:

@@ -12,7 +12,7 @@ from stepengine.errors import DataError, DefinitionError, ToolInputError, ToolNo
 from stepengine.tooling.context import ToolContext
 from stepengine.tooling.definition import NO_OVERRIDES, Tool
 from stepengine.tooling.depends import Overrides
-from stepengine.tools.names import line_for
+from stepengine.tooling.makers import line_for
 
 if TYPE_CHECKING:
     from stepengine.data.definition import AgentDefinition

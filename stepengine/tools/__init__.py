@@ -10,7 +10,8 @@ from __future__ import annotations
 from stepengine.data.messages import ToolReferencePart, ToolResult
 from stepengine.data.names import ToolName
 from stepengine.system.threads import ThreadPool
-from stepengine.tooling.context import ResourceMap, ToolContext, Workspace
+from stepengine.system.workspace import Workspace
+from stepengine.tooling.context import ResourceMap, ToolContext
 from stepengine.tooling.control import ask_user_tool, control_tools
 from stepengine.tooling.decorator import tool
 from stepengine.tooling.definition import Tool, ToolPreview, decode_result

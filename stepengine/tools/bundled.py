@@ -348,7 +348,7 @@ def skill_tools(root: str | os.PathLike[str] | None = None, *, user: bool = True
         root: A folder of the project; by default the engine's ``workspace``, else the working directory.
         user: Whether the user's own skills are among them.
     """
-    from stepengine.tools.skills import skill_tool
+    from stepengine.tools.reading_skills import skill_tool
 
     return [skill_tool(root, user=user)]
 

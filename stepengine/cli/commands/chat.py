@@ -31,11 +31,12 @@ from stepengine.cli.commands.replay import repeated
 from stepengine.cli.exits import Exit, complain
 from stepengine.cli.journals import is_taken, journal_at, limits_again, name_of, taken
 from stepengine.cli.options import Model, NoJournal, Options, with_options
-from stepengine.cli.perform import Run, interrupt, interruptible, reason_of, resume_hint, tell_more
-from stepengine.cli.recording import GOES_ON, Entry, Recording, entries, named, with_record
+from stepengine.cli.perform import Run, interrupt, reason_of, resume_hint, tell_more
+from stepengine.cli.recording import GOES_ON, Entry, Recording, entries, history_file, named, with_record
 from stepengine.cli.screen.console import DIGITS, NO, QUIT, YES, Lines, Screen, console_on, follow, show_markdown
+from stepengine.cli.screen.interrupting import interruptible
 from stepengine.cli.screen.progress import diff_lines
-from stepengine.cli.screen.prompt import PASTED, SOON, Above, Prompt, attached, shell_output
+from stepengine.cli.screen.prompt import PASTED, SOON, Above, History, Prompt, attached, shell_output
 from stepengine.cli.screen.render import cut, message_of, money, one_line, tokens, visible
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.definition import AgentDefinition, normalised_id
@@ -224,7 +225,10 @@ class Chat:
         lines = Lines(sys.stdin)
         plain = plain or poor or settings.get("display.plain") or not (lines.is_terminal and console.is_terminal)
         names = [f"/{name}" for name in COMMANDS]
-        self._terminal = Prompt(console, lines, above, commands=names, root=options.cwd.resolve(), plain=plain)
+        history = History(history_file())
+        self._terminal = Prompt(
+            console, lines, above, commands=names, root=options.cwd.resolve(), history=history, plain=plain
+        )
         self._terminal.keys = {"c-o": self._show_whole, "s-tab": self._next_mode}
         self._terminal.at_once = self._at_once
         self._terminal.status = self._status
@@ -500,7 +504,7 @@ class Chat:
         )
 
     async def _do_skill(self, said: str) -> Exit | None:
-        from stepengine.tools.skills import find_skills, instructions_of, skill_named
+        from stepengine.system.skills import find_skills, instructions_of, skill_named
 
         name, _, words = said.partition(" ")
         folder = self._options.cwd.resolve()

@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import attrs
 
-from stepengine.cli.perform import interruptible
-from stepengine.cli.recording import HISTORY, runs_folder
 from stepengine.cli.screen.console import Lines, Terminal
+from stepengine.cli.screen.interrupting import interruptible
 from stepengine.cli.screen.render import visible
 from stepengine.errors import StepEngineError
 from stepengine.redaction import ANY
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
     from stepengine.system.root import Root
 
-__all__ = ("Above", "Attached", "Prompt", "attached", "shell_output")
+__all__ = ("Above", "Attached", "History", "Prompt", "attached", "shell_output")
 
 PASTED = "a !command that was pasted is not run; type it"
 COMPLETIONS = 1_000
@@ -107,6 +106,7 @@ class Prompt(Terminal):
         above: The stream of *console*.
         commands: The commands that are completed.
         root: The folder whose files are completed.
+        history: What was said before; what is said now is added.
         plain: Read plain lines even at a terminal.
 
     Attributes:
@@ -118,14 +118,22 @@ class Prompt(Terminal):
     """
 
     def __init__(
-        self, console: Console, lines: Lines, above: Above, *, commands: Sequence[str], root: Path, plain: bool
+        self,
+        console: Console,
+        lines: Lines,
+        above: Above,
+        *,
+        commands: Sequence[str],
+        root: Path,
+        history: History,
+        plain: bool,
     ) -> None:
         super().__init__(console, lines)
         self._above = above
         self._session: Any = None
         self._answers: Any = None
         if not plain:
-            self._session, self._answers = self._sessions(commands, root)
+            self._session, self._answers = self._sessions(commands, root, history)
         self._draft = ""
         self._accepted: str | None = None
         self._pastes: list[str] = []
@@ -310,7 +318,7 @@ class Prompt(Terminal):
 
     # --- keys ---------------------------------------------------------------------------------------------------------
 
-    def _sessions(self, commands: Sequence[str], root: Path) -> tuple[Any, Any]:
+    def _sessions(self, commands: Sequence[str], root: Path, history: History) -> tuple[Any, Any]:
         """Return what reads what is said, and what reads answers; nothing without prompt_toolkit."""
         try:
             from prompt_toolkit import PromptSession
@@ -321,7 +329,7 @@ class Prompt(Terminal):
 
         style = Style.from_dict({"bottom-toolbar": "noreverse", "bottom-toolbar.text": "ansibrightblack"})
         said: Any = PromptSession(
-            history=_kept(self._unfolded), completer=_completer(commands, root), complete_while_typing=False,
+            history=_kept(history, self._unfolded), completer=_completer(commands, root), complete_while_typing=False,
             multiline=True, key_bindings=keys, prompt_continuation="  ", enable_history_search=False, style=style,
         )  # fmt: skip
         return said, PromptSession(style=style)
@@ -392,18 +400,18 @@ class Prompt(Terminal):
         return PASTE.sub(lambda word: known.get(word[0], word[0]), said)
 
 
-def _kept(unfolded: Callable[[str], str]) -> Any:
+def _kept(history: History, unfolded: Callable[[str], str]) -> Any:
     """Return the history of what was said."""
-    from prompt_toolkit.history import History
+    from prompt_toolkit.history import History as Shown
 
-    class Kept(History):
+    class Kept(Shown):
         """What was said before, newest first."""
 
         def load_history_strings(self) -> Iterable[str]:
-            return reversed(_history())
+            return reversed(history.said())
 
         def store_string(self, string: str) -> None:
-            _remember(unfolded(string))
+            history.remember(unfolded(string))
 
     return Kept()
 
@@ -445,38 +453,42 @@ def _paths(root: Path, begun: str) -> list[str]:
 # --- history ----------------------------------------------------------------------------------------------------------
 
 
-def _history_file() -> Path | None:
-    runs = runs_folder()
-    return None if runs is None else runs.parent / HISTORY
+class History:
+    """
+    What was said in chats.
 
+    Args:
+        file: Where it is kept; ``None`` keeps nothing.
+    """
 
-def _history() -> list[str]:
-    """Return what was said in chats before, oldest first."""
-    file = _history_file()
-    try:
-        lines = [] if file is None else file.read_text(encoding="utf-8").splitlines()[-HISTORY_LINES:]
-    except (OSError, ValueError):
-        return []
-    said: list[str] = []
-    for line in lines:
-        with contextlib.suppress(ValueError, RecursionError):
-            said += [text] if isinstance(text := json.loads(line), str) else []
-    return said
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
 
+    def said(self) -> list[str]:
+        """Return what was said before, oldest first."""
+        try:
+            lines = [] if self._file is None else self._file.read_text(encoding="utf-8").splitlines()[-HISTORY_LINES:]
+        except (OSError, ValueError):
+            return []
+        said: list[str] = []
+        for line in lines:
+            with contextlib.suppress(ValueError, RecursionError):
+                said += [text] if isinstance(text := json.loads(line), str) else []
+        return said
 
-def _remember(said: str) -> None:
-    """Add what was said, without secrets; where that cannot be written, nothing is kept."""
-    file = _history_file()
-    if file is None or len(said) > HISTORY_CHARS:
-        return
-    kept = [*_history(), ANY.text(said)][-HISTORY_LINES:]
-    with contextlib.suppress(OSError):
-        file.parent.mkdir(0o700, parents=True, exist_ok=True)
-        made = file.with_suffix(f".{os.getpid()}.tmp")
-        descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with open(descriptor, "w", encoding="utf-8") as stream:  # noqa: PTH123 - it is open already
-            stream.writelines([f"{json.dumps(text)}\n" for text in kept])
-        made.replace(file)
+    def remember(self, said: str) -> None:
+        """Add what was said, without secrets; where that cannot be written, nothing is kept."""
+        file = self._file
+        if file is None or len(said) > HISTORY_CHARS:
+            return
+        kept = [*self.said(), ANY.text(said)][-HISTORY_LINES:]
+        with contextlib.suppress(OSError):
+            file.parent.mkdir(0o700, parents=True, exist_ok=True)
+            made = file.with_suffix(f".{os.getpid()}.tmp")
+            descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            with open(descriptor, "w", encoding="utf-8") as stream:  # noqa: PTH123 - it is open already
+                stream.writelines([f"{json.dumps(text)}\n" for text in kept])
+            made.replace(file)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

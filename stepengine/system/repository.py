@@ -24,9 +24,9 @@ from stepengine.system.environment import NAMES_BYTES, Environment, Private, fin
 from stepengine.system.path_policy import Policy
 from stepengine.system.path_rules import INSTRUCTION_FILES
 from stepengine.system.root import Missing, Root
+from stepengine.system.skills import find_skills, project_top, read_start, user_folder
 from stepengine.system.walk import Budget, walk
-from stepengine.tooling.context import WORKSPACE
-from stepengine.tools.skills import find_skills, project_top, read_start, user_folder
+from stepengine.system.workspace import WORKSPACE
 
 __all__ = ("read_project",)
 
