@@ -65,8 +65,9 @@ from stepengine.runtime.rates import RateLimitsLike
 from stepengine.runtime.retry import RetryPolicy
 from stepengine.runtime.sizes import estimated_tokens
 from stepengine.runtime.tree import RunTree, Services
-from stepengine.tools.context import ResourceMap, Workspace
-from stepengine.tools.threads import ThreadPool
+from stepengine.system.threads import ThreadPool
+from stepengine.system.workspace import Workspace
+from stepengine.tooling.context import ResourceMap
 
 if TYPE_CHECKING:
     from stepengine.engine.stepping import Stepper

@@ -46,7 +46,7 @@ from stepengine.runtime.handle import RunHandle
 from stepengine.runtime.hub import Hub, Watcher
 from stepengine.runtime.tree import RunTree, Services, lent
 from stepengine.sessions.session import check_id
-from stepengine.tools.after_fork import leave, renewed
+from stepengine.system.after_fork import leave, renewed
 
 if TYPE_CHECKING:
     from stepengine.journal import Journal, JournalLike

@@ -26,7 +26,8 @@ from stepengine.runtime.performing import ToolSetting
 from stepengine.runtime.rates import RateLimit, RateLimits, RateLimitsLike
 from stepengine.runtime.retry import RetryPolicy
 from stepengine.sessions import SessionStore, VersionedStore
-from stepengine.tools.context import ResourceMap, Workspace
+from stepengine.system.workspace import Workspace
+from stepengine.tooling.context import ResourceMap
 
 if TYPE_CHECKING:
     from stepengine.journal import InDoubt, JournalLike, OnDivergence

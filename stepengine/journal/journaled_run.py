@@ -40,7 +40,7 @@ from stepengine.runtime.limits import Price
 from stepengine.runtime.performer import Item, Middleware, Performer, is_repeatable
 from stepengine.runtime.performing import ModelRegistry
 from stepengine.runtime.tree import ChildPlanner, MachineMaker, Services
-from stepengine.tools.writes import FileWrite
+from stepengine.system.writes import FileWrite
 
 __all__ = (
     "JournaledRun",
