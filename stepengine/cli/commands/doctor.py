@@ -38,7 +38,10 @@ REQUIREMENT = re.compile(r"[A-Za-z0-9._-]+")
 EXTRA = re.compile(r"""extra\s*==\s*['"]([^'"]+)['"]""")
 PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "HTTP_PROXY", "http_proxy")
 PLACEHOLDER = re.compile(r"(?i)(?:<.*>|\.{3}|x{3,}|your[-_ ].*|changeme|todo|none|null|sk-\.{3})")
-FAMILIES = {"sk-ant-": "anthropic", "sk-or-": "openrouter", "AIza": "google", "gsk_": "groq", "xai-": "xai"}
+FAMILIES = {
+    "sk-ant-": "anthropic", "sk-or-": "openrouter", "AIza": "google", "gsk_": "groq", "xai-": "xai", "csk-": "cerebras",
+    "fw_": "fireworks", "hf_": "huggingface",
+}  # fmt: skip
 """What keys of a provider begin with, where that tells it from all others."""
 TAKEN = ("anthropic", "attr", "attrs", "httpx2", "openai", "pydantic", "pytest", "rich", "stepengine", "typer", "yaml")
 """Modules that a file of the working folder must not be called like."""
