@@ -827,7 +827,11 @@ PLACES = (
     # --- tools
     Place("input as JSON text", mended_input, BRACKETS, ("tooling/repair.py:_decoded",), most=1 << 22),
     Place(
-        "input of a typed tool", validated, BRACKETS, ("tooling/arguments.py:FunctionInputs._as_json_text",), most=1 << 22
+        "input of a typed tool",
+        validated,
+        BRACKETS,
+        ("tooling/arguments.py:FunctionInputs._as_json_text",),
+        most=1 << 22,
     ),
     *(
         Place(
@@ -1407,7 +1411,7 @@ APART: dict[str, str] = {
     "cli/commands/models.py:USER": "an address that the user configured; each part ends at the next slash",
     "cli/options.py:AGENT_MODEL": "the user's own command line; its first part ends at the first other character",
     "cli/screen/prompt.py:_content": "a file of at most 64 KiB that the person named, in UTF-8 or refused",
-    "cli/screen/prompt.py:_history": "JSON of capped lines, in a state folder that only its owner may write in",
+    "cli/screen/prompt.py:History.said": "JSON of capped lines, in a state folder that only its owner may write in",
     "cli/screen/prompt.py:shell_output": "at most 1 MiB that the person's own command printed, in UTF-8",
     "cli/recording.py:STEM": "a name of a fixed length",
     "cli/trusting.py:CONTENT": "a digest that the user typed; 71 characters, each one of a class",

@@ -374,7 +374,14 @@ class Parallel(Generic[T_co]):
     ) -> None: ...
     @overload
     def __init__(
-        self: Parallel[tuple[A, B, C]], a: Member[A], b: Member[B], c: Member[C], /, *, fail_fast: bool = ...
+        self: Parallel[tuple[A, B, C]],
+        a: Member[A],
+        b: Member[B],
+        c: Member[C],
+        /,
+        *,
+        fail_fast: bool = ...,
+        concurrency: int | None = ...,
     ) -> None: ...
     @overload
     def __init__(
