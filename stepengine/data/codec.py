@@ -20,6 +20,7 @@ import attrs
 from stepengine import errors
 from stepengine.data import hooks, limits, messages, models, outcomes, questions, server_tools, state, tools, usage
 from stepengine.data.fields import ENDLESS, RAW, SCALARS, Codec, Style, fault, literal, mapping, sequence, shown, within
+from stepengine.data.generated import generated
 from stepengine.data.json import JsonDict, mended, quoted
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError, StepEngineError
@@ -364,7 +365,7 @@ def _encoder_of(name: str, members: Mapping[str, _Member]) -> Callable[[Any], di
     for number, (field, member) in enumerate(members.items()):
         known[f"encode{number}"] = member.codec.encode
         lines += _unless_usual(number, field, member, known, f"data[{field!r}] = encode{number}(item)")
-    return _function("value", [*lines, "return data"], known)
+    return _function(f"encoder of {name}", "value", [*lines, "return data"], known)
 
 
 def _writer_of(name: str, members: Mapping[str, _Member], style: Style) -> Callable[[Any], str]:
@@ -399,7 +400,7 @@ def _writer_of(name: str, members: Mapping[str, _Member], style: Style) -> Calla
             text += f'{before}"{field}":{{{written_item}}}'
             is_open = False
     lines.append(f"return f'''{{{{{text}}}}}'''")
-    return _function("value", lines, known)
+    return _function(f"writer of {name}", "value", lines, known)
 
 
 def _usual(number: int, member: _Member, known: dict[str, Any]) -> str:
@@ -472,14 +473,11 @@ def _decoder_of(
         ]
     given = ", ".join([f"{field}=v{number}" for number, field in enumerate(members)])
     lines += ["if count != len(data): return slowly(data)", f"made = make({given})", *after, "return made"]
-    return _function("data", lines, known)
+    return _function(f"decoder of {cls.__name__}", "data", lines, known)
 
 
-def _function(parameter: str, lines: Sequence[str], known: dict[str, Any]) -> Callable[[Any], Any]:
-    source = "\n    ".join([f"def made({parameter}):", *lines])
-    exec(source, known)  # noqa: S102 - the source is made of the names of a class's own fields, as attrs does it
-    function: Callable[[Any], Any] = known["made"]
-    return function
+def _function(what: str, parameter: str, lines: Sequence[str], known: dict[str, Any]) -> Callable[[Any], Any]:
+    return generated(what, "\n    ".join([f"def made({parameter}):", *lines]), known)
 
 
 def _members_of_attrs(cls: type[Any]) -> dict[str, _Member]:

@@ -118,7 +118,19 @@ class Innermost:
 
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
         """Perform one effect."""
-        return BY_KIND[type(item.effect)](self, item, io)
+        effect = item.effect
+        match effect:
+            case CallModel():
+                return self._call_model(item, io)
+            case CallTool():
+                return self._call_tool(item, io)
+            case CallFunction():
+                return self._call_function(item, io)
+            case Spawn():
+                return self._spawn(item, io)
+            case AskPerson():
+                return self._ask(item, io)
+        assert_never(effect)
 
     def _value(self, item: Item, value: Any) -> Single:
         late = self._tree.too_late(item.path) if self._tree.deadlines else None
@@ -363,16 +375,6 @@ class Innermost:
         _drop_frames(child.error)
         ended = self._value(item, child)
         return attrs.evolve(ended, child=child) if type(ended) is Stop else ended
-
-
-BY_KIND: Mapping[type[Any], Callable[[Innermost, Item, IO], Awaitable[Single]]] = {
-    CallModel: Innermost._call_model,  # noqa: SLF001
-    CallTool: Innermost._call_tool,  # noqa: SLF001
-    CallFunction: Innermost._call_function,  # noqa: SLF001
-    AskPerson: Innermost._ask,  # noqa: SLF001
-    Spawn: Innermost._spawn,  # noqa: SLF001
-}
-"""The method for each kind of effect; unbound, so that the performer does not refer to itself."""
 
 
 def _interactor_of(item: Item) -> Interactor | None:

@@ -80,7 +80,9 @@ def overloads() -> Iterator[tuple[str, list[set[str]]]]:
             if not isinstance(scope, (ast.Module, ast.ClassDef)):
                 continue
             functions = [node for node in scope.body if isinstance(node, ast.FunctionDef)]
-            for name in sorted({f.name for f in functions if any("overload" in ast.unparse(d) for d in f.decorator_list)}):
+            for name in sorted(
+                {f.name for f in functions if any("overload" in ast.unparse(d) for d in f.decorator_list)}
+            ):
                 forms = [{a.arg for a in f.args.kwonlyargs} for f in functions if f.name == name]
                 yield f"{file.relative_to(ROOT)}: {name}", forms
 
