@@ -248,7 +248,7 @@ class Shown:
 
     # --- what a call is about ------------------------------------------------------------------------------------------
 
-    def _content(self, given: Any, preview: Any) -> list[Any]:
+    def _content(self, given: object, preview: object) -> list[Any]:
         """Return what a call would change as diffs, else what its tool says of it."""
         diffs = list(self._diffs(given))
         if diffs or not isinstance(preview, Mapping):
@@ -257,7 +257,7 @@ class Shown:
         said = "\n".join([str(preview.get("action", "")), *([str(details)] if details else [])])
         return [acp.tool_content(acp.text_block(said[:RESULT_CHARS]))]
 
-    def _diffs(self, given: Any) -> Iterator[Any]:
+    def _diffs(self, given: object) -> Iterator[Any]:
         match given:
             case {"path": str(path), "content": str(new)}:
                 yield acp.tool_diff_content(self._absolute(path), new, self._old(path))
@@ -302,7 +302,7 @@ class Shown:
         return f"{self._turn}:agent-{path}"
 
 
-def _entry(todo: Mapping[str, Any]) -> Any:
+def _entry(todo: Mapping[str, object]) -> Any:
     task = visible(str(todo.get("task", "")), strict=True)[:RESULT_CHARS]
     return acp.plan_entry(task, status="completed" if todo.get("completed") else "pending")
 

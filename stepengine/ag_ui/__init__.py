@@ -592,7 +592,7 @@ class _Page:
 
     # --- words --------------------------------------------------------------------------------------------------------
 
-    def _custom(self, event: Event, name: str, value: Mapping[str, Any]) -> BaseEvent:
+    def _custom(self, event: Event, name: str, value: Mapping[str, object]) -> BaseEvent:
         custom: BaseEvent = self._core.CustomEvent(
             name=f"stepengine.{name}", value=dict(value), subagent_run_id=self._agent(event.path)
         )
@@ -610,7 +610,7 @@ class _Page:
         return f"{self._root}-{event.path}-{event.epoch}-{self._made}"
 
 
-def _json(value: Any) -> str:
+def _json(value: object) -> str:
     return json.dumps(plain(value), ensure_ascii=False)
 
 

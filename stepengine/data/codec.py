@@ -93,7 +93,7 @@ def to_json(value: Any) -> dict[str, Any]:
     return {"stepengine": FORMAT, **bare(value)}
 
 
-def bare(value: Any) -> dict[str, Any]:
+def bare(value: object) -> dict[str, Any]:
     """Return *value* as ``to_json`` does, without the format's version: for what says it once for many values."""
     try:
         return _encode_object(value)
@@ -102,7 +102,7 @@ def bare(value: Any) -> dict[str, Any]:
         raise fault(msg) from None
 
 
-def bare_any(value: Any) -> Any:
+def bare_any(value: object) -> Any:
     """Return what ``restored_any`` reads: a stored value as ``bare`` does, several of them, or JSON."""
     try:
         return _encode_any(value)
@@ -111,7 +111,7 @@ def bare_any(value: Any) -> Any:
         raise fault(msg) from None
 
 
-def written_any(value: Any, style: Style) -> str:
+def written_any(value: object, style: Style) -> str:
     """Return the JSON text of ``bare_any(value)``; errors as ``bare``."""
     cls = type(value)
     return written(value, style) if cls in style.writers or _is_stored(cls) else style.json(bare_any(value))
@@ -141,7 +141,7 @@ def _new_writer(cls: type[Any], style: Style) -> Callable[[Any], str]:
     return made
 
 
-def from_json(data: Any) -> Any:
+def from_json(data: object) -> Any:
     """
     Return the value that ``to_json`` stored in *data*.
 
@@ -177,7 +177,7 @@ def restored_any(data: Any) -> Any:
     return _read(data, _decode_any)
 
 
-def _read(data: Any, decode: Callable[[Any], Any]) -> Any:
+def _read(data: object, decode: Callable[[Any], object]) -> Any:
     try:
         return decode(data)
     except RecursionError:
@@ -219,7 +219,7 @@ def _plain_object(value: Any) -> Any:
     return plain(dump(mode="json") if dump is not None and not isinstance(value, type) else str(value))
 
 
-def _is_stored(cls: Any) -> bool:
+def _is_stored(cls: object) -> bool:
     return isinstance(cls, type) and STORED.get(cls.__name__) is cls
 
 
@@ -255,7 +255,7 @@ class _Shape(NamedTuple):
     decode: Callable[[dict[str, Any]], Any] | None = None
 
 
-def _encode_object(value: Any) -> dict[str, Any]:
+def _encode_object(value: object) -> dict[str, Any]:
     cls = type(value)
     shape = _SHAPES.get(cls) or _shape(cls)
     try:
@@ -449,7 +449,7 @@ def _unless_usual(number: int, field: str, member: _Member, known: dict[str, Any
 
 
 def _decoder_of(
-    cls: type[Any], members: Mapping[str, _Member], make: Callable[..., Any]
+    cls: type[Any], members: Mapping[str, _Member], make: Callable[..., object]
 ) -> Callable[[dict[str, Any]], Any]:
     """Return what makes an instance of a JSON object by a quick maker: what was decoded needs no converter any more."""
     known: dict[str, Any] = {"MISSING": object(), "make": make, "put": object.__setattr__}
@@ -517,7 +517,7 @@ def _codec(hint: Any) -> Codec:
     return _codec_of_class(origin, arguments)
 
 
-def _codec_of_class(cls: type[Any], arguments: tuple[Any, ...]) -> Codec:
+def _codec_of_class(cls: type[Any], arguments: tuple[object, ...]) -> Codec:
     if issubclass(cls, Mapping):
         return mapping(_codec(arguments[1]))
     if cls is tuple or cls is Sequence:
@@ -556,7 +556,7 @@ def _union(options: tuple[Any, ...]) -> Codec:
 
 def _first_of(codecs: Sequence[Codec]) -> Codec:
     def first(way: str) -> Callable[[Any], Any]:
-        def convert(value: Any) -> Any:
+        def convert(value: object) -> Any:
             failures = []
             for codec in codecs:
                 try:
@@ -580,7 +580,7 @@ def _or_none(codec: Codec) -> Codec:
     )
 
 
-def _encode_any(value: Any) -> Any:
+def _encode_any(value: object) -> Any:
     if _is_stored(type(value)):
         return _encode_object(value)
     if type(value) is tuple and all(_is_stored(type(v)) for v in value):

@@ -23,7 +23,7 @@ def generated(what: str, source: str, known: dict[str, Any]) -> Callable[..., An
     file, count = f"<stepengine generated {what}>", 1
     lines = source.splitlines(keepends=True)
     # Without a time of change `checkcache` keeps the entry; two classes may have one name.
-    while linecache.cache.setdefault(file, (len(source), None, lines, file))[2] != lines:
+    while linecache.cache.setdefault(file, (len(source), None, lines, file)) != (len(source), None, lines, file):
         count += 1
         file = f"<stepengine generated {what} {count}>"
     before = set(known)

@@ -491,7 +491,7 @@ def _role(role: str, parts: Any) -> dict[str, Any]:
     return {"role": role, "parts": [_part(part) for part in ((TextPart(parts),) if isinstance(parts, str) else parts)]}
 
 
-def _part(part: Any) -> dict[str, Any]:
+def _part(part: object) -> dict[str, Any]:
     """Return a part in the form of the conventions; pictures and documents without their bytes."""
     match part:
         case TextPart():

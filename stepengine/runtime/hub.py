@@ -471,7 +471,7 @@ class Hub:
             self.watched = True
         return subscription
 
-    def _place(self, after: Any) -> int | None:
+    def _place(self, after: object) -> int | None:
         """Return the index of an event's id; ``None`` for one of another epoch."""
         epoch, _, index = after.partition("-") if isinstance(after, str) else ("", "", "")
         is_epoch = len(epoch) == 2 * EPOCH_BYTES and EPOCH_DIGITS.issuperset(epoch)
@@ -514,7 +514,7 @@ class Hub:
         for subscription in self._subscriptions:
             subscription.put(event)
 
-    def log(self, event: LogLine | ToolLog, data: Any = None, *, step: int = 0) -> None:
+    def log(self, event: LogLine | ToolLog, data: object = None, *, step: int = 0) -> None:
         """Write a log line where the engine logs; the event itself is shown by ``emit``."""
         seat = self._seats.get(event.path) or Seat("", "")
         if KNOWN.suspicious(f"{event.message} {data!r}"):

@@ -115,13 +115,13 @@ async def sse(chunks: AsyncIterable[Chunk]) -> AsyncGenerator[str, None]:
     yield "data: [DONE]\n\n"
 
 
-async def _closed(source: Any) -> None:
+async def _closed(source: object) -> None:
     close = getattr(source, "aclose", None)
     if close is not None:
         await close()
 
 
-def prompt_of(messages: Sequence[Any]) -> str:
+def prompt_of(messages: Sequence[object]) -> str:
     """
     Return what the user says: the text of the last message that a page sends. Nothing else of its history counts.
 
@@ -419,7 +419,7 @@ class _Page:
     def _tool_started(self, event: ToolStarted) -> Iterator[Chunk]:
         yield from self._available(_call_id(event), event.tool_name, event.input)
 
-    def _available(self, call: str, name: str, given: Any) -> Iterator[Chunk]:
+    def _available(self, call: str, name: str, given: object) -> Iterator[Chunk]:
         if self._calls.get(call, True):
             self._calls[call] = False
             told = {"toolCallId": call, "toolName": name, "input": plain(given), "dynamic": True}
@@ -496,11 +496,11 @@ class _Page:
         why = {"error": event.error} if event.error else {}
         yield self._agent(event.child_path, agentId=event.agent_id, status=event.status.value, tool="", **why)
 
-    def _agent(self, path: str, **changes: Any) -> Chunk:
+    def _agent(self, path: str, **changes: object) -> Chunk:
         self._agents[path] = {**self._agents.get(path, {"path": path}), **changes}
         return self._data("agent", self._agents[path], id=path)
 
-    def _data(self, name: str, data: Any, *, id: str | None = None, transient: bool = False) -> Chunk:
+    def _data(self, name: str, data: object, *, id: str | None = None, transient: bool = False) -> Chunk:
         told = {"id": id} if id is not None else {}
         return {"type": f"data-{name}", **told, "data": data, **({"transient": True} if transient else {})}
 
