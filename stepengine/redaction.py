@@ -764,7 +764,7 @@ class Redactor:
             )
             raise SecretFound(msg, path=place or "/", rule=rule)
 
-    def _walk(self, value: Any, level: int) -> Any:
+    def _walk(self, value: object, level: int) -> Any:
         if isinstance(value, Mapping):
             return {self.text(k): self.member(k, v, level) for k, v in value.items()}
         if isinstance(value, list | tuple):
@@ -774,7 +774,7 @@ class Redactor:
         nested = level < NESTED_JSON and value[:1] in ("{", "[")
         return self.json_text(value, level + 1) if nested else self.text(value)
 
-    def _telling(self, name: str, value: Any) -> bool:
+    def _telling(self, name: str, value: object) -> bool:
         if not self.shapes or not isinstance(value, str) or not value or value.startswith("<redacted:"):
             return False
         if re.sub(r"[-_]", "", name).lower() not in SECRET_MEMBERS:
@@ -876,7 +876,7 @@ def _machine_pattern(machine: Mapping[str, str]) -> re.Pattern[str] | None:
     return re.compile(rf"(?<![\w.-])(?:{texts})(?![\w-]|\.\w)") if texts else None
 
 
-def _without_field(value: Any, steps: tuple[str, ...], begun: Iterable[tuple[str, ...]] = ()) -> Any:
+def _without_field(value: object, steps: tuple[str, ...], begun: Iterable[tuple[str, ...]] = ()) -> Any:
     """Return *value* with a placeholder at each place that *steps* lead to; *begun* are the ends of those under way."""
     if not isinstance(value, Mapping | list | tuple):
         return value
@@ -959,7 +959,7 @@ def _is_deep(text: str, tree: Any) -> bool:
     return True
 
 
-def _strings(value: Any) -> Iterator[str]:
+def _strings(value: object) -> Iterator[str]:
     if isinstance(value, Mapping):
         for key, member in value.items():
             yield key

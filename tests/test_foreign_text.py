@@ -1411,7 +1411,7 @@ APART: dict[str, str] = {
     "cli/commands/models.py:USER": "an address that the user configured; each part ends at the next slash",
     "cli/options.py:AGENT_MODEL": "the user's own command line; its first part ends at the first other character",
     "cli/screen/prompt.py:_content": "a file of at most 64 KiB that the person named, in UTF-8 or refused",
-    "cli/screen/prompt.py:_history": "JSON of capped lines, in a state folder that only its owner may write in",
+    "cli/screen/prompt.py:History.said": "JSON of capped lines, in a state folder that only its owner may write in",
     "cli/screen/prompt.py:shell_output": "at most 1 MiB that the person's own command printed, in UTF-8",
     "cli/recording.py:STEM": "a name of a fixed length",
     "cli/trusting.py:CONTENT": "a digest that the user typed; 71 characters, each one of a class",

@@ -6,9 +6,9 @@ What lives here: what an editor is shown of a run, and how a question about a to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 import acp
 import attrs
@@ -79,9 +79,49 @@ class Shown:
 
     def of(self, event: Event) -> Iterator[Any]:
         """Give the updates that stand for *event*."""
-        show = SHOWN.get(type(event))
-        if show is not None:
-            yield from show(self, event)
+        match event:
+            case TextDelta() | ThinkingDelta() | TextCompleted() | ThinkingCompleted() | ReplyDiscarded():
+                yield from self._of_reply(event)
+            case ToolStarted() | ToolProgress() | ToolLog() | ToolFinished() | PermissionRequested() | TodosChanged():
+                yield from self._of_tool(event)
+            case AgentSpawned():
+                yield from self._spawned(event)
+            case AgentFinished():
+                yield from self._agent_finished(event)
+            case Compacted() | Warned():
+                yield from self._told(event)
+            case RunFinished():
+                yield from self._finished(event)
+            case _:
+                pass
+
+    def _of_reply(
+        self, event: TextDelta | ThinkingDelta | TextCompleted | ThinkingCompleted | ReplyDiscarded
+    ) -> Iterator[Any]:
+        match event:
+            case TextDelta() | ThinkingDelta():
+                return self._delta(event)
+            case TextCompleted() | ThinkingCompleted():
+                return self._completed(event)
+            case ReplyDiscarded():
+                return self._discarded(event)
+        assert_never(event)
+
+    def _of_tool(
+        self, event: ToolStarted | ToolProgress | ToolLog | ToolFinished | PermissionRequested | TodosChanged
+    ) -> Iterator[Any]:
+        match event:
+            case ToolStarted():
+                return self._tool_started(event)
+            case ToolProgress() | ToolLog():
+                return self._progress(event)
+            case ToolFinished():
+                return self._tool_finished(event)
+            case PermissionRequested():
+                return self._asked(event)
+            case TodosChanged():
+                return self._todos(event)
+        assert_never(event)
 
     def request(self, event: PermissionRequested) -> ToolCallUpdate:
         """Return the tool call that a permission is asked for."""
@@ -208,7 +248,7 @@ class Shown:
 
     # --- what a call is about ------------------------------------------------------------------------------------------
 
-    def _content(self, given: Any, preview: Any) -> list[Any]:
+    def _content(self, given: object, preview: object) -> list[Any]:
         """Return what a call would change as diffs, else what its tool says of it."""
         diffs = list(self._diffs(given))
         if diffs or not isinstance(preview, Mapping):
@@ -217,7 +257,7 @@ class Shown:
         said = "\n".join([str(preview.get("action", "")), *([str(details)] if details else [])])
         return [acp.tool_content(acp.text_block(said[:RESULT_CHARS]))]
 
-    def _diffs(self, given: Any) -> Iterator[Any]:
+    def _diffs(self, given: object) -> Iterator[Any]:
         match given:
             case {"path": str(path), "content": str(new)}:
                 yield acp.tool_diff_content(self._absolute(path), new, self._old(path))
@@ -262,28 +302,7 @@ class Shown:
         return f"{self._turn}:agent-{path}"
 
 
-SHOWN: Mapping[type[Event], Callable[[Shown, Any], Iterator[Any]]] = {
-    AgentFinished: Shown._agent_finished,  # noqa: SLF001
-    AgentSpawned: Shown._spawned,  # noqa: SLF001
-    Compacted: Shown._told,  # noqa: SLF001
-    PermissionRequested: Shown._asked,  # noqa: SLF001
-    ReplyDiscarded: Shown._discarded,  # noqa: SLF001
-    RunFinished: Shown._finished,  # noqa: SLF001
-    TextCompleted: Shown._completed,  # noqa: SLF001
-    TextDelta: Shown._delta,  # noqa: SLF001
-    ThinkingCompleted: Shown._completed,  # noqa: SLF001
-    ThinkingDelta: Shown._delta,  # noqa: SLF001
-    TodosChanged: Shown._todos,  # noqa: SLF001
-    ToolFinished: Shown._tool_finished,  # noqa: SLF001
-    ToolLog: Shown._progress,  # noqa: SLF001
-    ToolProgress: Shown._progress,  # noqa: SLF001
-    ToolStarted: Shown._tool_started,  # noqa: SLF001
-    Warned: Shown._told,  # noqa: SLF001
-}
-"""What stands for each kind of event; the others are not shown."""
-
-
-def _entry(todo: Mapping[str, Any]) -> Any:
+def _entry(todo: Mapping[str, object]) -> Any:
     task = visible(str(todo.get("task", "")), strict=True)[:RESULT_CHARS]
     return acp.plan_entry(task, status="completed" if todo.get("completed") else "pending")
 

@@ -82,7 +82,7 @@ def bench_for(
     performs: bool = True,
     into: str = "",
     is_new: bool = False,
-    observers: Sequence[Callable[[Event], Any]] = (),
+    observers: Sequence[Callable[[Event], object]] = (),
     headless: bool | None = None,
     asks_nobody: bool = False,
     hooks: Sequence[str] | None = None,
@@ -154,7 +154,7 @@ def _own_hooks(recorded: Sequence[str] | None, agent: AgentDefinition[Any]) -> H
 
     own = [name_of(hook) for point in attrs.astuple(agent.hooks, recurse=False) for hook in point]
 
-    def had(hook: Any) -> list[Any]:
+    def had(hook: object) -> list[Any]:
         name = name_of(hook)
         return [hook] if recorded is None or recorded.count(name) > own.count(name) else []
 

@@ -101,7 +101,7 @@ def leave(code: Exit) -> None:
         raise typer.Exit(int(code))
 
 
-def finished(app: Callable[[], Any]) -> None:
+def finished(app: Callable[[], object]) -> None:
     """
     Run the command line; what the system refuses is one line and an exit code of the table, never a traceback.
 
@@ -177,7 +177,7 @@ class _Warned:
         self._before = before
         self._told: set[str] = set()
 
-    def __call__(self, message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+    def __call__(self, message: Warning | str, category: type[Warning], *where: object, **more: object) -> None:
         from stepengine.engine.loading import BrokenFile
 
         if not issubclass(category, BrokenFile):

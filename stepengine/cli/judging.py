@@ -213,14 +213,14 @@ def script_of(file: str) -> Any:
     return replies
 
 
-def _replies(items: Any, file: str) -> list[Any]:
+def _replies(items: object, file: str) -> list[Any]:
     if not isinstance(items, list):
         msg = f"--script {file!r} is a list of replies, not {type(items).__name__}"
         raise UsageProblem(msg)
     return [_reply(item, file) for item in items]
 
 
-def _reply(item: Any, file: str) -> Any:
+def _reply(item: object, file: str) -> Any:
     from stepengine.testing import tool_call, tool_calls
 
     if isinstance(item, str):
@@ -243,7 +243,7 @@ def cleaner() -> Redactor:
     return redactor_for("all", os.environ)
 
 
-def cleaned(report: Any) -> Any:
+def cleaned(report: object) -> Any:
     """Return a report without what looks like a secret."""
     return cleaner().value(report)
 

@@ -466,7 +466,7 @@ class Recording:
             cost=None if result.cost is None else str(result.cost),
         )
 
-    def _update(self, **changes: Any) -> None:
+    def _update(self, **changes: object) -> None:
         if self._entry is None:
             return
         info = _read(self._entry.folder, self._entry.stem) or self._entry.info

@@ -82,7 +82,7 @@ def _text(value: Any) -> str:
     return value
 
 
-def _bool(value: Any) -> bool:
+def _bool(value: object) -> bool:
     if not isinstance(value, bool):
         raise ValueError  # noqa: TRY004  (one kind of refusal)
     return value
@@ -103,7 +103,7 @@ def _parse_number(text: str) -> Any:
     return text
 
 
-def _whole(value: Any) -> int:
+def _whole(value: object) -> int:
     if type(value) is not int or not 1 <= value <= MAX_INT:
         raise ValueError
     return value
@@ -124,19 +124,19 @@ def _one_of(*words: str) -> Callable[[Any], str]:
     return read
 
 
-def _variable(value: Any) -> str:
+def _variable(value: object) -> str:
     if not isinstance(value, dict) or list(value) != ["env"] or not VARIABLE.fullmatch(str(value["env"])):
         raise ValueError
     return str(value["env"])
 
 
-def _paths(value: Any) -> tuple[str, ...]:
+def _paths(value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(p, str) and p for p in value):
         raise ValueError
     return tuple(value)
 
 
-def _policy(value: Any) -> JsonDict:
+def _policy(value: object) -> JsonDict:
     if not isinstance(value, dict):
         raise ValueError  # noqa: TRY004  (one kind of refusal)
     from stepengine.permissions import Policy
@@ -145,7 +145,7 @@ def _policy(value: Any) -> JsonDict:
     return freeze_object(value)
 
 
-def _limit(name: str, kind: str, read: Callable[[Any], Any], what: str) -> Key:
+def _limit(name: str, kind: str, read: Callable[[Any], object], what: str) -> Key:
     return Key(name=f"limits.{name}", kind=kind, help=what, project="lower", read=read, parse=_parse_number)
 
 
@@ -261,7 +261,7 @@ class Settings:
         base = Path(origin.place.rpartition(":")[0]).parent.absolute() if is_file else Path()
         return tuple([base / Path(folder).expanduser() for folder in self.get("agents") or ()])
 
-    def with_arguments(self, **given: Any) -> Settings:
+    def with_arguments(self, **given: object) -> Settings:
         """Return the settings with what was typed, by dotted name with ``__`` for ``.``; ``None`` is nothing."""
         typed = {name.replace("__", "."): value for name, value in given.items() if value is not None}
         origins = dict.fromkeys(typed, Origin("argument"))

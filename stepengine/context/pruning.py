@@ -246,13 +246,13 @@ def _said(value: Any) -> str:
     return "" if value is None else compact(value)
 
 
-def _paths(given: Mapping[str, Any]) -> str:
+def _paths(given: Mapping[str, object]) -> str:
     paths = given.get("paths") or given.get("path")
     listed = paths if isinstance(paths, list) else [paths]
     return ", ".join([_said(p.get("path") if isinstance(p, Mapping) else p) for p in listed])
 
 
-def _patched(given: Mapping[str, Any]) -> str:
+def _patched(given: Mapping[str, object]) -> str:
     operation = given.get("operation")
     return f"Edited {_said(operation.get('path') if isinstance(operation, Mapping) else None)}"
 
@@ -268,27 +268,27 @@ def _command(given: Mapping[str, Any]) -> str:
     return f"Ran {clipped(words, COMMAND_CHARS)}"
 
 
-def _docs(given: Mapping[str, Any]) -> str:
+def _docs(given: Mapping[str, object]) -> str:
     return f"Read docs: {_said(given.get('library_title'))} - {_said(given.get('topic'))}"
 
 
-def _members(given: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+def _members(given: Mapping[str, object], name: str) -> list[Mapping[str, Any]]:
     value = given.get(name)
     return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
 
 
-def _todos(given: Mapping[str, Any]) -> str:
+def _todos(given: Mapping[str, object]) -> str:
     todos = _members(given, "todos")
     left = [_said(t.get("task")) for t in todos if not t.get("completed")]
     return f"Todos: {len(todos) - len(left)} of {len(todos)} done" + (f"; left: {'; '.join(left)}" if left else "")
 
 
-def _questions(given: Mapping[str, Any]) -> str:
+def _questions(given: Mapping[str, object]) -> str:
     asked = [_said(q.get("question")) for q in _members(given, "questions")]
     return f"Asked the user: {clipped(' / '.join(asked), QUESTION_CHARS)}"
 
 
-def _agents(given: Mapping[str, Any]) -> str:
+def _agents(given: Mapping[str, object]) -> str:
     shown = []
     for agent in _members(given, "agents") or [given]:
         name = _said(agent.get("agent_type") or agent.get("agent"))
@@ -381,7 +381,7 @@ def _kept(message: ToolMessage, call: ToolCallPart, forgotten: frozenset[str]) -
         yield from _failure(data, "")
 
 
-def _failure(data: Any, text: str) -> Iterator[str]:
+def _failure(data: object, text: str) -> Iterator[str]:
     """Give the exit code of a result when it is not 0, and its error, *text* when the data name neither."""
     fields = data if isinstance(data, Mapping) else {}
     code = fields.get("exit_code", fields.get("exitCode"))
@@ -396,7 +396,7 @@ def _limited(text: str, chars: int) -> str:
     return text if len(text) <= chars else f"{text[: chars - 1]}…"
 
 
-def _answers(data: Any) -> Iterator[str]:
+def _answers(data: object) -> Iterator[str]:
     if not isinstance(data, Mapping) or data.get("skipped"):
         yield "The user skipped the question."
     else:
@@ -404,13 +404,13 @@ def _answers(data: Any) -> Iterator[str]:
         yield _limited(f"The user answered: {'; '.join(answers)}", ANSWER_CHARS)
 
 
-def _children(data: Any) -> list[Mapping[str, Any]]:
+def _children(data: object) -> list[Mapping[str, Any]]:
     """Return the entries of a result that lists agents, known by its form: such a tool may have any name."""
     listed = data if isinstance(data, list) else []
     return [entry for entry in listed if isinstance(entry, Mapping) and "agent_type" in entry]
 
 
-def _outputs(children: Sequence[Mapping[str, Any]], forgotten: frozenset[str]) -> Iterator[str]:
+def _outputs(children: Sequence[Mapping[str, object]], forgotten: frozenset[str]) -> Iterator[str]:
     for child in children:
         name = _said(child.get("agent_type"))
         if "error" in child:

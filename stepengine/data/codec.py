@@ -20,6 +20,7 @@ import attrs
 from stepengine import errors
 from stepengine.data import hooks, limits, messages, models, outcomes, questions, server_tools, state, tools, usage
 from stepengine.data.fields import ENDLESS, RAW, SCALARS, Codec, Style, fault, literal, mapping, sequence, shown, within
+from stepengine.data.generated import generated
 from stepengine.data.json import JsonDict, mended, quoted
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError, StepEngineError
@@ -92,7 +93,7 @@ def to_json(value: Any) -> dict[str, Any]:
     return {"stepengine": FORMAT, **bare(value)}
 
 
-def bare(value: Any) -> dict[str, Any]:
+def bare(value: object) -> dict[str, Any]:
     """Return *value* as ``to_json`` does, without the format's version: for what says it once for many values."""
     try:
         return _encode_object(value)
@@ -101,7 +102,7 @@ def bare(value: Any) -> dict[str, Any]:
         raise fault(msg) from None
 
 
-def bare_any(value: Any) -> Any:
+def bare_any(value: object) -> Any:
     """Return what ``restored_any`` reads: a stored value as ``bare`` does, several of them, or JSON."""
     try:
         return _encode_any(value)
@@ -110,7 +111,7 @@ def bare_any(value: Any) -> Any:
         raise fault(msg) from None
 
 
-def written_any(value: Any, style: Style) -> str:
+def written_any(value: object, style: Style) -> str:
     """Return the JSON text of ``bare_any(value)``; errors as ``bare``."""
     cls = type(value)
     return written(value, style) if cls in style.writers or _is_stored(cls) else style.json(bare_any(value))
@@ -140,7 +141,7 @@ def _new_writer(cls: type[Any], style: Style) -> Callable[[Any], str]:
     return made
 
 
-def from_json(data: Any) -> Any:
+def from_json(data: object) -> Any:
     """
     Return the value that ``to_json`` stored in *data*.
 
@@ -176,7 +177,7 @@ def restored_any(data: Any) -> Any:
     return _read(data, _decode_any)
 
 
-def _read(data: Any, decode: Callable[[Any], Any]) -> Any:
+def _read(data: object, decode: Callable[[Any], object]) -> Any:
     try:
         return decode(data)
     except RecursionError:
@@ -218,7 +219,7 @@ def _plain_object(value: Any) -> Any:
     return plain(dump(mode="json") if dump is not None and not isinstance(value, type) else str(value))
 
 
-def _is_stored(cls: Any) -> bool:
+def _is_stored(cls: object) -> bool:
     return isinstance(cls, type) and STORED.get(cls.__name__) is cls
 
 
@@ -254,7 +255,7 @@ class _Shape(NamedTuple):
     decode: Callable[[dict[str, Any]], Any] | None = None
 
 
-def _encode_object(value: Any) -> dict[str, Any]:
+def _encode_object(value: object) -> dict[str, Any]:
     cls = type(value)
     shape = _SHAPES.get(cls) or _shape(cls)
     try:
@@ -364,7 +365,7 @@ def _encoder_of(name: str, members: Mapping[str, _Member]) -> Callable[[Any], di
     for number, (field, member) in enumerate(members.items()):
         known[f"encode{number}"] = member.codec.encode
         lines += _unless_usual(number, field, member, known, f"data[{field!r}] = encode{number}(item)")
-    return _function("value", [*lines, "return data"], known)
+    return _function(f"encoder of {name}", "value", [*lines, "return data"], known)
 
 
 def _writer_of(name: str, members: Mapping[str, _Member], style: Style) -> Callable[[Any], str]:
@@ -399,7 +400,7 @@ def _writer_of(name: str, members: Mapping[str, _Member], style: Style) -> Calla
             text += f'{before}"{field}":{{{written_item}}}'
             is_open = False
     lines.append(f"return f'''{{{{{text}}}}}'''")
-    return _function("value", lines, known)
+    return _function(f"writer of {name}", "value", lines, known)
 
 
 def _usual(number: int, member: _Member, known: dict[str, Any]) -> str:
@@ -448,7 +449,7 @@ def _unless_usual(number: int, field: str, member: _Member, known: dict[str, Any
 
 
 def _decoder_of(
-    cls: type[Any], members: Mapping[str, _Member], make: Callable[..., Any]
+    cls: type[Any], members: Mapping[str, _Member], make: Callable[..., object]
 ) -> Callable[[dict[str, Any]], Any]:
     """Return what makes an instance of a JSON object by a quick maker: what was decoded needs no converter any more."""
     known: dict[str, Any] = {"MISSING": object(), "make": make, "put": object.__setattr__}
@@ -472,14 +473,11 @@ def _decoder_of(
         ]
     given = ", ".join([f"{field}=v{number}" for number, field in enumerate(members)])
     lines += ["if count != len(data): return slowly(data)", f"made = make({given})", *after, "return made"]
-    return _function("data", lines, known)
+    return _function(f"decoder of {cls.__name__}", "data", lines, known)
 
 
-def _function(parameter: str, lines: Sequence[str], known: dict[str, Any]) -> Callable[[Any], Any]:
-    source = "\n    ".join([f"def made({parameter}):", *lines])
-    exec(source, known)  # noqa: S102 - the source is made of the names of a class's own fields, as attrs does it
-    function: Callable[[Any], Any] = known["made"]
-    return function
+def _function(what: str, parameter: str, lines: Sequence[str], known: dict[str, Any]) -> Callable[[Any], Any]:
+    return generated(what, "\n    ".join([f"def made({parameter}):", *lines]), known)
 
 
 def _members_of_attrs(cls: type[Any]) -> dict[str, _Member]:
@@ -519,7 +517,7 @@ def _codec(hint: Any) -> Codec:
     return _codec_of_class(origin, arguments)
 
 
-def _codec_of_class(cls: type[Any], arguments: tuple[Any, ...]) -> Codec:
+def _codec_of_class(cls: type[Any], arguments: tuple[object, ...]) -> Codec:
     if issubclass(cls, Mapping):
         return mapping(_codec(arguments[1]))
     if cls is tuple or cls is Sequence:
@@ -558,7 +556,7 @@ def _union(options: tuple[Any, ...]) -> Codec:
 
 def _first_of(codecs: Sequence[Codec]) -> Codec:
     def first(way: str) -> Callable[[Any], Any]:
-        def convert(value: Any) -> Any:
+        def convert(value: object) -> Any:
             failures = []
             for codec in codecs:
                 try:
@@ -582,7 +580,7 @@ def _or_none(codec: Codec) -> Codec:
     )
 
 
-def _encode_any(value: Any) -> Any:
+def _encode_any(value: object) -> Any:
     if _is_stored(type(value)):
         return _encode_object(value)
     if type(value) is tuple and all(_is_stored(type(v)) for v in value):

@@ -54,7 +54,7 @@ def _schema(value: Schema | None) -> Schema | None:
     return freeze_object(value) if isinstance(value, Mapping) else value
 
 
-def _is_schema(value: Any) -> bool:
+def _is_schema(value: object) -> bool:
     return isinstance(value, Mapping) or (isinstance(value, type) and hasattr(value, "model_validate"))
 
 
@@ -103,7 +103,7 @@ def normalised_id(agent_id: str) -> str:
     return agent_id.replace("_", "-")
 
 
-def check_handler(agent_id: str, handler: Any) -> None:
+def check_handler(agent_id: str, handler: object) -> None:
     """
     Raise unless *handler* is a generator function of one argument (requirements A12, reliability GN11).
 
@@ -292,7 +292,7 @@ def _meant(name: str, known: Sequence[str]) -> str:
     return ELSEWHERE.get(ours) or next(iter(get_close_matches(ours, known, n=1, cutoff=NEAR)), "")
 
 
-def _members(agent_id: Any, field: str, value: Any) -> tuple[Any, ...]:
+def _members(agent_id: object, field: str, value: object) -> tuple[Any, ...]:
     if isinstance(value, (list, tuple)):
         return tuple(value)
     msg = f"agent {agent_id!r}: {field} is a list, not {value!r}"
@@ -331,7 +331,7 @@ FIELDS = {
 }
 
 
-def _is_id(value: Any) -> bool:
+def _is_id(value: object) -> bool:
     return isinstance(value, str) and ID.fullmatch(value) is not None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from stepengine.data.json import compact
 from stepengine.data.messages import CitationPart, DocumentPart, ImagePart, JsonPart, Message, OpaquePart, ToolCallPart
@@ -16,7 +16,7 @@ MEDIA_TOKENS = 1_600
 MESSAGE_TOKENS = 8
 
 
-def estimate_tokens(value: Any) -> int:
+def estimate_tokens(value: object) -> int:
     """Return the length of *value* divided by four, rounded up: of a string its characters, else its compact JSON."""
     return -(-len(value if isinstance(value, str) else compact(value)) // 4)
 

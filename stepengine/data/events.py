@@ -91,7 +91,7 @@ class Event:
     epoch: str = attrs.field(default="", eq=False)
     index: int = attrs.field(default=-1, eq=False)
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         cls.type = "".join(f"_{c.lower()}" if c.isupper() else c for c in cls.__name__).lstrip("_")
         EVENTS[cls.type] = cls

@@ -98,7 +98,7 @@ def shown(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
-def _checked(check: Callable[[Any], Any]) -> Codec:
+def _checked(check: Callable[[Any], object]) -> Codec:
     return Codec(check, check)
 
 
@@ -112,14 +112,14 @@ def _frozen_scalar(kinds: tuple[type, ...], what: str) -> Codec:
     return _checked(check)
 
 
-def _decimal_to_text(value: Any) -> str:
+def _decimal_to_text(value: object) -> str:
     if isinstance(value, Decimal) and value.is_finite():
         return str(value)
     msg = f"expected a finite decimal number, not {shown(value)}"
     raise fault(msg)
 
 
-def _text_to_decimal(data: Any) -> Decimal:
+def _text_to_decimal(data: object) -> Decimal:
     try:
         value = Decimal(data if isinstance(data, str) else "")
     except InvalidOperation:
@@ -130,14 +130,14 @@ def _text_to_decimal(data: Any) -> Decimal:
     raise fault(msg)
 
 
-def _bytes_to_text(value: Any) -> str:
+def _bytes_to_text(value: object) -> str:
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     msg = f"expected bytes, not {shown(value)}"
     raise fault(msg)
 
 
-def _text_to_bytes(data: Any) -> bytes:
+def _text_to_bytes(data: object) -> bytes:
     try:
         return base64.b64decode(data if isinstance(data, str) else "*", validate=True)
     except ValueError:
@@ -145,7 +145,7 @@ def _text_to_bytes(data: Any) -> bytes:
         raise fault(msg) from None
 
 
-def _text_written(value: Any, _: Style) -> str:
+def _text_written(value: object, _: Style) -> str:
     return quoted(value if type(value) is str and value.isascii() else _TEXT.encode(value))
 
 
@@ -166,11 +166,11 @@ SCALARS: dict[Any, Codec] = {
 }
 
 
-def _time_to_json(value: Any) -> Any:
+def _time_to_json(value: object) -> Any:
     return "inf" if value == float("inf") else value if value is None else SCALARS[float].encode(value)
 
 
-def _json_to_time(data: Any) -> Any:
+def _json_to_time(data: object) -> Any:
     return float("inf") if data == "inf" else data if data is None else SCALARS[float].decode(data)
 
 
@@ -178,7 +178,7 @@ ENDLESS = Codec(_time_to_json, _json_to_time)
 """Seconds without an end are a text: JSON has no number for them."""
 
 
-def literal(values: tuple[Any, ...], make: type[Enum] | None = None) -> Codec:
+def literal(values: tuple[object, ...], make: type[Enum] | None = None) -> Codec:
     """Return the codec of a choice between strings; *make* turns them into members of an enumeration."""
 
     def check(data: Any) -> Any:

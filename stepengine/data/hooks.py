@@ -98,7 +98,7 @@ class StepContext(Generic[Params]):
         """Return the run's recorded time (UTC), as of the last outcome; equal on every replay."""
         return self._created + timedelta(milliseconds=self._elapsed())
 
-    def notify(self, message: str, data: Any = None) -> None:
+    def notify(self, message: str, data: object = None) -> None:
         """Send *message* and JSON *data* to whoever watches the run, without touching the history."""
         self._notify(message, data)
 
@@ -235,7 +235,7 @@ class HookContext:
         return self.state.message_history
 
 
-def _hooks(value: Any) -> tuple[Callable[..., Any], ...]:
+def _hooks(value: object) -> tuple[Callable[..., Any], ...]:
     if callable(value):
         return (value,)
     if isinstance(value, Iterable) and not isinstance(value, str):

@@ -210,7 +210,7 @@ def _freeze(value: Any, path: str, room: int) -> Any:
     raise DataError(msg, path=path)
 
 
-def hint_about(value: Any) -> str:
+def hint_about(value: object) -> str:
     """Return what was probably meant by a value that stands where JSON is due: it was not awaited, or not unpacked."""
     kind = type(value)
     if hasattr(kind, "__await__"):
@@ -334,7 +334,7 @@ frozen_text = _remembering(_frozen_text)
 """Return ``canonical(value)`` of a frozen value, or one without cycles; what may hold ``-0.0`` takes the long way."""
 
 
-def _plus_zero(value: Any) -> Any:
+def _plus_zero(value: object) -> Any:
     if isinstance(value, float):
         return value + 0.0
     if isinstance(value, Mapping):
@@ -371,7 +371,7 @@ class Difference(NamedTuple):
     now: Any
 
 
-def differences(recorded: Any, now: Any, pointer: str = "") -> Iterator[Difference]:
+def differences(recorded: object, now: object, pointer: str = "") -> Iterator[Difference]:
     """Give the places at which two JSON values differ, in the order of the first one; ``1``, ``1.0`` and ``true`` differ."""
     if isinstance(recorded, Mapping) and isinstance(now, Mapping):
         for name in dict.fromkeys([*recorded, *now]):

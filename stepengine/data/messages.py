@@ -64,7 +64,7 @@ __all__ = (
 )
 
 
-def _object_or_none(value: Mapping[str, Any] | None) -> JsonDict | None:
+def _object_or_none(value: Mapping[str, object] | None) -> JsonDict | None:
     return None if value is None else freeze_object(value)
 
 
@@ -291,7 +291,7 @@ def result_parts(content: str | ResultPart | Sequence[str | ResultPart]) -> tupl
     return (TextPart(content),) if isinstance(content, str) else parts_of(content, _RESULT, "a tool result")
 
 
-def parts_of(content: Any, allowed: frozenset[type], where: str) -> tuple[Any, ...]:
+def parts_of(content: object, allowed: frozenset[type], where: str) -> tuple[Any, ...]:
     """
     Turn *content* into parts of the *allowed* classes.
 
@@ -322,7 +322,7 @@ def strings(value: str | Iterable[str]) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
 
 
-def tuple_of(value: Iterable[Any]) -> tuple[Any, ...]:
+def tuple_of(value: Iterable[object]) -> tuple[Any, ...]:
     """Turn several values into a tuple of them."""
     return value if type(value) is tuple else tuple(value)
 

@@ -37,11 +37,11 @@ MAX_QUESTIONS = 100
 """How many questions of a run may wait for an answer at once (reliability R23, section 4.9)."""
 
 
-def _object_or_none(value: Any) -> JsonDict | None:
+def _object_or_none(value: object) -> JsonDict | None:
     return None if value is None else freeze_object(value)
 
 
-def _objects(value: Iterable[Any]) -> tuple[JsonDict, ...]:
+def _objects(value: Iterable[object]) -> tuple[JsonDict, ...]:
     return tuple([freeze_object(one) for one in value])
 
 

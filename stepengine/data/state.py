@@ -117,7 +117,7 @@ class AgentState:
         return cls(message_history=history, next_call=next_call, **fields)
 
     @classmethod
-    def from_dicts(cls, messages: Iterable[Any], **fields: Any) -> AgentState:
+    def from_dicts(cls, messages: Iterable[object], **fields: object) -> AgentState:
         """
         Return a state that holds a history in the ``{"role", "content"}`` form; system messages become its system prompt.
 
@@ -144,7 +144,7 @@ class AgentState:
         return to_json(self)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> AgentState:
+    def from_json(cls, data: Mapping[str, object]) -> AgentState:
         """
         Return the state that ``to_json`` made *data* of, to be passed as ``previous=``.
 

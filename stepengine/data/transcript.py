@@ -175,7 +175,7 @@ class Transcript(Sequence[Message]):
         return Transcript, (self._items(),)
 
     @classmethod
-    def from_dicts(cls, messages: Iterable[Any]) -> Transcript:
+    def from_dicts(cls, messages: Iterable[object]) -> Transcript:
         """Return a transcript of messages in the widespread ``{"role", "content"}`` form."""
         from stepengine.data.wire import from_dicts  # noqa: PLC0415
 
@@ -290,7 +290,7 @@ class Transcript(Sequence[Message]):
         theirs = dict(other._buffer.ancestry(other._length))
         return max([min(n, theirs.get(token, 0)) for token, n in self._buffer.ancestry(self._length)])
 
-    def memo(self, key: Any, fn: Callable[[Message], T]) -> Sequence[T]:
+    def memo(self, key: object, fn: Callable[[Message], T]) -> Sequence[T]:
         """
         Return ``fn(message)`` for every message, computed once per message and *key*.
 
@@ -329,7 +329,7 @@ class Transcript(Sequence[Message]):
         return ""
 
 
-def _memoised(message: Message, key: Any, fn: Callable[[Message], T]) -> T:
+def _memoised(message: Message, key: object, fn: Callable[[Message], T]) -> T:
     memo = message._memo  # noqa: SLF001 - the slot that messages keep for this
     if memo is None:
         memo = {}

@@ -61,7 +61,7 @@ class History(NamedTuple):
     transcript: Transcript
 
 
-def from_dicts(messages: Iterable[Any]) -> Transcript:
+def from_dicts(messages: Iterable[object]) -> Transcript:
     """
     Return the transcript of *messages*; there must be no system message (``read_history`` takes them out).
 
@@ -76,7 +76,7 @@ def from_dicts(messages: Iterable[Any]) -> Transcript:
     return history.transcript
 
 
-def read_history(messages: Iterable[Any]) -> History:
+def read_history(messages: Iterable[object]) -> History:
     """Return system prompt and transcript of *messages*; several system messages are joined by a blank line."""
     system: list[str] = []
     found: list[Message] = []
@@ -115,7 +115,7 @@ def _read(message: Any, names: Mapping[str, str]) -> list[Message]:
     return [*results, *([UserMessage(others)] if others or not results else [])]
 
 
-def _stored(message: Mapping[str, Any]) -> Message:
+def _stored(message: Mapping[str, object]) -> Message:
     from stepengine.data.codec import FORMAT, from_json  # noqa: PLC0415
 
     loaded: Message = from_json({"stepengine": FORMAT, **message})
@@ -199,7 +199,7 @@ def _need(block: Mapping[str, Any], name: str) -> Any:
     raise within(fault(f"a block of type {shown(block.get('type'))} needs this"), f".{name}")
 
 
-def _need_text(block: Mapping[str, Any], name: str) -> str:
+def _need_text(block: Mapping[str, object], name: str) -> str:
     return text_of(_need(block, name), f"$.{name}")
 
 

@@ -99,14 +99,14 @@ def tool_name_of(tool: str | ToolLike) -> str:
     return str(name)
 
 
-def _input(value: Mapping[str, Any]) -> JsonDict:
+def _input(value: Mapping[str, object]) -> JsonDict:
     if type(value) is dict or isinstance(value, Mapping):
         return freeze_object({**value, "messages": _stored(value["messages"])} if "messages" in value else value)
     msg = f"the input of a ToolCall is an object such as {{'path': 'a.py'}}, not {value!r}"
     raise BadYield(msg)
 
 
-def _stored(messages: Any) -> Any:
+def _stored(messages: object) -> Any:
     """Return a history in its stored form, so that a handler can pass on what it was given (generator-contract T26)."""
     from stepengine.data.codec import plain  # noqa: PLC0415 - the codec knows all of data
 
@@ -245,7 +245,7 @@ class Perform(Member["T_co | PerformError"], Generic[T_co]):
     @overload
     def idempotent(cls, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Perform[T]: ...
     @classmethod
-    def idempotent(cls, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Perform[Any]:
+    def idempotent(cls, fn: Callable[..., object], /, *args: object, **kwargs: object) -> Perform[Any]:
         """Return a ``Perform`` that may be run again when a crash left its outcome unknown."""
         made: Perform[Any] = cls(fn, *args, **kwargs)
         object.__setattr__(made, "is_idempotent", True)
@@ -374,7 +374,14 @@ class Parallel(Generic[T_co]):
     ) -> None: ...
     @overload
     def __init__(
-        self: Parallel[tuple[A, B, C]], a: Member[A], b: Member[B], c: Member[C], /, *, fail_fast: bool = ...
+        self: Parallel[tuple[A, B, C]],
+        a: Member[A],
+        b: Member[B],
+        c: Member[C],
+        /,
+        *,
+        fail_fast: bool = ...,
+        concurrency: int | None = ...,
     ) -> None: ...
     @overload
     def __init__(

@@ -490,7 +490,7 @@ class DurableEngine:
         run: str,
         *,
         at: int | str,
-        edit: Any = None,
+        edit: object = None,
         allow_repeat: bool = False,
         id: str | None = None,
         release: str | None = None,

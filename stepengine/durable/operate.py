@@ -409,7 +409,7 @@ class Operator:
         seed: Seed | None = None,
         release: str | None = None,
         queue: str | None = None,
-        attributes: Mapping[str, Any] | None = None,
+        attributes: Mapping[str, object] | None = None,
     ) -> None:
         """
         Put an order on its queue, unless it is there.
@@ -450,7 +450,7 @@ class Operator:
                     raise
                 return await self._selected(statement, values)
 
-    async def _selected(self, statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+    async def _selected(self, statement: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
         if self._connection is None or self._connection.broken or self._connection.closed:
             self._connection = await plain_connection(self.url)
         with away(self.url):

@@ -402,7 +402,7 @@ class Steps:
             return self._child(item, io, place)
         return self._leaf(item, io, place)
 
-    async def _from_seed(self, item: Item, form: Mapping[str, Any]) -> Single:
+    async def _from_seed(self, item: Item, form: Mapping[str, object]) -> Single:
         outcome = _decoded(form, shown_address(item.path, item.effect.seq))
         self._run.timing.came_by(outcome.at)
         self._run.was_replayed = True
@@ -709,7 +709,7 @@ def marking(**members: Any) -> Callable[[], Coroutine[Any, Any, dict[str, Any]]]
     return mark
 
 
-def _decoded(form: Mapping[str, Any], where: str) -> Single:
+def _decoded(form: Mapping[str, object], where: str) -> Single:
     try:
         return outcome_of_form(form)
     except (DataError, LookupError, TypeError, AttributeError) as error:

@@ -50,7 +50,7 @@ SCHEMA = 1
 """The version of everything that is stored here; another one is refused."""
 
 
-def _portable(form: Mapping[str, Any]) -> dict[str, Any]:
+def _portable(form: Mapping[str, object]) -> dict[str, Any]:
     made: dict[str, Any] = json.loads(PLAIN.json(form))
     return made
 
@@ -239,7 +239,7 @@ class Seed:
 
 
 def outcome_form(
-    seq: int, outcome: Single, redactor: Redactor, *, attempts: Sequence[Any] = (), writes: Sequence[Any] = ()
+    seq: int, outcome: Single, redactor: Redactor, *, attempts: Sequence[object] = (), writes: Sequence[object] = ()
 ) -> dict[str, Any]:
     """Return an outcome as it is stored, without known secrets; total, whatever the outcome holds."""
     if type(outcome) is Stop:
@@ -331,7 +331,7 @@ def answers_of(form: Mapping[str, Any], questions: Sequence[Question]) -> tuple[
 # --- how runs end -------------------------------------------------------------------------------------------------------
 
 
-def child_form(finished: Finished, *, is_inline: bool, started: int, rules: Sequence[Any] = ()) -> dict[str, Any]:
+def child_form(finished: Finished, *, is_inline: bool, started: int, rules: Sequence[object] = ()) -> dict[str, Any]:
     """
     Return how a child ended; *started* is how many runs were started below it, *rules* what people allowed for good.
 
@@ -344,7 +344,7 @@ def child_form(finished: Finished, *, is_inline: bool, started: int, rules: Sequ
     return _portable({"schema": SCHEMA, "child": members, "started": started, **left})
 
 
-def child_of(form: Mapping[str, Any]) -> ChildResult[Any]:
+def child_of(form: Mapping[str, object]) -> ChildResult[Any]:
     """Return how a child ended, with what it leaves to its parent; its output is JSON."""
     child: ChildResult[Any] = restored(form["child"])
     return attrs.evolve(child, left=restored(form["left"])) if "left" in form else child

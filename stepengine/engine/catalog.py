@@ -284,7 +284,7 @@ class Catalog:
         self,
         definition: AgentDefinition[Any],
         known: Mapping[str, ToolBinding],
-        openings: tuple[Callable[..., Any], ...],
+        openings: tuple[Callable[..., object], ...],
     ) -> Hooks:
         """Return the engine's hooks, the agent's own, and behind both the policy, which judges the final input."""
         hooks = self._hooks + definition.hooks if definition.hooks else self._hooks
@@ -328,7 +328,7 @@ def _judging(policy: Policy, specs: Mapping[str, ToolSpec]) -> Callable[[HookCon
     return permission
 
 
-def _spawnable(definition: AgentDefinition[Any], wanted: str, ids: Mapping[str, Any]) -> str:
+def _spawnable(definition: AgentDefinition[Any], wanted: str, ids: Mapping[str, object]) -> str:
     key = matching_id(wanted, ids)
     if key is None:
         known = f"known are: {', '.join(ids)}{_no_agent(wanted, ids)}"
@@ -338,7 +338,7 @@ def _spawnable(definition: AgentDefinition[Any], wanted: str, ids: Mapping[str, 
 
 
 def _direct(
-    definition: AgentDefinition[Any], children: Iterable[Agent | AgentDefinition[Any]], known: Mapping[str, Any]
+    definition: AgentDefinition[Any], children: Iterable[Agent | AgentDefinition[Any]], known: Mapping[str, object]
 ) -> dict[str, ToolBinding]:
     """Return a tool for each agent that the model of *definition* may spawn (generator-contract L28, L29)."""
     made: dict[str, ToolBinding] = {}
@@ -356,7 +356,7 @@ def _direct(
 
 
 def _collected(
-    given: Iterable[Any], also: Iterable[AgentDefinition[Any]], others: Mapping[str, Any]
+    given: Iterable[object], also: Iterable[AgentDefinition[Any]], others: Mapping[str, object]
 ) -> dict[str, AgentDefinition[Any]]:
     """
     Return definitions and those that they may spawn, or carry in their tools, by normalised id.
@@ -378,7 +378,7 @@ def _collected(
     return found
 
 
-def _bundled(found: Mapping[str, AgentDefinition[Any]], others: Mapping[str, Any]) -> list[AgentDefinition[Any]]:
+def _bundled(found: Mapping[str, AgentDefinition[Any]], others: Mapping[str, object]) -> list[AgentDefinition[Any]]:
     """Return the bundled agents that *found* name by ids with a publisher, which nothing else is called."""
     named = {
         name_of_published(c) for d in found.values() for c in d.spawnable_agents if isinstance(c, str) and "/" in c
@@ -391,7 +391,7 @@ def _children(definition: AgentDefinition[Any]) -> list[AgentDefinition[Any]]:
     return [*[c for c in definition.spawnable_agents if not isinstance(c, str)], *carried_by(definition.tools)]
 
 
-def _unique(given: Iterable[Any]) -> dict[str, AgentDefinition[Any]]:
+def _unique(given: Iterable[object]) -> dict[str, AgentDefinition[Any]]:
     found: dict[str, AgentDefinition[Any]] = {}
     for definition in given:
         if not isinstance(definition, AgentDefinition):

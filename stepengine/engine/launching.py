@@ -359,8 +359,7 @@ class StepRun:
     def __init__(self, agent: Agent, state: AgentState) -> None:
         self._before = state
         self._step: StepResult | None = None
-        definition = attrs.evolve(agent.definition, handle_steps=None, instructions_prompt="")
-        object.__setattr__(definition, "handle_steps", self._handler)
+        definition = attrs.evolve(agent.definition, handle_steps=self._handler, instructions_prompt="")
         hooks = attrs.evolve(agent.hooks, pre_run=agent.openings, post_run=()) if agent.hooks else Hooks()
         self.agent = attrs.evolve(agent, definition=definition, hooks=hooks)
 
@@ -403,7 +402,7 @@ class StepRun:
         )
         return attrs.evolve(step, agent_state=state)
 
-    def _handler(self, _: Any) -> Generator[Any, StepResult, None]:
+    def _handler(self, _: object) -> Generator[Any, StepResult, None]:
         self._step = yield STEP
 
 

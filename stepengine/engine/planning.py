@@ -58,7 +58,7 @@ def _mapping(_: Any, __: Any, answers: Any) -> None:
         raise InputError(msg, issues=("answers should be a mapping",))
 
 
-def _divergence(_: Any, __: Any, given: Any) -> None:
+def _divergence(_: object, __: object, given: object) -> None:
     if given not in ("raise", "stop", "keep"):
         msg = f"on_divergence is one of raise, stop, keep, not {given!r}"
         raise InputError(msg, issues=(msg,))
@@ -275,7 +275,7 @@ class Planner:
         run_id: str,
         path: str,
         prompt: str,
-        params: Any,
+        params: object,
         model: str | None,
         limits: Limits,
         created: datetime,
@@ -479,7 +479,7 @@ def info_of(options: dict[str, Any]) -> RunInfo:
     return RunInfo(session_id, user_id, _metadata(metadata) if metadata else JsonDict())
 
 
-def _metadata(given: Mapping[str, Any]) -> JsonDict:
+def _metadata(given: Mapping[str, object]) -> JsonDict:
     try:
         frozen = freeze(given, "metadata")
     except StepEngineError as error:

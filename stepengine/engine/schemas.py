@@ -90,7 +90,7 @@ def _renamer(agent: AgentDefinition[Any]) -> Callable[[Any], Any]:
             return None
         return None if schema is None else renamer(schema, {})
 
-    def rename(given: Any) -> Any:
+    def rename(given: object) -> Any:
         if not isinstance(given, Mapping):
             return given
         mend = known()
@@ -102,14 +102,14 @@ def _renamer(agent: AgentDefinition[Any]) -> Callable[[Any], Any]:
     return rename
 
 
-def _model(schema: Any, where: str) -> Any:
+def _model(schema: object, where: str) -> Any:
     if isinstance(schema, type) and hasattr(schema, "model_validate"):
         return schema
     msg = f"{where} is a pydantic model class or a JSON Schema (a dict), not {schema!r}"
     raise DefinitionError(msg)
 
 
-def _checker(schema: Mapping[str, Any], where: str) -> Callable[[Any], list[str]]:
+def _checker(schema: Mapping[str, object], where: str) -> Callable[[Any], list[str]]:
     try:
         return JsonSchema(where, schema).issues
     except DefinitionError as error:
@@ -117,7 +117,7 @@ def _checker(schema: Mapping[str, Any], where: str) -> Callable[[Any], list[str]
         raise DefinitionError(msg) from error
 
 
-def _params(agent_id: str, schema: Any) -> Callable[[Any], Params]:
+def _params(agent_id: str, schema: object) -> Callable[[Any], Params]:
     where = f"agent {agent_id!r}: input_schema"
     if schema is None:
         return lambda given: _any_params(agent_id, given)
@@ -142,12 +142,12 @@ def _object(agent_id: str, given: Any) -> JsonDict:
     return frozen
 
 
-def _any_params(agent_id: str, given: Any) -> Params:
+def _any_params(agent_id: str, given: object) -> Params:
     value = _object(agent_id, given)
     return Params(value, None if given is None else value)
 
 
-def _json_params(agent_id: str, issues: Callable[[Any], list[str]], given: Any) -> Params:
+def _json_params(agent_id: str, issues: Callable[[Any], list[str]], given: object) -> Params:
     value = _object(agent_id, given)
     found = issues(value)
     if found:
@@ -184,7 +184,7 @@ def _missing(agent_id: str, issues: list[str]) -> OutputMissing:
     return OutputMissing(msg, issues=issues)
 
 
-def _json_output(agent_id: str, schema: Mapping[str, Any], where: str) -> Callable[[Any], JsonValue]:
+def _json_output(agent_id: str, schema: Mapping[str, object], where: str) -> Callable[[Any], JsonValue]:
     issues = _checker(schema, where)
 
     def validate(value: Any) -> JsonValue:

@@ -615,7 +615,7 @@ def _short(value: Any) -> str:
 # --- looking into machines ------------------------------------------------------------------------------------------
 
 
-def _chain(generator: Any) -> Iterator[Any]:
+def _chain(generator: object) -> Iterator[Any]:
     """Give a generator, what it delegates to, and so on; the last may be anything."""
     for _ in range(MAX_FRAMES):
         if generator is None:
@@ -624,7 +624,7 @@ def _chain(generator: Any) -> Iterator[Any]:
         generator = getattr(generator, "gi_yieldfrom", None)
 
 
-def _locals_of(generator: Any) -> Mapping[str, Any]:
+def _locals_of(generator: object) -> Mapping[str, Any]:
     frame: FrameType | None = getattr(generator, "gi_frame", None)
     return {} if frame is None else frame.f_locals
 
@@ -649,7 +649,7 @@ def _state_in(error: BaseException) -> AgentState | None:
     return None
 
 
-def _frames(machine: Any) -> Iterator[Frame]:
+def _frames(machine: object) -> Iterator[Frame]:
     """Give the frames of the author's generator that a machine waits for: of a hook, where one was called."""
     author: Author | None = None
     for part in _chain(machine):
@@ -694,7 +694,7 @@ class _Noted:
         self._point = point
         self._note = note
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: object) -> Any:
         try:
             said = self._hook(*args)
         except BaseException as error:

@@ -167,7 +167,7 @@ class _Sides:
         return {name: (a[name], b[name]) for name in a}
 
 
-def _presence(ours: Any, theirs: Any, words: tuple[str, str]) -> Field:
+def _presence(ours: object, theirs: object, words: tuple[str, str]) -> Field:
     return Field("/", words[ours is not None], words[theirs is not None])
 
 
@@ -190,7 +190,7 @@ def _outcome(history: History, address: Address) -> Any:
     return None if known is None else _lasting(outcome_members(history.outcome(known)))
 
 
-def _lasting(value: Any) -> Any:
+def _lasting(value: object) -> Any:
     if isinstance(value, Mapping):
         return {k: _lasting(v) for k, v in value.items() if k not in VOLATILE}
     return [_lasting(v) for v in value] if isinstance(value, list | tuple) else value

@@ -104,14 +104,14 @@ def _asked(question: Question) -> dict[str, Any]:
     return bare(question if is_bare else attrs.evolve(question, remember=None, wider=(), descriptions=()))
 
 
-def _argument(value: Any) -> Any:
+def _argument(value: object) -> Any:
     try:
         return _shown_argument(value)
     except Exception:  # noqa: BLE001  (what an author hands on may raise whatever is asked of it)
         return {"type": "object", "name": type(value).__qualname__}
 
 
-def _shown_argument(value: Any) -> Any:
+def _shown_argument(value: object) -> Any:
     try:
         return freeze(value)
     except DataError:
@@ -124,7 +124,7 @@ def _shown_argument(value: Any) -> Any:
     return {"type": "object", "name": name_of(value if hasattr(value, "__qualname__") else type(value))}
 
 
-def name_of(thing: Any) -> str:
+def name_of(thing: object) -> str:
     """Return the name of a function or class without its module: the same file may be loaded under several names."""
     try:
         thing = getattr(thing, "func", thing)
@@ -150,12 +150,12 @@ def must_last(item: Item, form: Any) -> bool:
     return type(effect) is not Spawn and not form.get("idempotent")
 
 
-def touched_world(form: Any) -> bool:
+def touched_world(form: object) -> bool:
     """Return whether a recorded effect may have changed something outside that a second time would change again."""
     return isinstance(form, Mapping) and form["type"] in ("CallTool", "Perform") and not form.get("idempotent")
 
 
-def questions_of(form: Any) -> tuple[Question, ...]:
+def questions_of(form: object) -> tuple[Question, ...]:
     """Return the questions of a recorded ``Ask``; none of any other effect."""
     if isinstance(form, Mapping) and form.get("type") == "Ask":
         return tuple([restored(q) for q in form["questions"]])
@@ -195,7 +195,7 @@ def outcome_members(outcome: Value | Failure) -> dict[str, Any]:
     return members
 
 
-def _stored_value(value: Any) -> Any:
+def _stored_value(value: object) -> Any:
     try:
         return bare_any(value)
     except DataError as error:
@@ -414,7 +414,7 @@ class Encoder:
                 clean = self._redactor.value(data) if self._redactor.suspicious(to_text(data)) else data
                 yield from self._new_blob(fp, clean)
 
-    def _new_blob(self, fp: str, data: Any) -> Iterator[Mapping[str, Any]]:
+    def _new_blob(self, fp: str, data: object) -> Iterator[Mapping[str, Any]]:
         if fp not in self._blobs:
             self._blobs.add(fp)
             yield {"kind": "blob", "fp": fp, "data": data}
@@ -509,7 +509,7 @@ def head_members(head: Head) -> dict[str, Any]:
     return members | ({"link": True} if head.link else {})
 
 
-def request_members(request: ModelRequest, messages: Sequence[Any], *, whole: bool) -> dict[str, Any]:
+def request_members(request: ModelRequest, messages: Sequence[object], *, whole: bool) -> dict[str, Any]:
     """Return the stored form of a request whose history is *messages*; *whole* says whether prompt and tools are in it."""
     members: dict[str, Any] = {"model": request.model}
     if request.system_prompt:
@@ -529,7 +529,7 @@ def request_members(request: ModelRequest, messages: Sequence[Any], *, whole: bo
 # --- blobs ----------------------------------------------------------------------------------------------------------
 
 
-def packed(value: Any, blobs: dict[str, Any], inline: int = MAX_INLINE) -> Any:
+def packed(value: object, blobs: dict[str, Any], inline: int = MAX_INLINE) -> Any:
     """
     Return *value* with texts of more than *inline* characters replaced by ``{"$blob": fp}`` and put into *blobs*.
 
@@ -545,17 +545,17 @@ def packed(value: Any, blobs: dict[str, Any], inline: int = MAX_INLINE) -> Any:
     return {"$obj": members} if _is_special(members) else members
 
 
-def _blob(value: Any, blobs: dict[str, Any]) -> dict[str, str]:
+def _blob(value: object, blobs: dict[str, Any]) -> dict[str, str]:
     fp = fingerprint(value)
     blobs[fp] = value
     return {"$blob": fp}
 
 
-def _is_special(members: Mapping[str, Any]) -> bool:
+def _is_special(members: Mapping[str, object]) -> bool:
     return len(members) == 1 and next(iter(members)).startswith("$")
 
 
-def unpacked(value: Any, blobs: Mapping[str, Any]) -> Any:
+def unpacked(value: object, blobs: Mapping[str, object]) -> Any:
     """
     Return what ``packed`` made *value* of, which was read from a line.
 
@@ -651,7 +651,7 @@ class _Bases:
         return max(found, key=lambda base: (base[2], len(base[1])))
 
     def _matched(
-        self, where: Mapping[str, Any], known: Transcript, transcript: Transcript, start: int
+        self, where: Mapping[str, object], known: Transcript, transcript: Transcript, start: int
     ) -> Iterator[Any]:
         """Give the part of *transcript* from *start* on, with runs that stand in *known* as slices."""
         places: dict[bytes, int] = {}

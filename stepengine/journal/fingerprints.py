@@ -185,7 +185,7 @@ class Fingerprints:
         text = frozen_text(value)
         return frozen_text(self.redactor.value(value)) if self.redactor.suspicious(text) else text
 
-    def _keep(self, thing: Any, known: str) -> str:
+    def _keep(self, thing: object, known: str) -> str:
         if len(self._kept) >= KEPT:
             self._kept.clear()
         self._kept[id(thing)] = (thing, known)

@@ -113,7 +113,7 @@ def _keeps_input(cut: Cut, record: Input) -> bool:
 # --- another outcome ------------------------------------------------------------------------------------------------
 
 
-def _edited(history: History, records: Sequence[Record], address: Address, edit: Any) -> list[Record]:
+def _edited(history: History, records: Sequence[Record], address: Address, edit: object) -> list[Record]:
     known = history.results.get(address)
     if address == ROOT or known is None:
         msg = "the start of a run has no outcome to edit; start another run with another prompt instead"

@@ -93,7 +93,7 @@ def _listed(waiting: Mapping[str, Question]) -> str:
     return ", ".join([f"{q.id!r} ({q.text[:SHOWN_CHARS]})" for q in waiting.values()]) or "none"
 
 
-def _check_answer(question: Question, answer: Any) -> None:
+def _check_answer(question: Question, answer: object) -> None:
     if not isinstance(answer, str | bool | Answer):
         msg = f"the answer to {question.id!r} is a string, a bool or an Answer, not a {type(answer).__name__}"
         raise AnswerRejected(msg)
@@ -130,7 +130,7 @@ def _has_ended(history: History, path: str) -> bool:
     return False
 
 
-def _check_decision(history: History, key: str, answer: Any) -> None:
+def _check_decision(history: History, key: str, answer: object) -> None:
     """Raise unless *answer* says whether an effect in doubt is done again; what is no clear word must not decide that."""
     known = [f"{DOUBT}{address}" for address in in_doubt(history)]
     if key not in known:
@@ -221,7 +221,7 @@ def decision_about(
 # --- outcomes that somebody says ----------------------------------------------------------------------------------------
 
 
-def outcome_for(history: History, intent: Intent, value: Any, at: int) -> Value | Failure:
+def outcome_for(history: History, intent: Intent, value: object, at: int) -> Value | Failure:
     """
     Return *value* as the outcome of an effect of this kind: what ``branch`` takes for an edit.
 

@@ -104,7 +104,7 @@ class Source:
         """
         return self._parsed(self.read(start, end), start)
 
-    def filled(self, start: int, end: int, blobs: Mapping[str, Any]) -> Mapping[str, Any]:
+    def filled(self, start: int, end: int, blobs: Mapping[str, object]) -> Mapping[str, Any]:
         """
         Return what stands in a line with its blobs put in; most lines have none.
 
@@ -201,7 +201,7 @@ class Place(NamedTuple):
         return f"record {number} (byte {self.start}) of {self.source.name}"
 
 
-def _is_plain(members: Mapping[str, Any]) -> bool:
+def _is_plain(members: Mapping[str, object]) -> bool:
     """Return whether members are those of nearly every result, which need no closer look: only time and value are used."""
     at = members.get("at")
     return members.keys() == PLAIN_RESULT and members["kind"] == "result" and type(at) is int and 0 <= at <= MAX_TIME

@@ -356,7 +356,7 @@ class Recorder:
             await self._until(waiting, owed)
         return kept
 
-    async def _kept(self, item: Item, outcome: Single, attempts: Sequence[Any]) -> Single:
+    async def _kept(self, item: Item, outcome: Single, attempts: Sequence[object]) -> Single:
         """Return an outcome that is durable; several that finish together share one commit."""
         kept, owed, waiting = self._keep(item, outcome, attempts)
         if waiting is not None:

@@ -127,7 +127,7 @@ def check_place(path: str, seq: int, at: int = 0) -> None:
         raise ValueError(msg)
 
 
-def check_head(created: str, parent: Any, hooks: Any) -> None:
+def check_head(created: str, parent: object, hooks: object) -> None:
     """Raise unless these members of a head are what they should be."""
     when = datetime.fromisoformat(created)
     if when.tzinfo is None or when.year > LAST_YEAR:
@@ -475,7 +475,7 @@ def shown_address(path: str, seq: int) -> str:
     return f"{path}#{seq}"
 
 
-def to_text(value: Any) -> str:
+def to_text(value: object) -> str:
     """Return a JSON value as text for a line: compact, nothing sorted, no character that any tool takes for a line end."""
     return for_line(PLAIN.json(value))
 
@@ -485,7 +485,7 @@ def for_line(text: str) -> str:
     return text if text.isascii() else text.translate(SEPARATORS)
 
 
-def to_line(members: Mapping[str, Any] | str, previous: int) -> tuple[bytes, int]:
+def to_line(members: Mapping[str, object] | str, previous: int) -> tuple[bytes, int]:
     """
     Return the line of a record, with its newline, and its checksum.
 
@@ -505,7 +505,7 @@ def checked(line: bytes, previous: int) -> int | None:
     return crc if line.endswith(b',"crc":"%08x"}' % crc) else None
 
 
-def record_of(members: Mapping[str, Any], where: object) -> Record:
+def record_of(members: Mapping[str, object], where: object) -> Record:
     """
     Return the record that a line's members are; *where* is the text, or has the text, that an error begins with.
 
@@ -560,13 +560,13 @@ def _head(members: Mapping[str, Any]) -> Head:
     )
 
 
-def _address(members: Mapping[str, Any]) -> Address:
+def _address(members: Mapping[str, object]) -> Address:
     path, seq = _typed(members, "path", str), _typed(members, "seq", int)
     check_place(path, seq)
     return path, seq
 
 
-def _at(members: Mapping[str, Any]) -> int:
+def _at(members: Mapping[str, object]) -> int:
     at: int = _typed(members, "at", int)
     check_place("", 0, at)
     return at
@@ -590,11 +590,11 @@ def _result(members: Mapping[str, Any]) -> Result:
     return Result(*_address(members), _at(members), None, attempts, members, writes)
 
 
-def _input(members: Mapping[str, Any]) -> Input:
+def _input(members: Mapping[str, object]) -> Input:
     return Input(*_address(members), _at(members), _typed(members, "input", dict), members)
 
 
-def _blob(members: Mapping[str, Any]) -> Blob:
+def _blob(members: Mapping[str, object]) -> Blob:
     return Blob(_typed(members, "fp", str), members["data"], members)
 
 

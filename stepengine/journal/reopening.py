@@ -83,7 +83,7 @@ def _answers_one_of(record: Input, ids: set[str]) -> bool:
     return record.input.get("type") == "Answered" and record.input["question_id"] in ids
 
 
-def _reaches(answer: Any, *, has_begun: bool) -> bool:
+def _reaches(answer: object, *, has_begun: bool) -> bool:
     agrees = answer.agrees if isinstance(answer, Answer) else bool(answer)
     return agrees and (not has_begun or (isinstance(answer, Answer) and answer.remember is not None))
 

@@ -423,17 +423,17 @@ class Past:
         said = "the run is started with something else"
         return diverged(self.history, ROOT, "changed", asked=said, fields=fields)
 
-    def beyond(self, asked: Intent, item: Item, machine: Any) -> ReplayDivergence:
+    def beyond(self, asked: Intent, item: Item, machine: object) -> ReplayDivergence:
         """Return the error for an effect that was not recorded, in a run that is recorded to its end."""
         said = f"{verb(asked.effect)} is asked for, but the recorded run had ended before it"
         return self._error((item.path, item.effect.seq), "extra", said, (item, machine))
 
-    def undecodable(self, why: str, item: Item, machine: Any) -> ReplayDivergence:
+    def undecodable(self, why: str, item: Item, machine: object) -> ReplayDivergence:
         """Return the error for a recorded outcome that cannot be read any more."""
         said = f"the recorded outcome cannot be read: {why}"
         return self._error((item.path, item.effect.seq), "undecodable", said, (item, machine))
 
-    def other_child(self, known: Value, outcome: Single, item: Item, machine: Any) -> ReplayDivergence:
+    def other_child(self, known: Value, outcome: Single, item: Item, machine: object) -> ReplayDivergence:
         """Return the error for a child that ended in another way than it is recorded."""
         ours: Any = outcome.value if type(outcome) is Value else None
         fields = self._child_fields(known.value, ours) if isinstance(ours, ChildResult) else ()
@@ -441,12 +441,14 @@ class Past:
         hint = "the child's handler computes its output differently"
         return self._error((item.path, item.effect.seq), "changed", said, (item, machine), fields=fields, hint=hint)
 
-    def not_recorded(self, asked: Intent, item: Item, machine: Any) -> ReplayDivergence:
+    def not_recorded(self, asked: Intent, item: Item, machine: object) -> ReplayDivergence:
         """Return the error for an effect that no model call led to when the run was recorded, and that must not be performed."""
         said = f"{verb(asked.effect)} with this input is not recorded, was not made up, and must not be performed here"
         return self._error((item.path, item.effect.seq), "extra", said, (item, machine))
 
-    def other_result(self, known: Value | Failure, now: Value | Failure, item: Item, machine: Any) -> ReplayDivergence:
+    def other_result(
+        self, known: Value | Failure, now: Value | Failure, item: Item, machine: object
+    ) -> ReplayDivergence:
         """Return the error for an effect that was performed again and had another result."""
         fields = self._result_fields(known, now)
         said = f"{verb(self.history.intents[item.path, item.effect.seq].effect)} has another result than was recorded"
@@ -485,7 +487,7 @@ class Past:
         address: Address,
         kind: DivergenceKind,
         said: str,
-        where: tuple[Item, Any],
+        where: tuple[Item, object],
         *,
         fields: Sequence[Field] = (),
         hint: str = "",
@@ -515,7 +517,7 @@ def stop_of(status: RunStatus, error: BaseException | None) -> Stop | None:
     return None
 
 
-def is_refused(value: Any) -> bool:
+def is_refused(value: object) -> bool:
     """Return whether a recorded child never started: a limit, an unknown agent, wrong params."""
     return isinstance(value, ChildResult) and not value.run_id
 

@@ -174,7 +174,7 @@ async def fork(
     launch: Launch,
     *,
     at: int | str,
-    edit: Any = None,
+    edit: object = None,
     answers: Mapping[str, AnswerLike] | None = None,
     allow_repeat: bool = False,
     into: JournalLike | None = None,

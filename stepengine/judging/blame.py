@@ -227,7 +227,7 @@ async def blame(
     steps: tuple[int, int] | None = None,
     purse: Purse | None = None,
     models: Models | None = None,
-    **options: Any,
+    **options: object,
 ) -> Blame:
     """
     Find the step at which the chance to pass *check* falls.

@@ -70,7 +70,7 @@ PASSES = 0.5
 BLOCK = 1 << 20
 
 
-def as_tuple(values: Iterable[Any]) -> tuple[Any, ...]:
+def as_tuple(values: Iterable[object]) -> tuple[Any, ...]:
     """Return what was given as a list, or anything else that can be gone through."""
     return tuple(values)
 
@@ -386,7 +386,7 @@ async def verdict_of(check: CheckFunction, run: JudgedRun) -> Verdict:
     return made
 
 
-def _made(name: str, function: CheckFunction, *of: Any, is_judge: bool = False) -> Criterion:
+def _made(name: str, function: CheckFunction, *of: object, is_judge: bool = False) -> Criterion:
     return Criterion(name, function, repr((name, *of)), is_judge)
 
 
@@ -402,7 +402,7 @@ def _shown(value: Any) -> str:
 # --- what was said ----------------------------------------------------------------------------------------------------
 
 
-def equals(expected: Any) -> Criterion:
+def equals(expected: object) -> Criterion:
     """Return a check that the output is *expected*."""
 
     def check(run: JudgedRun) -> Verdict:
@@ -612,7 +612,7 @@ Changed files: {files}
 Answer with one JSON object: {{"score": NUMBER FROM 0 TO 1, "reason": "ONE SENTENCE"}}"""
 
 
-def judge(agent: Any, rubric: str) -> Criterion:
+def judge(agent: object, rubric: str) -> Criterion:
     """
     Return a check that an agent decides; its own runs are recorded beside the run that it judges.
 
@@ -634,7 +634,7 @@ def judge(agent: Any, rubric: str) -> Criterion:
     return _made("judge", check, getattr(agent, "id", str(agent)), rubric, is_judge=True)
 
 
-def _judged(said: Any) -> Verdict:
+def _judged(said: object) -> Verdict:
     """Return what a judge said; the object may stand in a fence or among words."""
     import json
 

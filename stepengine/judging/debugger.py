@@ -262,7 +262,7 @@ class ForkedWalk:
                 os._exit(1)
             self._reap(known)
 
-    def _reap(self, known: Mapping[str, Any]) -> None:
+    def _reap(self, known: Mapping[str, object]) -> None:
         """Take note of processes that ended: the one that was awake would have said so."""
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -270,7 +270,7 @@ class ForkedWalk:
                     code = os.waitstatus_to_exitcode(ended[1])
                     self._end(code if code >= 0 else 128 - code)
 
-    def _terminated(self, *_: Any) -> None:
+    def _terminated(self, *_: object) -> None:
         """End all of them: somebody wants the first one to end."""
         known = self._read()
         with contextlib.suppress(ProcessLookupError):
@@ -343,7 +343,7 @@ class ForkedWalk:
             return False
         return here - self._place(here)[1] >= self._spacing and len(self._read()["places"]) < MAX_SNAPSHOTS
 
-    def leave(self, position: int, **kept: Any) -> Never:
+    def leave(self, position: int, **kept: object) -> Never:
         """Hand on to the nearest place at or before a position."""
         pid, _ = self._place(position)
         message = {**self.keeps(), **kept, "position": position}
@@ -461,7 +461,7 @@ def _say_in_child(act: Callable[[], str], writing: int, *, network: bool) -> Nev
         os._exit(0)
 
 
-def _no_network(*_: Any) -> Never:
+def _no_network(*_: object) -> Never:
     msg = "there is no network while the debugger evaluates"
     raise OSError(msg)
 
@@ -500,7 +500,7 @@ class Evaluated(NamedTuple):
         return cls(text[1:], text[0] == "!") if text else cls(f"<nothing came in {SECONDS:g} s>", raised=True)
 
 
-def evaluated(expression: str, names: Mapping[str, Any], *, pretty: bool = False) -> Evaluated:
+def evaluated(expression: str, names: Mapping[str, object], *, pretty: bool = False) -> Evaluated:
     """Return what an expression gives, or raises, as safe text; ``__repr__`` methods run."""
     code, texts = compiled(expression), SafeTexts(runs_reprs=True)
     try:
@@ -734,7 +734,7 @@ class Debugger:
 
     # --- going --------------------------------------------------------------------------------------------------------
 
-    def goto(self, at: int | str, **kept: Any) -> Moment:
+    def goto(self, at: int | str, **kept: object) -> Moment:
         """
         Go to a step, by its number, or to an effect, as ``stepengine show`` names them: before its outcome is sent.
 
@@ -972,13 +972,13 @@ class Debugger:
 
     async def fork(
         self,
-        edit: Any = None,
+        edit: object = None,
         *,
         models: Any = None,
         into: JournalLike | None = None,
         allow_repeat: bool = False,
         served: bool = False,
-        limits: Any = None,
+        limits: object = None,
     ) -> RunResult[Any]:
         """
         Go on from the effect that waits here, in a new journal, which the result names (JG28).
@@ -1014,7 +1014,7 @@ class Debugger:
                 )
             return await self._answered(address, edit, into, options)
 
-    def _edited(self, address: Address, edit: Any) -> Journal:
+    def _edited(self, address: Address, edit: object) -> Journal:
         """Return the whole journal with another outcome at one place."""
         history = self.stepper.history
         known = history.results.get(address)

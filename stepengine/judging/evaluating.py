@@ -327,7 +327,7 @@ def _told(agent: AgentDefinition[Any], tools: dict[str, str], models: list[str],
 ADDRESS = re.compile(r" at 0x[0-9a-f]{1,16}")
 
 
-def _digest(value: Any) -> str:
+def _digest(value: object) -> str:
     return hashlib.sha256(canonical(value).encode()).hexdigest()[:16]
 
 
@@ -470,7 +470,7 @@ async def evaluate(
     agents: Mapping[str, AgentDefinition[Any]],
     root: Path,
     load: Callable[[Any], AgentDefinition[Any]],
-    models: Callable[[Case], Any] = lambda _: None,
+    models: Callable[[Case], object] = lambda _: None,
     n: int = 1,
     seed: int = 0,
     concurrency: int = 4,
@@ -853,7 +853,7 @@ def _cut_off(history: History) -> str:
     return ""
 
 
-def _said_of_cut(value: Any) -> str:
+def _said_of_cut(value: object) -> str:
     if isinstance(value, Mapping) and value.get("lost") is True and "error" in value:
         return str(value["error"])  # what a server said when a person had answered it
     if not isinstance(value, ToolResult) or not value.is_error:

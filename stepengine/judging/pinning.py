@@ -173,10 +173,10 @@ BUNDLED = '''TOOLS = [
 def pinned(
     engine: Engine,
     journal: JournalLike,
-    check: str | Callable[[RunResult[Any]], Any],
+    check: str | Callable[[RunResult[Any]], object],
     *,
     agent: AgentDefinition[Any] | None = None,
-    results: Mapping[str, Any] | None = None,
+    results: Mapping[str, object] | None = None,
     root: Path | None = None,
 ) -> RunResult[Any]:
     """

@@ -87,7 +87,7 @@ class SafeTexts:
 
     # --- walking ------------------------------------------------------------------------------------------------------
 
-    def _tells(self, name: str, value: Any) -> bool:
+    def _tells(self, name: str, value: object) -> bool:
         """Return whether a name says that its text is secret; ``key`` alone is what loops call the keys of a mapping."""
         text = str.__str__(value) if _is(value, str) else ""
         if not text:
@@ -125,7 +125,7 @@ class SafeTexts:
         alone = "," if opened.begin == "(" and len(made) == 1 else ""
         return f"{opened.begin}{', '.join(made)}{alone}{opened.end}"
 
-    def _spread(self, value: Any, name: str, depth: int, width: int) -> Iterator[str]:
+    def _spread(self, value: object, name: str, depth: int, width: int) -> Iterator[str]:
         line = self._member(name, value, depth, width)
         is_short = depth == 0 or len(line) <= width // 2 or line.endswith(("<redacted>", UNSHOWN))
         opened = None if is_short or self._leaf(value) is not None else _opened(value)
@@ -144,7 +144,7 @@ class SafeTexts:
     def _key(self, name: str) -> str:
         return self.clean(name, WIDTH)
 
-    def _leaf(self, value: Any) -> str | None:
+    def _leaf(self, value: object) -> str | None:
         """Return a value that holds no others; ``None`` for one that does, or that is somebody's own."""
         kind = type(value)
         if value is None or kind is bool:
@@ -182,7 +182,7 @@ def _is(value: Any, known: Any) -> bool:
     return issubclass(type(value), known)
 
 
-def _inherits_repr(value: Any) -> bool:
+def _inherits_repr(value: object) -> bool:
     """Return whether a value says nothing of itself."""
     said: Any = type(value).__repr__
     return said is object.__repr__
@@ -269,7 +269,7 @@ def _fields(value: Any) -> _Open | None:
     return _Open(f"{kind.__name__}(", ")", pairs, len(names))
 
 
-def _has(value: Any, name: str) -> bool:
+def _has(value: object, name: str) -> bool:
     """Return whether a field is there and holds a value: not what a class computes when it is asked."""
     if isinstance(getattr(type(value), name, None), property):
         return False

@@ -45,12 +45,12 @@ class Returned(NamedTuple):
     value: Any
 
 
-def site(steps: Any) -> str:
+def site(steps: object) -> str:
     """Return ``file:line`` where a parked generator waits, in the innermost of its author's frames; ``""`` if none."""
     return innermost_own(_parked(steps))
 
 
-def _parked(steps: Any) -> Iterator[tuple[str, int]]:
+def _parked(steps: object) -> Iterator[tuple[str, int]]:
     while steps is not None:
         frame = getattr(steps, "gi_frame", None)
         if frame is not None:
@@ -70,7 +70,7 @@ def _passed(error: BaseException) -> Iterator[tuple[str, int]]:
         trace = trace.tb_next
 
 
-def describe_yield(what: str, value: Any, location: str, accepted: str = ACCEPTED) -> BadYield:
+def describe_yield(what: str, value: object, location: str, accepted: str = ACCEPTED) -> BadYield:
     """Return the error for a yielded value that the machine does not know, with a hint for what was probably meant."""
     msg = f"{what} ({location}) yielded {_short(value)}; it may yield {accepted}.{_hint(value)}"
     return BadYield(msg, location=location)
@@ -124,7 +124,7 @@ def _short_dict(value: dict[Any, Any]) -> str:
     return f"{{{', '.join([*members, *more])}}}"
 
 
-def _short_member(value: Any) -> str:
+def _short_member(value: object) -> str:
     kind = type(value)
     if kind is dict:
         return "{...}" if value else "{}"

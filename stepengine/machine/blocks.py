@@ -101,12 +101,12 @@ def _skip_blank(text: str, position: int) -> int:
     return match.end() if match else position
 
 
-def of_codebuff(value: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+def of_codebuff(value: Mapping[str, object]) -> tuple[Any, dict[str, Any]]:
     """Return what codebuff's form names as the tool, and the input that stands beside it."""
     return value.get("cb_tool_name"), {k: v for k, v in value.items() if k not in ("cb_tool_name", "cb_easp")}
 
 
-def _read(tag: str, value: Any) -> Block | Broken:
+def _read(tag: str, value: object) -> Block | Broken:
     if not isinstance(value, dict):
         return Broken("", f"the block holds a {type(value).__name__}, not an object")
     name, given = (value.get("name"), value.get("input", {})) if tag == "tool_call" else of_codebuff(value)

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from difflib import get_close_matches
 from functools import partial
-from typing import Any, Literal, assert_never, cast
+from typing import Any, Literal, TypeAlias, assert_never, cast
 
 import attrs
 
@@ -413,13 +413,22 @@ def _take_replies(member: Completed | Candidates, outcomes: Sequence[Single]) ->
     return None
 
 
-def member_of(run: RunState, asked: Any, *, of: int = 0) -> Member:
+Alone: TypeAlias = "y.AgentCall[Any] | y.Ask | y.Complete | y.Perform[Any]"
+"""What a handler or hook asks for and is a member by itself; calls of tools are planned first."""
+
+
+def member_of(run: RunState, asked: Alone, *, of: int = 0) -> Member:
     """Return the member for what stands alone, or (*of*) is one of so many children in a ``Parallel``."""
-    if isinstance(asked, y.AgentCall):
-        return Child(run, asked, of=of)
-    if isinstance(asked, y.Ask):
-        return Asked(run, asked)
-    return Completed(run, asked) if isinstance(asked, y.Complete) else Performed(run, asked)
+    match asked:
+        case y.AgentCall():
+            return Child(run, asked, of=of)
+        case y.Ask():
+            return Asked(run, asked)
+        case y.Complete():
+            return Completed(run, asked)
+        case y.Perform():
+            return Performed(run, asked)
+    assert_never(asked)
 
 
 # --- calls of tools ---------------------------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ def converse(run: RunState, author: Author) -> Flow[Any]:
     return asked.value
 
 
-def _tell_of_unread(run: RunState, author: Author, asked: Any, answer: y.StepResult) -> None:
+def _tell_of_unread(run: RunState, author: Author, asked: object, answer: y.StepResult) -> None:
     """Warn of children that failed where the handler throws away what it is sent, as a bare ``yield`` does."""
     why = _why_not(asked, answer)
     if why and author.drops_answer:
@@ -97,7 +97,7 @@ def _tell_of_unread(run: RunState, author: Author, asked: Any, answer: y.StepRes
         )
 
 
-def _why_not(asked: Any, answer: y.StepResult) -> str:
+def _why_not(asked: object, answer: y.StepResult) -> str:
     """Return why children of *asked* failed; ``""`` when none did."""
     if type(asked) is not y.ToolCall:
         children = answer.value if type(asked) is y.Parallel else (answer.value,)

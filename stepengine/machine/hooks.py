@@ -80,7 +80,7 @@ def _call(run: RunState, point: str, hook: Hook, args: Sequence[Any], allowed: t
     raise _wrong(run, point, hook, f"returned a {type(value).__name__}; it may return {names}")
 
 
-def _check_change(run: RunState, point: str, hook: Hook, said: Any) -> None:
+def _check_change(run: RunState, point: str, hook: Hook, said: object) -> None:
     """Raise when a hook asks for a change that nobody would make (requirements H13)."""
     useless = said.useless_at(point) if isinstance(said, Change) else ""
     result = said.result if isinstance(said, Change) else said
@@ -128,7 +128,7 @@ def _apply(run: RunState, point: str, hook: Hook, change: Change) -> None:
         run.side_events.debug(f"{_what(run, point, hook)} changed {', '.join(changed)}")
 
 
-def _attempt(run: RunState, point: str, hook: Hook, args: Sequence[Any], allowed: tuple[type, ...]) -> Flow[Any]:
+def _attempt(run: RunState, point: str, hook: Hook, args: Sequence[object], allowed: tuple[type, ...]) -> Flow[Any]:
     """Call one hook whose failure is noted and dropped."""
     was_stopped = run.stop is not None
     try:
@@ -185,7 +185,7 @@ def pre_step(run: RunState) -> Flow[Sequence[Message]]:
     return [message for change in changes for message in change.tail]
 
 
-def post_step(run: RunState, reply: Any) -> Flow[None]:
+def post_step(run: RunState, reply: object) -> Flow[None]:
     """Call the ``post_step`` hooks."""
     for hook in run.plan.hooks.post_step:
         yield from _attempt(run, "post_step", hook, (run.hook_context(), reply), (Change,))
@@ -251,13 +251,13 @@ def on_stop(run: RunState) -> Flow[bool]:
     return True
 
 
-def on_suspend(run: RunState, questions: Sequence[Any]) -> Flow[None]:
+def on_suspend(run: RunState, questions: Sequence[object]) -> Flow[None]:
     """Call the ``on_suspend`` hooks; the run is stopped, so a generator hook cannot do its I/O."""
     for hook in run.plan.hooks.on_suspend:
         yield from _attempt(run, "on_suspend", hook, (run.hook_context(), tuple(questions)), ())
 
 
-def post_run(run: RunState, finished: Any) -> Flow[Stop | None]:
+def post_run(run: RunState, finished: object) -> Flow[Stop | None]:
     """Call the ``post_run`` hooks; their failures change nothing. Return the stop when the run is stopped in one."""
     stop: Stop | None = None
     for hook in run.plan.hooks.post_run:

@@ -41,7 +41,7 @@ def text_of(run: RunState) -> str:
     return run.output if run.has_output and isinstance(run.output, str) else run.history.last_said()
 
 
-def output_of(run: RunState, returned: Any) -> Any:
+def output_of(run: RunState, returned: object) -> Any:
     """
     Return the output of a run whose handler returned *returned*; a value other than ``None`` is the output.
 
@@ -71,7 +71,7 @@ def _decoded(run: RunState) -> Any:
         raise HandlerError(msg, kind=type(error).__name__) from error
 
 
-def settle_output(run: RunState, returned: Any) -> Flow[None]:
+def settle_output(run: RunState, returned: object) -> Flow[None]:
     """
     Make sure that a run that has to give a structured output has one.
 
@@ -91,7 +91,7 @@ def settle_output(run: RunState, returned: Any) -> Flow[None]:
         raise _missing(run, run.output_issues)
 
 
-def _corrected(run: RunState, returned: Any) -> Flow[None]:
+def _corrected(run: RunState, returned: object) -> Flow[None]:
     """Look for the output in the final text, and ask for it as often as the agent allows and the budget lasts."""
     if returned is None:
         _take_text(run)
@@ -102,12 +102,12 @@ def _corrected(run: RunState, returned: Any) -> Flow[None]:
         _take_text(run)
 
 
-def _is_settled(run: RunState, returned: Any) -> bool:
+def _is_settled(run: RunState, returned: object) -> bool:
     """Return whether nothing is missing; without a schema a handler that asked for no step need not give anything."""
     return run.has_output or (run.plan.validate_output is None and (returned is not None or not run.has_asked))
 
 
-def _take_returned(run: RunState, returned: Any) -> None:
+def _take_returned(run: RunState, returned: object) -> None:
     if run.plan.validate_output is None:
         try:
             run.set_output(freeze(returned))
@@ -145,7 +145,7 @@ def _check_returned(run: RunState, returned: Any, error: Exception) -> None:
     raise HandlerError(msg, kind=type(error).__name__, location=where)
 
 
-def _can_be_kept(returned: Any) -> bool:
+def _can_be_kept(returned: object) -> bool:
     """Return whether an output has a JSON form of its own, as pydantic models have."""
     dump = getattr(type(returned), "model_dump", None)
     try:

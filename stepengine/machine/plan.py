@@ -37,7 +37,7 @@ def _always() -> bool:
     return True
 
 
-def _as_given(_agent: Any, params: JsonValue) -> JsonValue:
+def _as_given(_agent: object, params: JsonValue) -> JsonValue:
     return params
 
 
@@ -147,7 +147,7 @@ class Finished(Ended[Any]):
     began: bool = True
     opening: tuple[Message, ...] = attrs.field(default=(), repr=False)
 
-    def as_result(self, **more: Any) -> RunResult[Any]:
+    def as_result(self, **more: object) -> RunResult[Any]:
         """Return what the caller gets of this run; *more* is what its machine does not know."""
         known = zip(ENDED, ENDED_OF(self), strict=True)
         return RunResult(**{**dict(known), "pending_questions": self.pending, **more})

@@ -114,7 +114,7 @@ def _failed(run: RunState, error: StepEngineError) -> _Ending:
     return _limited(run, run.limit)
 
 
-def _limited(run: RunState, error: LimitExceeded, returned: Any = None) -> _Ending:
+def _limited(run: RunState, error: LimitExceeded, returned: object = None) -> _Ending:
     """Return how a run ends whose budget is spent; what its handler returned is kept (requirements X51)."""
     if error.kind == "steps" and run.limits.on_max_steps != "raise":
         return _with_output(run, RunStatus.MAX_STEPS, returned)
@@ -123,7 +123,7 @@ def _limited(run: RunState, error: LimitExceeded, returned: Any = None) -> _Endi
     return _with_output(run, RunStatus.FAILED, returned, error)
 
 
-def _with_output(run: RunState, status: RunStatus, returned: Any, failure: LimitExceeded | None = None) -> _Ending:
+def _with_output(run: RunState, status: RunStatus, returned: object, failure: LimitExceeded | None = None) -> _Ending:
     _expire_at_end(run, status)
     try:
         return _Ending(status, failure, output=output_of(run, returned), was_returned=returned is not None)

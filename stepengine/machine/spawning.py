@@ -22,7 +22,7 @@ from stepengine.machine.state import RunState
 __all__ = ("children_of", "matching_id", "not_allowed", "resolved", "stands_for")
 
 
-def matching_id(wanted: str, allowed: Sequence[str] | Mapping[str, Any]) -> str | None:
+def matching_id(wanted: str, allowed: Sequence[str] | Mapping[str, object]) -> str | None:
     """
     Return the first id in *allowed* that *wanted* means, or ``None`` (generator-contract L2).
 
@@ -52,7 +52,9 @@ def stands_for(wanted: str, found: str) -> str:
     return f"the agent {found!r} stands for {wanted.strip()!r}: publishers and versions are not checked"
 
 
-def not_allowed(agent_id: str, wanted: str, allowed: Sequence[str] | Mapping[str, Any], hint: str = "") -> AgentError:
+def not_allowed(
+    agent_id: str, wanted: str, allowed: Sequence[str] | Mapping[str, object], hint: str = ""
+) -> AgentError:
     """Return the error for an agent that *agent_id* may not spawn, which lists those that it may (reliability SP04)."""
     msg = f"agent {agent_id!r} may not spawn {wanted!r}; it may spawn: {', '.join(allowed) or 'none'}{hint}"
     return AgentError(msg)

@@ -427,7 +427,7 @@ class RunState:
         self.count_stopped(outcome)  # type: ignore[arg-type]  # the third of three
         raise Stopped(outcome)  # type: ignore[arg-type]
 
-    def take_reply(self, outcome: Any, effect: CallModel) -> ModelReply:
+    def take_reply(self, outcome: object, effect: CallModel) -> ModelReply:
         """Return the reply that *outcome* holds; count it, and note how large the provider found a step's prompt (X45)."""
         received = self.receive(outcome, effect)
         reply: ModelReply = received.value if type(received) is Value else self.unwrap(received)
@@ -669,7 +669,7 @@ class RunState:
             msg = f"agent {self.agent.id!r}: {issue}"
             raise OutputMissing(msg, issues=(issue,)) from error
 
-    def set_output(self, output: Any) -> None:
+    def set_output(self, output: object) -> None:
         """Replace the output."""
         self.output = freeze(output)
         self.has_output = True
@@ -718,7 +718,7 @@ class SideEvents:
             raise AgentError(msg)
         return run
 
-    def notify(self, message: str, data: Any = None) -> None:
+    def notify(self, message: str, data: object = None) -> None:
         """Remember a notification."""
         run = self._speaker("ctx.notify")
         self.waiting.append(
@@ -748,7 +748,7 @@ class SideEvents:
         if run is not None and run.plan.watched():
             self.waiting.append(ev.TodosChanged(path=run.plan.path, seq=run.seq, todos=todos))
 
-    def debug(self, message: str, /, **data: Any) -> None:
+    def debug(self, message: str, /, **data: object) -> None:
         """Log for developers."""
         self._log("debug", message, data)
 
@@ -777,7 +777,7 @@ class SideEvents:
         self.waiting.append(line)
 
 
-def _json_or_what(data: Any) -> Any:
+def _json_or_what(data: object) -> Any:
     try:
         return freeze(data)
     except DataError:

@@ -280,11 +280,11 @@ class Connection:
 
     # --- who has it ---------------------------------------------------------------------------------------------------
 
-    def taken_by(self, user: Any) -> None:
+    def taken_by(self, user: object) -> None:
         """Take note that *user* has it; it stays open until the last one that has it gives it back."""
         self._users.add(user)
 
-    def given_back_by(self, user: Any) -> bool:
+    def given_back_by(self, user: object) -> bool:
         """Take note that *user* does without it, and return whether nobody is left who has it."""
         self._users.discard(user)
         return not self._users

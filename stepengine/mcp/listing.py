@@ -83,7 +83,7 @@ class Found:
 
 
 def listed_tools(
-    server: str, raw: Sequence[Mapping[str, Any]], *, include: Sequence[str] | None, exclude: Sequence[str]
+    server: str, raw: Sequence[Mapping[str, object]], *, include: Sequence[str] | None, exclude: Sequence[str]
 ) -> Found:
     """
     Return the tools of a list as the server sent it: JSON objects with the wire's names.
@@ -152,7 +152,7 @@ def digest_of(tool: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical(freeze(said)).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def annotations_of(hints: Mapping[str, Any], *, trusted: bool) -> ToolAnnotations:
+def annotations_of(hints: Mapping[str, object], *, trusted: bool) -> ToolAnnotations:
     """
     Return what is taken to be true of a tool (reliability MC04).
 
@@ -215,7 +215,7 @@ def fitting_schema(name: str, given: Mapping[str, Any]) -> JsonDict:
         return SchemaInputs(name, _kept(kept, without=frozenset({"pattern", "patternProperties"}))).schema
 
 
-def _depth(value: Any) -> int:
+def _depth(value: object) -> int:
     """Return how deep JSON is nested; without recursion, since it is foreign."""
     deepest, waiting = 0, [(value, 1)]
     while waiting:
@@ -228,7 +228,7 @@ def _depth(value: Any) -> int:
     return deepest
 
 
-def _kept(schema: Any, without: frozenset[str] = frozenset()) -> Any:
+def _kept(schema: object, without: frozenset[str] = frozenset()) -> Any:
     if not isinstance(schema, Mapping):
         return schema
     made: dict[str, Any] = {}

@@ -118,7 +118,7 @@ class AgentServer:
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    async def _listed(self, ctx: Any, params: Any) -> Any:
+    async def _listed(self, ctx: object, params: object) -> Any:
         import mcp_types as types
 
         return types.ListToolsResult(tools=self._tools)

@@ -46,7 +46,7 @@ GONE = (ToolServerError.__name__, Lost.__name__)
 
 
 def mcp_tools(
-    server: Any,
+    server: object,
     *,
     name: str,
     env: Mapping[str, str] | None = None,
@@ -319,7 +319,7 @@ class McpTools:
         except ToolError as error:
             return failed_result(self.name, error)
 
-    async def _tried(self, listed: Listed, ctx: ToolContext, input: Mapping[str, Any]) -> ToolResult:
+    async def _tried(self, listed: Listed, ctx: ToolContext, input: Mapping[str, object]) -> ToolResult:
         connection = self._connection()
 
         async def progress(done: float, total: float | None, message: str | None) -> None:

@@ -419,7 +419,7 @@ class _Problem:
     wait: float | None = None
 
 
-def _problem(content: bytes | Mapping[str, Any]) -> _Problem:
+def _problem(content: bytes | Mapping[str, object]) -> _Problem:
     if isinstance(content, bytes):
         try:
             value = read_json(content)
@@ -453,7 +453,7 @@ def _typed(problem: _Problem, kind: str) -> _Problem:
     return attrs.evolve(problem, words=problem.words | {word}) if word else problem
 
 
-def _delay_in(details: Any, words: str) -> float | None:
+def _delay_in(details: object, words: str) -> float | None:
     """Return the wait of a body: Google's, which is ``{"retryDelay": "13s"}`` (EC68), or one that *words* tell of."""
     for detail in details if isinstance(details, list) else ():
         text = detail.get("retryDelay") if isinstance(detail, Mapping) else None
@@ -530,7 +530,7 @@ def request_id_of(headers: Mapping[str, str]) -> str | None:
     return None
 
 
-def _request_id(headers: Mapping[str, str], content: bytes | Mapping[str, Any]) -> str | None:
+def _request_id(headers: Mapping[str, str], content: bytes | Mapping[str, object]) -> str | None:
     named = request_id_of(headers)
     if named is not None:
         return named

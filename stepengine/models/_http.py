@@ -451,7 +451,7 @@ class HttpProvider(Provider):
         warn_of(request, self.name, dropped)
         return self._encode(request, stream=False, after=self._second_tries.kind_of(request))
 
-    def _batch_id(self, answer: Mapping[str, Any], member: str = "id") -> str:
+    def _batch_id(self, answer: Mapping[str, object], member: str = "id") -> str:
         """Return what a batch that was taken is asked for by; sent once more it might be paid twice, so its lack is final."""
         name = answer.get(member)
         if isinstance(name, str) and 0 < len(name) <= MAX_BATCH_ID:
@@ -459,7 +459,7 @@ class HttpProvider(Provider):
         msg = f"{self.name} took a batch, but gave it no {member} of 1 to {MAX_BATCH_ID} characters to ask for it by"
         raise ModelError(msg, kind="protocol")
 
-    def batch_reply(self, result: Any, request: ModelRequest) -> ModelReply:
+    def batch_reply(self, result: object, request: ModelRequest) -> ModelReply:
         """
         Return the reply that *result* holds, which ``batch_results`` gave.
 
@@ -489,7 +489,7 @@ class HttpProvider(Provider):
             case _:
                 return super().batch_reply(None, request)
 
-    async def _on_files(self, ask: Callable[[Any], Awaitable[Any]]) -> Any:
+    async def _on_files(self, ask: Callable[[Any], Awaitable[object]]) -> Any:
         """Return what *ask* gets from the file client of the SDK's client, its failures as those of a model call."""
         ready = self._ready()
         call = Call(
@@ -602,7 +602,7 @@ class HttpProvider(Provider):
         return self._decoded(data, exchange.call, request, exchange.request_id)
 
     def _decoded(
-        self, data: Mapping[str, Any], call: Call, request: ModelRequest, request_id: str | None
+        self, data: Mapping[str, object], call: Call, request: ModelRequest, request_id: str | None
     ) -> ModelReply:
         model = self.bare(request.model)
         reply = understood(call, lambda: held(self.accumulator.decoder(data, call, model, request_id), call))

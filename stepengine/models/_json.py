@@ -70,7 +70,7 @@ def _mended(data: bytes) -> bytes:
 # What a reply must hold is asked for with its kind: a value of another kind is no reply, and nothing is made of it.
 
 
-def object_at(source: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def object_at(source: Mapping[str, object], name: str) -> Mapping[str, Any]:
     """Return the object under *name*, an empty one for none and ``null``; raises ``TypeError`` for anything else."""
     value = source.get(name)
     if value is None:
@@ -78,7 +78,7 @@ def object_at(source: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else _other_kind(name, "an object", value)
 
 
-def list_at(source: Mapping[str, Any], name: str) -> list[Any]:
+def list_at(source: Mapping[str, object], name: str) -> list[Any]:
     """Return the array under *name*, an empty one for none and ``null``; raises ``TypeError`` for anything else."""
     value = source.get(name)
     if value is None:
@@ -86,7 +86,7 @@ def list_at(source: Mapping[str, Any], name: str) -> list[Any]:
     return value if isinstance(value, list) else _other_kind(name, "an array", value)
 
 
-def objects_at(source: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+def objects_at(source: Mapping[str, object], name: str) -> list[Mapping[str, Any]]:
     """Return the array of objects under *name* as ``list_at`` does."""
     values = list_at(source, name)
     for value in values:
@@ -103,20 +103,20 @@ def text_at(source: Mapping[str, Any], name: str) -> str:
     return value if isinstance(value, str) else _other_kind(name, "a text", value)
 
 
-def index_at(source: Mapping[str, Any], name: str) -> int:
+def index_at(source: Mapping[str, object], name: str) -> int:
     """Return the place under *name*; raises ``TypeError`` for what is no number of a place, none included."""
     value = source.get(name)
     return value if type(value) is int and value >= 0 else _other_kind(name, "a place", value)
 
 
-def count_of(value: Any) -> int | None:
+def count_of(value: object) -> int | None:
     """Return a number of tokens; ``None`` for what is none: other kinds, negative, broken and impossible numbers."""
     if type(value) is float and value.is_integer():
         value = int(value)
     return value if type(value) is int and 0 <= value <= MAX_COUNT else None
 
 
-def _other_kind(name: str, wanted: str, value: Any) -> NoReturn:
+def _other_kind(name: str, wanted: str, value: object) -> NoReturn:
     msg = f"{name!r} is {_kind(value)}, {wanted} was expected"
     raise TypeError(msg)
 
@@ -142,7 +142,7 @@ def call_part(name: str, raw: Any, provider_data: Mapping[str, Any]) -> ToolCall
     return ToolCallPart("", name, raw_input=raw_input, input_error=reason, provider_data=data)
 
 
-def _as_text(value: Any) -> str:
+def _as_text(value: object) -> str:
     try:
         return compact(value)
     except ValueError:

@@ -115,7 +115,7 @@ class Accumulator(ABC):
     def finish(self, tail: bytes, *, clean: bool = True) -> ModelReply:
         """Return the reply; *tail* is an unfinished event, *clean* whether the body ended as it should."""
 
-    def _decoded(self, message: Mapping[str, Any]) -> ModelReply:
+    def _decoded(self, message: Mapping[str, object]) -> ModelReply:
         return self.decoder(message, self._call, self._model, self._request_id)
 
     def _failed(self, event: Mapping[str, Any]) -> ModelError:

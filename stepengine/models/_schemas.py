@@ -97,7 +97,7 @@ class _Unfit(Exception):
     """The schema cannot be promised."""
 
 
-def strict_form(schema: Mapping[str, Any], wire: Literal["anthropic", "openai"]) -> dict[str, Any] | None:
+def strict_form(schema: Mapping[str, object], wire: Literal["anthropic", "openai"]) -> dict[str, Any] | None:
     """
     Return *schema* as a provider takes it that shall promise to keep to it; ``None`` when it cannot promise that.
 
@@ -111,7 +111,7 @@ def strict_form(schema: Mapping[str, Any], wire: Literal["anthropic", "openai"])
         return None
 
 
-def optional_in(schema: Mapping[str, Any], wire: Literal["anthropic", "openai"]) -> int | None:
+def optional_in(schema: Mapping[str, object], wire: Literal["anthropic", "openai"]) -> int | None:
     """Return how many optional members a schema has that can be promised; ``None`` for one that cannot. Found out once."""
     known = _counted.get((id(schema), wire))
     if known is not None and known[0] is schema:
@@ -246,5 +246,5 @@ class _OpenAI(_Strict):
         return {**found, "required": names}
 
 
-def _looks_around(pattern: Any) -> bool:
+def _looks_around(pattern: object) -> bool:
     return isinstance(pattern, str) and any(word in pattern for word in ("(?=", "(?!", "(?<=", "(?<!"))

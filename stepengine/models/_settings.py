@@ -135,6 +135,6 @@ def no_tool(item: ServerTool, model: str, provider: str, why: str = "") -> Model
     return ModelError(msg, kind="settings")
 
 
-def located(place: Mapping[str, Any] | None) -> Json | None:
+def located(place: Mapping[str, object] | None) -> Json | None:
     """Return where the asker is in the form of Anthropic and OpenAI."""
     return None if place is None else {"type": "approximate", **place}

@@ -107,12 +107,12 @@ def join_members(members: Mapping[str, bytes]) -> bytes:
     return b"{" + b",".join([encoded(name) + b":" + value for name, value in members.items()]) + b"}"
 
 
-def joined(values: Iterable[Any]) -> bytes:
+def joined(values: Iterable[object]) -> bytes:
     """Return *values* as the inside of a JSON array; those that are ``None`` are left out."""
     return b",".join([encoded(value) for value in values if value is not None])
 
 
-def is_own(data: Mapping[str, Any] | None, provider: str, model: str | None = None) -> TypeGuard[Mapping[str, Any]]:
+def is_own(data: Mapping[str, object] | None, provider: str, model: str | None = None) -> TypeGuard[Mapping[str, Any]]:
     """Return whether *provider*, and its *model* if one is given, made the part whose ``provider_data`` is *data*."""
     return data is not None and data.get("provider") == provider and (model is None or data.get("model") == model)
 
@@ -182,12 +182,12 @@ def members_of(request: ModelRequest, head: Mapping[str, Any], tools: bytes, *, 
     return members
 
 
-def _both_tools(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def _both_tools(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str, Any]:
     lists = [tools for tools in (below.get("tools"), above.get("tools")) if isinstance(tools, list)]
     return {"tools": [*lists[0], *lists[1]]} if len(lists) > 1 else {}
 
 
-def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def _merged(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str, Any]:
     merged = dict(below)
     for name, value in above.items():
         old = merged.get(name)
@@ -195,7 +195,7 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
     return merged
 
 
-def schema_name(schema: Mapping[str, Any]) -> str:
+def schema_name(schema: Mapping[str, object]) -> str:
     """Return the name under which a structured output goes where a wire demands one."""
     title = schema.get("title")
     return safe_name(title) if isinstance(title, str) and title else "output"
@@ -321,7 +321,7 @@ def goes_on(before: AssistantPart | None, part: AssistantPart) -> bool:
     return type(before) is type(part) and _item_of(before) == _item_of(part)
 
 
-def _item_of(part: Any) -> Any:
+def _item_of(part: object) -> Any:
     return (getattr(part, "provider_data", None) or {}).get("id")
 
 

@@ -282,7 +282,7 @@ class Provider(ABC):
         msg = f"{self.name} takes no batches; anthropic, openai and google do"
         raise ModelError(msg, kind="settings")
 
-    def batch_reply(self, result: Any, request: ModelRequest) -> ModelReply:
+    def batch_reply(self, result: object, request: ModelRequest) -> ModelReply:
         """
         Return the reply that *result* holds; ``None`` stands for a request that the batch lost.
 

@@ -283,12 +283,12 @@ class _PriceList:
         return None if rates is None else rates.of(usage)
 
 
-def _rates_of(prices: Any, prompt_tokens: int) -> _Rates | None:
+def _rates_of(prices: object, prompt_tokens: int) -> _Rates | None:
     """Return what *prices* come to at a prompt of that size; ``None`` when they cannot be applied."""
     from genai_prices.types import ModelPrice
     from genai_prices.types import Usage as PricedUsage
 
-    def at_size(price: Any) -> Any:
+    def at_size(price: object) -> Any:
         reached = [tier.price for tier in getattr(price, "tiers", ()) if prompt_tokens > tier.start]
         return reached[-1] if reached else getattr(price, "base", price)
 
@@ -316,7 +316,7 @@ def _rates_of(prices: Any, prompt_tokens: int) -> _Rates | None:
 # --- what a reply reports beside its tokens ---------------------------------------------------------------------------
 
 
-def _is_special(raw: Any) -> bool:
+def _is_special(raw: object) -> bool:
     """Return whether a usage counts anything that is priced otherwise than as text."""
     if isinstance(raw, Mapping):
         return any(
@@ -329,7 +329,7 @@ def _is_special(raw: Any) -> bool:
     return isinstance(raw, list | tuple) and any(_is_special(entry) for entry in raw)
 
 
-def _context_of(data: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, str]:
+def _context_of(data: Mapping[str, object], raw: Mapping[str, object]) -> dict[str, str]:
     """Return the tier and the speed at which a reply was made, as far as prices may hang on them."""
     tier = str(data.get("service_tier") or raw.get("service_tier") or raw.get("serviceTier") or "").lower()
     context = {"service_tier": tier} if tier in TIERS else {}

@@ -176,7 +176,7 @@ class Fallback(Provider):
             self._left_off.popitem(last=False)
 
 
-def _sum(spent: Usage | None, more: Any) -> Usage | None:
+def _sum(spent: Usage | None, more: object) -> Usage | None:
     if not isinstance(more, Usage):
         return spent
     return more if spent is None else spent + more

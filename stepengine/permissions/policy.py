@@ -344,7 +344,7 @@ class Policy:
         return stored | ({"remembered": [_stored(rule) for rule in self.remembered]} if self.remembered else {})
 
     @classmethod
-    def from_json(cls, data: Any, *, where: str = "the policy") -> Policy:
+    def from_json(cls, data: object, *, where: str = "the policy") -> Policy:
         """
         Return the policy that JSON describes.
 
@@ -557,7 +557,7 @@ def _near(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
-def _members(data: Any, known: tuple[str, ...], where: str) -> Mapping[str, Any]:
+def _members(data: object, known: tuple[str, ...], where: str) -> Mapping[str, Any]:
     if not isinstance(data, dict):
         msg = f"{where} is a {type(data).__name__}, not an object with {', '.join(known)}"
         raise DefinitionError(msg)
@@ -644,7 +644,7 @@ NARROWED: Mapping[str, Callable[[str, str | None], Matcher]] = {"path": Path, "d
 KINDS = ("all", *PLAIN, "call", "command", *NARROWED)
 
 
-def _loaded_matcher(data: Any, where: str) -> Matcher:
+def _loaded_matcher(data: object, where: str) -> Matcher:
     found = _members(data, KINDS, f"{where}: match")
     if len(found) != 1:
         msg = f"{where}: match has {len(found)} members; exactly one of {', '.join(KINDS)} is fine"
@@ -671,7 +671,7 @@ def _loaded_matcher(data: Any, where: str) -> Matcher:
     )
 
 
-def _loaded_call(value: Any, where: str) -> Call:
+def _loaded_call(value: object, where: str) -> Call:
     if isinstance(value, str):
         return Call(value)
     found = _members(value, CALL_KEYS, where)
@@ -690,14 +690,14 @@ def _loaded_call(value: Any, where: str) -> Call:
     return Call(_typed(found.get("is"), str, f"{where}.is"), **given)
 
 
-def _words(value: Any, where: str, example: str) -> list[str]:
+def _words(value: object, where: str, example: str) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
         msg = f"{where} is {value!r}, not a list of words such as {example}"
         raise DefinitionError(msg)
     return value
 
 
-def _loaded_form(value: Any, where: str) -> CommandForm:
+def _loaded_form(value: object, where: str) -> CommandForm:
     data: JsonDict = freeze_object(value if isinstance(value, dict) else {"prefix": value})
     found = _members(data, ("prefix", "exact", "flags", "operands"), where)
     for name in ("prefix", "flags"):

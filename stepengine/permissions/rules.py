@@ -78,7 +78,7 @@ class Request:
         yield from _texts(self.input, frozenset(names), inside=False)
 
 
-def _command_of(given: Any) -> Argv | Script:
+def _command_of(given: object) -> Argv | Script:
     words = (
         given if isinstance(given, str) else [str(word) for word in given] if isinstance(given, list) else str(given)
     )
@@ -559,7 +559,7 @@ def _is_tool(name: str | None, request: Request) -> bool:
     return name is None or _starred(_same(name), _same(request.tool.name))
 
 
-def _not_empty(text: Any, what: str) -> None:
+def _not_empty(text: object, what: str) -> None:
     if not isinstance(text, str) or not text.strip():
         msg = f"a rule needs {what}, not {text!r}"
         raise DefinitionError(msg)

@@ -76,7 +76,7 @@ def refuse_unusable(config: pytest.Config) -> None:
         raise pytest.UsageError(msg)
 
 
-def _check_mode(mode: Any) -> None:
+def _check_mode(mode: object) -> None:
     if mode not in MODES:
         msg = f"{mode!r} is no mode of recording; there are {', '.join(MODES)}"
         raise pytest.UsageError(msg)

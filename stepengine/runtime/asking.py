@@ -392,7 +392,7 @@ def _refusal(question: Question) -> Answer | None:
     return Answer(declined=True, by=REFUSED, reason=question.problem) if question.problem else None
 
 
-def _check_answer(value: Any, whose: str) -> None:
+def _check_answer(value: object, whose: str) -> None:
     if not isinstance(value, str | bool | Answer):
         msg = f"the answer {whose} is {value!r}; it is a string, a bool or an Answer"
         raise AnswerRejected(msg)

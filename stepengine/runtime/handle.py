@@ -266,7 +266,7 @@ class RunHandle(Generic[Out]):
         """What was sent to the run and did not get to it yet; when it has ended, what never did."""
         return tuple([message.text for message in self._tree.inbox])
 
-    def send_tool_result(self, tool_call_id: str, result: Any, *, path: str | None = None) -> None:
+    def send_tool_result(self, tool_call_id: str, result: object, *, path: str | None = None) -> None:
         """
         Give a call of a deferred tool its result.
 

@@ -405,9 +405,15 @@ class Hub:
             self._pass_on(clean)
 
     def _pass_on(self, event: Event) -> None:
-        tap = TAPS.get(type(event))
-        if tap is not None:
-            tap(self, event)
+        match event:
+            case LogLine():
+                self.log(event, event.data, step=event.step)
+            case PhaseChanged(path=""):
+                self.phase = event.phase
+            case RunStarted(path="") if self.resumed:
+                object.__setattr__(event, "resumed", True)  # nobody has seen it yet, as with its stamp
+            case _:
+                pass
         if self.watched:
             self._show(event)
 
@@ -465,7 +471,7 @@ class Hub:
             self.watched = True
         return subscription
 
-    def _place(self, after: Any) -> int | None:
+    def _place(self, after: object) -> int | None:
         """Return the index of an event's id; ``None`` for one of another epoch."""
         epoch, _, index = after.partition("-") if isinstance(after, str) else ("", "", "")
         is_epoch = len(epoch) == 2 * EPOCH_BYTES and EPOCH_DIGITS.issuperset(epoch)
@@ -508,7 +514,7 @@ class Hub:
         for subscription in self._subscriptions:
             subscription.put(event)
 
-    def log(self, event: LogLine | ToolLog, data: Any = None, *, step: int = 0) -> None:
+    def log(self, event: LogLine | ToolLog, data: object = None, *, step: int = 0) -> None:
         """Write a log line where the engine logs; the event itself is shown by ``emit``."""
         seat = self._seats.get(event.path) or Seat("", "")
         if KNOWN.suspicious(f"{event.message} {data!r}"):
@@ -525,25 +531,6 @@ class Hub:
         self.crash = self.crash or error
         if self.on_crash is not None:
             self.on_crash(error)
-
-    def _run_started(self, event: RunStarted) -> None:
-        if self.resumed and not event.path:
-            object.__setattr__(event, "resumed", True)  # nobody has seen it yet, as with its stamp
-
-    def _log_line(self, event: LogLine) -> None:
-        self.log(event, event.data, step=event.step)
-
-    def _phase_changed(self, event: PhaseChanged) -> None:
-        if not event.path:
-            self.phase = event.phase
-
-
-TAPS: Mapping[type[Event], Callable[[Hub, Any], None]] = {
-    LogLine: Hub._log_line,  # noqa: SLF001
-    PhaseChanged: Hub._phase_changed,  # noqa: SLF001
-    RunStarted: Hub._run_started,  # noqa: SLF001
-}
-"""What a hub does with some events beside showing them; unbound, so that a hub does not refer to itself."""
 
 
 class Subscription:

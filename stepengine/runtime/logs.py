@@ -52,7 +52,7 @@ class Lines(ABC):
     def line(self, level: str, message: str, data: dict[str, Any]) -> None:
         """Log one line."""
 
-    def debug(self, message: str, /, **data: Any) -> None:
+    def debug(self, message: str, /, **data: object) -> None:
         """Log for developers."""
         self.line("debug", message, data)
 
@@ -108,7 +108,7 @@ def write(logger: Any, level: str, message: str, context: Mapping[str, Any], dat
             method(message)
 
 
-def _takes(method: Callable[..., Any]) -> Literal["keywords", "data", "second", "message"]:
+def _takes(method: Callable[..., object]) -> Literal["keywords", "data", "second", "message"]:
     """Return how a logger's method is told more than a message; one whose signature is not known takes keywords."""
     try:
         parameters = list(inspect.signature(method).parameters.values())

@@ -118,9 +118,21 @@ class Innermost:
 
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
         """Perform one effect."""
-        return BY_KIND[type(item.effect)](self, item, io)
+        effect = item.effect
+        match effect:
+            case CallModel():
+                return self._call_model(item, io)
+            case CallTool():
+                return self._call_tool(item, io)
+            case CallFunction():
+                return self._call_function(item, io)
+            case Spawn():
+                return self._spawn(item, io)
+            case AskPerson():
+                return self._ask(item, io)
+        assert_never(effect)
 
-    def _value(self, item: Item, value: Any) -> Single:
+    def _value(self, item: Item, value: object) -> Single:
         late = self._tree.too_late(item.path) if self._tree.deadlines else None
         if late is not None:
             # What did not end in time is cut off, also where nothing could cut it off in time; it is paid for nevertheless.
@@ -319,7 +331,7 @@ class Innermost:
             WORKSPACE.reset(token)
         return self._value(item, value)
 
-    async def _returned(self, name: str, body: Callable[[], Any], fn: Any) -> Any:
+    async def _returned(self, name: str, body: Callable[[], Any], fn: object) -> Any:
         if inspect.iscoroutinefunction(_innermost(fn)):
             return await body()
         threads, leaked = self._services.tools.threads, self._tree.leaked
@@ -365,16 +377,6 @@ class Innermost:
         return attrs.evolve(ended, child=child) if type(ended) is Stop else ended
 
 
-BY_KIND: Mapping[type[Any], Callable[[Innermost, Item, IO], Awaitable[Single]]] = {
-    CallModel: Innermost._call_model,  # noqa: SLF001
-    CallTool: Innermost._call_tool,  # noqa: SLF001
-    CallFunction: Innermost._call_function,  # noqa: SLF001
-    AskPerson: Innermost._ask,  # noqa: SLF001
-    Spawn: Innermost._spawn,  # noqa: SLF001
-}
-"""The method for each kind of effect; unbound, so that the performer does not refer to itself."""
-
-
 def _interactor_of(item: Item) -> Interactor | None:
     """Return who was given to the tool that asks, ``ask_user_tool(interactor)``; ``None`` for nobody."""
     effect = cast("AskPerson", item.effect)
@@ -383,13 +385,13 @@ def _interactor_of(item: Item) -> Interactor | None:
     return binding.runs.interactor if binding is not None and type(binding.runs) is Asking else None
 
 
-def _innermost(fn: Any) -> Any:
+def _innermost(fn: object) -> Any:
     while isinstance(fn, partial):
         fn = fn.func
     return fn if inspect.isroutine(fn) else getattr(fn, "__call__", fn)  # noqa: B004
 
 
-def _caught(body: Callable[[], Any]) -> tuple[Any, Exception | None]:
+def _caught(body: Callable[[], object]) -> tuple[Any, Exception | None]:
     """Return what *body* returns or raises: a ``StopIteration`` cannot travel through a future."""
     try:
         return body(), None
@@ -547,7 +549,7 @@ def _is_stop(raised: BaseException) -> bool:
     return not isinstance(raised, Exception)
 
 
-def _with_use(late: Stop, value: Any) -> Stop:
+def _with_use(late: Stop, value: object) -> Stop:
     """Return *late*, the outcome of what came too late, with what it had used if it is a reply."""
     if not isinstance(value, ModelReply) or value.usage is None:
         return late
@@ -648,7 +650,7 @@ class Deferred:
         self._open.pop(key, None)
         self._waiting.discard(key)
 
-    def deliver(self, call_id: str, result: Any, path: str | None = None) -> None:
+    def deliver(self, call_id: str, result: object, path: str | None = None) -> None:
         """
         Give a call that waits its result; may be called from any thread.
 

@@ -345,7 +345,7 @@ class _Queued(Provider):
         return await self._limiter.enter(expected_tokens(request), lambda obstacle: self._notice(self.name, obstacle))
 
     @contextmanager
-    def _estimate_corrected(self, ticket: Any) -> Iterator[Callable[[ModelReply], None]]:
+    def _estimate_corrected(self, ticket: object) -> Iterator[Callable[[ModelReply], None]]:
         """Correct the estimate by what the request used; where nobody knows that, the estimate stays."""
         usage: Usage | None = None
 

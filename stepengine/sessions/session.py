@@ -214,7 +214,7 @@ def messages_to_json(messages: Iterable[Message]) -> list[dict[str, Any]]:
     return [codec.bare(message) for message in messages]
 
 
-def messages_from_json(data: Iterable[Any]) -> list[Message]:
+def messages_from_json(data: Iterable[object]) -> list[Message]:
     """
     Return the messages that ``messages_to_json`` wrote down.
 

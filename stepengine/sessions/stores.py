@@ -137,7 +137,7 @@ class Store(ABC):
         """Return the free JSON of a session."""
         return self.load(session_id).info.metadata
 
-    def set_metadata(self, session_id: str, key: str, value: Any) -> None:
+    def set_metadata(self, session_id: str, key: str, value: object) -> None:
         """Set a member of a session's free JSON; ``None`` removes it."""
 
         def change(session: Session) -> Session:
@@ -234,7 +234,7 @@ class MemorySessions(Store):
         return None if _is_over(until, self._clock()) else value
 
     @override
-    def set_cached(self, key: str, value: Any, ttl: float | None = None) -> None:
+    def set_cached(self, key: str, value: object, ttl: float | None = None) -> None:
         now = self._clock()
         with self._lock:
             for old in [k for k, (until, _) in self._cache.items() if _is_over(until, now)]:
@@ -370,7 +370,7 @@ def _digest(lines: Sequence[bytes]) -> str:
     return made.hexdigest()
 
 
-def _with_contents(session: Session, messages: list[Message], stored: Any, where: str) -> Session:
+def _with_contents(session: Session, messages: list[Message], stored: object, where: str) -> Session:
     """Return a session with its messages, mended when need be, and its state when it is the state of just these messages."""
     transcript, repairs = mended(messages)
     session = attrs.evolve(session, messages=transcript, repairs=repairs)
@@ -524,7 +524,7 @@ class FileSessions(Store):
         return freeze(found.get("value"))
 
     @override
-    def set_cached(self, key: str, value: Any, ttl: float | None = None) -> None:
+    def set_cached(self, key: str, value: object, ttl: float | None = None) -> None:
         path = self._cache_file(key)
         path.parent.mkdir(mode=FOLDER, exist_ok=True)
         kept = canonical({"key": key, "until": _until(ttl, self._clock()), "value": freeze(value)})
@@ -722,7 +722,7 @@ class SqliteSessions(Store):
         return freeze(_parsed(row[1], f"{str(self.path)!r}, cache {key!r}"))
 
     @override
-    def set_cached(self, key: str, value: Any, ttl: float | None = None) -> None:
+    def set_cached(self, key: str, value: object, ttl: float | None = None) -> None:
         now = self._clock()
         with self._transaction() as database:
             database.execute("DELETE FROM cache WHERE until <= ?", (now.timestamp(),))

@@ -107,7 +107,7 @@ class _Unheard:
 IN_SILENCE = _Unheard()
 
 
-def at_once(awaitable: Awaitable[Any]) -> Any:
+def at_once(awaitable: Awaitable[object]) -> Any:
     """Return what *awaitable* gives; nothing in a simulated world waits."""
     try:
         awaitable.__await__().send(None)

@@ -159,7 +159,7 @@ def _without_boundary(body: bytes, content_type: str) -> bytes:
     return body.replace(found[1].encode(), b"BOUNDARY") if found else body
 
 
-def _remove(tree: Any, pointer: str) -> None:
+def _remove(tree: object, pointer: str) -> None:
     *path, last = [part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:]] or [""]
     for part in path:
         tree = _member(tree, part)
@@ -264,7 +264,7 @@ def nearest(request: RecordedRequest, at: Situation) -> tuple[Candidate, ...]:
     return tuple(sorted(found, key=lambda c: (len(c.differences), c.used, c.index))[:MAX_CANDIDATES])
 
 
-def _in_body(recorded: Any, now: Any) -> list[Difference]:
+def _in_body(recorded: object, now: object) -> list[Difference]:
     return [each._replace(pointer=each.pointer or "(body)") for each in differences(recorded, now)]
 
 
@@ -320,7 +320,7 @@ def _shown(value: Any, other: Any) -> str:
     )
 
 
-def _json(value: Any) -> str:
+def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 

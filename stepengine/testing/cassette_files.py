@@ -300,7 +300,7 @@ def _typed_body(body: dict[str, Any], source: str, at: str) -> tuple[bytes, bool
     raise _misfit(body["type"], "none, json, text or binary with content of that kind", source, f"{at}.type")
 
 
-def _json_bytes(tree: Any, source: str, at: str) -> bytes:
+def _json_bytes(tree: object, source: str, at: str) -> bytes:
     try:
         return json.dumps(thaw(freeze(tree)), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     except DataError as error:
@@ -324,7 +324,7 @@ def _header_pairs(headers: Any, source: str, at: str) -> Headers:
     )
 
 
-def _values(values: Any, source: str, at: str) -> Iterator[str]:
+def _values(values: object, source: str, at: str) -> Iterator[str]:
     for value in values if isinstance(values, list) else [values]:
         if isinstance(value, bytes):
             yield value.decode("latin-1")
@@ -349,7 +349,7 @@ def _text(value: Any, source: str, at: str) -> str:
     raise _misfit(value, "a text", source, at)
 
 
-def _address(value: Any, source: str, at: str) -> str:
+def _address(value: object, source: str, at: str) -> str:
     text = _text(value, source, at)
     try:
         _ = urlsplit(text).port
@@ -370,7 +370,7 @@ def _known(value: dict[str, Any], known: set[str], source: str, at: str) -> None
             raise DataError(msg, path=f"{at}.{key}")
 
 
-def _misfit(value: Any, fine: str, source: str, at: str) -> DataError:
+def _misfit(value: object, fine: str, source: str, at: str) -> DataError:
     shown = repr(value)
     shown = shown if len(shown) <= SHOWN_CHARACTERS else f"{shown[:SHOWN_CHARACTERS]}..."
     return DataError(f"{source}: {at} is {shown}; {fine} would be fine", path=at)
@@ -399,7 +399,7 @@ def _dumper() -> Any:
     base: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
     class Dumper(base):  # type: ignore[misc]
-        def ignore_aliases(self, data: Any) -> bool:
+        def ignore_aliases(self, data: object) -> bool:
             return True
 
     def text(dumper: Any, value: str) -> Any:

@@ -76,7 +76,7 @@ class SeededEngine(Engine):
         self._launcher.seed = SEED
 
 
-def recorded_models(transport: Callable[[], Any], key: str | None) -> Models:
+def recorded_models(transport: Callable[[], object], key: str | None) -> Models:
     """
     Return the registry of the package's own adapters, each behind a transport of its own and at its provider's own address.
 
@@ -154,7 +154,7 @@ class EngineFactory:
         self._made.append(engine)
         return engine
 
-    def _note(self, event: Any) -> None:
+    def _note(self, event: object) -> None:
         if isinstance(event, ModelFinished) and event.reply is not None and self._cassette is not None:
             self._cassette.calls += 1
             cost = event.reply.cost

@@ -110,7 +110,7 @@ def expect_same_end(row: str, when: str, finished: Finished, due: Finished) -> N
         refuse(row, f"{when}, {problem}")
 
 
-def _difference(whose: str, one: Any, other: Any, *but: str) -> str:
+def _difference(whose: str, one: Any, other: object, *but: str) -> str:
     for field in attrs.fields(type(one)):
         name = field.name
         ours, theirs = getattr(one, name), getattr(other, name)
@@ -174,7 +174,7 @@ class Watched:
 
     # --- the handler's side -------------------------------------------------------------------------------------------
 
-    def _watching(self, handler: Callable[[Any], Any]) -> Callable[[Any], Generator[Any, Any, Any]]:
+    def _watching(self, handler: Callable[[Any], object]) -> Callable[[Any], Generator[Any, Any, Any]]:
         def watched(ctx: Any) -> Generator[Any, Any, Any]:
             self.entered += 1
             self._saw(ctx.agent_state)
@@ -250,7 +250,7 @@ class Watched:
                 refuse("I2", f"{token_of(leaf)} has the number {leaf.seq}, and {self._next} is due")
             self._next += 1
 
-    def _noted(self, event: Any) -> None:
+    def _noted(self, event: object) -> None:
         if isinstance(event, ToolFinished) and event.tool_name == "set_messages" and not event.result.is_error:
             self._replaced = True
         if isinstance(event, StepStarted):
@@ -404,7 +404,7 @@ class Unwatched(Watched):
         """Look away."""
 
 
-def _with(frozen: Any, name: str, value: Any) -> Any:
+def _with(frozen: object, name: str, value: object) -> Any:
     """Return *frozen* with one field replaced, without the checks that it went through when it was made."""
     copied = copy(frozen)
     object.__setattr__(copied, name, value)

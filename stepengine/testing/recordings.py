@@ -208,7 +208,7 @@ class CassetteFixture(Cassette):
 
         return MixedTransport(self, self.fresh, inner, cut)
 
-    def clients(self, inner: Any = None) -> Clients:
+    def clients(self, inner: object = None) -> Clients:
         """
         Return SDK clients that use this cassette: ``anthropic``, ``async_anthropic``, ``openai``, ``async_openai``, ``google``.
 

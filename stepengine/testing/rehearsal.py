@@ -45,9 +45,9 @@ class _Line:
 
 def run_with(
     agent: Handler,
-    script: Iterable[Any],
+    script: Iterable[object],
     prompt: str = "",
-    params: Any = None,
+    params: object = None,
     *,
     state: AgentState | None = None,
     model: str | None = None,
@@ -125,7 +125,7 @@ def _answer(walk: Walk, line: _Line) -> None:
         walk.send(reply)
 
 
-def _is_value(asked: Any, reply: BaseException) -> bool:
+def _is_value(asked: object, reply: BaseException) -> bool:
     """A failed ``Perform`` is a value at a bare yield; every other error arrives at the yield itself."""
     return isinstance(asked, Perform) and isinstance(reply, PerformError)
 

@@ -107,10 +107,10 @@ def simulate(
     seeds: Iterable[int] | None = range(100),
     *,
     prompt: str = "go",
-    params: Any = None,
+    params: object = None,
     replies: Replies = None,
     tools: Iterable[ToolLike] = (),
-    results: Mapping[str, Any] | None = None,
+    results: Mapping[str, object] | None = None,
     answers: Mapping[str, AnswerLike] | None = None,
     faults: Iterable[str | Fault] | None = None,
     agents: Iterable[AgentDefinition[Any]] = (),
@@ -260,7 +260,9 @@ def _on_record(setting: Setting, given: Sequence[str | Fault]) -> Iterator[tuple
         yield 0, Given([fault])
 
 
-def _catalog(agents: Sequence[AgentDefinition[Any]], tools: Iterable[ToolLike], results: Mapping[str, Any]) -> Catalog:
+def _catalog(
+    agents: Sequence[AgentDefinition[Any]], tools: Iterable[ToolLike], results: Mapping[str, object]
+) -> Catalog:
     from stepengine.data.hooks import Hooks
     from stepengine.engine.catalog import Catalog
 

@@ -35,7 +35,7 @@ DELTAS = (TextDelta, ThinkingDelta, ToolInputDelta)
 UNSEEN = re.compile("[\x7f-\x9f\u2028\u2029\ufeff]")
 
 
-def tree_of(run: Any, *, cost: bool = False) -> dict[str, Any]:
+def tree_of(run: object, *, cost: bool = False) -> dict[str, Any]:
     """
     Return a run as the JSON value that its snapshot shows, without secrets and without folders of this machine.
 
@@ -68,7 +68,7 @@ class _Text(SingleFileSnapshotExtension):
 
     def serialize(
         self,
-        data: Any,
+        data: object,
         *,
         exclude: PropertyFilter | None = None,
         include: PropertyFilter | None = None,
@@ -142,7 +142,7 @@ class EventsSnapshot(_Text):
         return "".join([f"{visible(str(line), strict=True)}\n" for line in value])
 
 
-def _indented(value: Any) -> str:
+def _indented(value: object) -> str:
     """Return JSON with one member per line, in which every character can be seen."""
     text = json.dumps(value, ensure_ascii=False, indent=2, default=str)
     return UNSEEN.sub(lambda found: json.dumps(found[0])[1:-1], text) + "\n"

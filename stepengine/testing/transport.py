@@ -401,12 +401,12 @@ class Clients:
         )
         return sdk.Client(api_key=self._key, vertexai=False, http_options=options)
 
-    def _anthropic(self, name: str, http_client: Any) -> Any:
+    def _anthropic(self, name: str, http_client: object) -> Any:
         from stepengine.models.anthropic import AnthropicProvider
 
         return self._client(AnthropicProvider("replay"), name, http_client)
 
-    def _openai(self, name: str, http_client: Any) -> Any:
+    def _openai(self, name: str, http_client: object) -> Any:
         from stepengine.models.openai import OpenAIProvider
 
         return self._client(OpenAIProvider("replay"), name, http_client)

@@ -426,7 +426,7 @@ class World:
 
     # --- the author's own invariants ------------------------------------------------------------------------------------
 
-    def _expect_own_before(self, effect: Effect, machine: Any, path: str) -> None:
+    def _expect_own_before(self, effect: Effect, machine: object, path: str) -> None:
         if not self._setting.invariants or self._again:
             return
         if isinstance(effect, Notify):
@@ -635,7 +635,7 @@ def _advanced(machine: Generator[Effect, Outcome | None, Finished], outcome: Out
         raise Violation(UNSOUND, problem) from error
 
 
-def _state_in(machine: Any) -> AgentState | None:
+def _state_in(machine: object) -> AgentState | None:
     """Return the state of a run whose machine waits."""
     part = machine
     while part is not None:

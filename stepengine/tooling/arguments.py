@@ -56,7 +56,7 @@ class _Parameters:
     def adapter(self) -> TypeAdapter[Any]:
         from pydantic import ConfigDict, TypeAdapter
 
-        def capture(**arguments: Any) -> dict[str, Any]:
+        def capture(**arguments: object) -> dict[str, Any]:
             return arguments
 
         capture.__signature__ = inspect.Signature(self.kept)  # type: ignore[attr-defined]
@@ -126,7 +126,7 @@ def _nameless(annotation: Any) -> Any:
     return Annotated[(annotation.__origin__, *kept)] if kept else annotation.__origin__
 
 
-def without_titles(schema: Any) -> Any:
+def without_titles(schema: object) -> Any:
     """
     Return a schema without the titles that pydantic makes from names; they tell a model nothing.
 
@@ -139,7 +139,7 @@ def without_titles(schema: Any) -> Any:
     return {key: _untitled(key, value) for key, value in schema.items() if key != "title"}
 
 
-def _untitled(keyword: str, value: Any) -> Any:
+def _untitled(keyword: str, value: object) -> Any:
     if keyword in NAMED_SCHEMAS and isinstance(value, dict):
         return {name: without_titles(schema) for name, schema in value.items()}
     return without_titles(value) if keyword in SCHEMAS else value
@@ -240,7 +240,7 @@ class FunctionInputs:
             return f"{where}: is not a parameter; the parameters are: {known}"
         return f"{where}: {error['msg']}" if where else error["msg"]
 
-    def _as_input(self, given: JsonDict, arguments: Mapping[str, Any]) -> JsonDict:
+    def _as_input(self, given: JsonDict, arguments: Mapping[str, object]) -> JsonDict:
         changed: dict[str, Any] = {}
         for name, value in arguments.items():
             place = self._place(name, given) if name in self._aliases else name

@@ -271,7 +271,7 @@ def _questions(value: JsonDict) -> list[Question]:
     ]
 
 
-def _descriptions(options: Sequence[Any]) -> list[str]:
+def _descriptions(options: Sequence[object]) -> list[str]:
     """Return what is said of each option; nothing when nothing is said of any."""
     said = [str(option.get("description") or "") if isinstance(option, Mapping) else "" for option in options]
     return said if any(said) else []

@@ -222,7 +222,7 @@ class _Encoder:
             return value
         return self._container(value, path)
 
-    def _container(self, value: Any, path: str) -> Any:
+    def _container(self, value: object, path: str) -> Any:
         if id(value) in self._open:
             msg = f"a {type(value).__name__} at {path} contains itself, which JSON cannot"
             raise DataError(msg, path=path)
@@ -252,7 +252,7 @@ class _Encoder:
         raise DataError(msg, path=path)
 
 
-def _key(key: Any, path: str) -> str:
+def _key(key: object, path: str) -> str:
     if isinstance(key, Enum):
         key = key.value
     if isinstance(key, str):
@@ -305,7 +305,7 @@ def _adapter(annotation: Any) -> TypeAdapter[Any]:
     return TypeAdapter(annotation)
 
 
-def _validated(name: str, annotation: Any, value: Any) -> Any:
+def _validated(name: str, annotation: object, value: object) -> Any:
     from pydantic import ValidationError
     from pydantic.errors import PydanticUserError
 

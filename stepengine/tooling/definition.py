@@ -122,7 +122,7 @@ OPTIONS = {
 }
 
 
-def _checked(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def _checked(name: str, given: Mapping[str, object]) -> dict[str, Any]:
     """Return the options of a tool; raises ``DefinitionError`` for one that there is not, or that is of another kind."""
     problems = [OPTIONS[option].problem(option, value) for option, value in given.items() if option in OPTIONS]
     if unknown := given.keys() - OPTIONS.keys():
@@ -312,7 +312,7 @@ class Tool(Generic[P, R]):
     def __repr__(self) -> str:
         return f"Tool({self.spec.name!r})"
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Refuse to be called like the function: nothing would validate, record or limit that call."""
         msg = (
             f"tool {self.spec.name!r} is not called directly; in a handler write `yield from call({self.spec.name}, ...)`, "

@@ -78,7 +78,7 @@ class Node:
     context: tuple[str, ...]
 
 
-def dependency_of(annotation: Any, default: Any) -> Dependency | None:
+def dependency_of(annotation: object, default: object) -> Dependency | None:
     """Return the dependency that a parameter declares by its default value or its ``Annotated`` type, if any."""
     if isinstance(default, Dependency):
         return default

@@ -27,7 +27,7 @@ def _plain(fn: Any) -> Any:
     return fn if inspect.isroutine(fn) else type(fn).__call__
 
 
-def is_bundled(fn: Callable[..., Any]) -> bool:
+def is_bundled(fn: Callable[..., object]) -> bool:
     """
     Return whether *fn* is the body of a bundled tool, which is made anew for each root and takes the same in every one.
     """
@@ -40,7 +40,7 @@ def is_bundled(fn: Callable[..., Any]) -> bool:
 _BUNDLED: dict[tuple[Any, ...], dict[str, Any]] = {}
 
 
-def _bundled_hints(fn: Callable[..., Any]) -> dict[str, Any]:
+def _bundled_hints(fn: Callable[..., object]) -> dict[str, Any]:
     """Evaluate annotations once: the names of a module of ours keep their meaning, those of other people's may not."""
     written = (fn.__module__, *fn.__annotations__.items())
     found = _BUNDLED.get(written)
@@ -49,7 +49,7 @@ def _bundled_hints(fn: Callable[..., Any]) -> dict[str, Any]:
     return dict(found)
 
 
-def hints_of(fn: Callable[..., Any], names: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def hints_of(fn: Callable[..., object], names: Mapping[str, object] | None = None) -> dict[str, Any]:
     """
     Return the evaluated annotations of a function, ``Annotated`` kept.
 

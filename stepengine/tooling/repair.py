@@ -31,12 +31,12 @@ def _camel(name: str) -> str:
     return re.sub(r"_([a-z0-9])", lambda m: m[1].upper(), name)
 
 
-def repairer(schema: Mapping[str, Any], aliases: Aliases) -> Callable[[JsonDict], JsonDict]:
+def repairer(schema: Mapping[str, object], aliases: Aliases) -> Callable[[JsonDict], JsonDict]:
     """Return the function that mends names and values in inputs of a tool with this schema."""
     return _mending(_Mender(schema, aliases), schema)
 
 
-def _mending(mender: _Mender, schema: Mapping[str, Any]) -> Callable[[JsonDict], JsonDict]:
+def _mending(mender: _Mender, schema: Mapping[str, object]) -> Callable[[JsonDict], JsonDict]:
     plain = mender.plain_names()
 
     def repair(value: JsonDict) -> JsonDict:
@@ -51,7 +51,7 @@ def _mending(mender: _Mender, schema: Mapping[str, Any]) -> Callable[[JsonDict],
     return repair
 
 
-def renamer(schema: Mapping[str, Any], aliases: Aliases) -> Callable[[JsonDict], JsonDict]:
+def renamer(schema: Mapping[str, object], aliases: Aliases) -> Callable[[JsonDict], JsonDict]:
     """Return the function that mends the names in inputs of a tool with this schema, and no values."""
     plain: frozenset[str] | None = None
     mend: Callable[[JsonDict], JsonDict] | None = None
@@ -85,7 +85,7 @@ class _Mender:
             [n for n, s in properties.items() if not any(structured & {*_kinds(f)} for f in self._forms(s))]
         )
 
-    def _has_names(self, schema: Any, depth: int) -> bool:
+    def _has_names(self, schema: object, depth: int) -> bool:
         """Return whether values may hold names that a schema knows: a list of texts does not, however long it is."""
         if depth > DEPTH:
             return True
@@ -120,7 +120,7 @@ class _Mender:
                 made[right] = member
         return made
 
-    def _spellings(self, properties: Mapping[str, Any], path: str) -> dict[str, str]:
+    def _spellings(self, properties: Mapping[str, object], path: str) -> dict[str, str]:
         key = (path, frozenset(properties))
         if key not in self._names:
             spellings = {_camel(name): name for name in properties}
@@ -130,7 +130,7 @@ class _Mender:
             self._names[key] = spellings
         return self._names[key]
 
-    def _value(self, value: Any, schema: Any, path: str) -> Any:
+    def _value(self, value: object, schema: object, path: str) -> Any:
         forms = self._forms(schema)
         if not self._has_strict_values:
             value = _fitting(value, {kind for form in forms for kind in _kinds(form)})
@@ -145,13 +145,13 @@ class _Mender:
             return self.members(value, form, path)
         return value
 
-    def _forms(self, schema: Any) -> list[Mapping[str, Any]]:
+    def _forms(self, schema: object) -> list[Mapping[str, Any]]:
         """Return the schema, or its alternatives, with references followed."""
         if id(schema) not in self._known:
             self._known[id(schema)] = self._looked_up(schema, set())
         return self._known[id(schema)]
 
-    def _looked_up(self, schema: Any, followed: set[str]) -> list[Mapping[str, Any]]:
+    def _looked_up(self, schema: object, followed: set[str]) -> list[Mapping[str, Any]]:
         """As above; a reference that was followed before says nothing new."""
         if not isinstance(schema, Mapping):
             return []
@@ -177,14 +177,14 @@ def _kinds(form: Mapping[str, Any]) -> tuple[str, ...]:
     return (kind,) if isinstance(kind, str) else tuple(kind) or (("object",) if "properties" in form else ("string",))
 
 
-def _fitting(value: Any, kinds: set[str]) -> Any:
+def _fitting(value: object, kinds: set[str]) -> Any:
     """Return what a value of another kind was probably meant as, where an array or an object is due; else the value."""
     if isinstance(value, str) and "string" not in kinds and kinds & {"array", "object"}:
         value = _decoded(value, kinds)
     return [value] if _wants_list(value, kinds) else value
 
 
-def _wants_list(value: Any, kinds: set[str]) -> bool:
+def _wants_list(value: object, kinds: set[str]) -> bool:
     """Return whether a single value stands where only a list of such values would fit."""
     if "array" not in kinds or value is None or isinstance(value, list):
         return False

@@ -143,7 +143,7 @@ class JsonSchema:
 
     # --- whether a value fits
 
-    def _problem(self, place: str, value: Any) -> str | None:
+    def _problem(self, place: str, value: object) -> str | None:
         """Return why a value does not fit the schema at *place*, in a word; ``None`` when it does."""
         call: _Call = self._calls.now
         key = (place, repr(value) if self._outline.places else "")
@@ -163,11 +163,11 @@ class JsonSchema:
         call.known[key] = None if fits else f"does not fit {place!r}"
         return call.known[key]
 
-    def _follow(self, reference: str, value: Any) -> str | None:
+    def _follow(self, reference: str, value: object) -> str | None:
         """Answer for the keyword ``$ref``."""
         return self._problem(self._outline.places[reference], value)
 
-    def _match(self, pattern: str, value: Any) -> str | None:
+    def _match(self, pattern: str, value: object) -> str | None:
         """Answer for the keyword ``pattern``: count what a text may cost, then ask the validator."""
         if not isinstance(value, str):
             return None
@@ -187,7 +187,7 @@ class JsonSchema:
             return [f"{path}: does not fit its schema, and is nested too deeply to say where"]
         return [f"{path}: {TOO_LONG}"] if call.is_spent else _ended(found)
 
-    def _sentences(self, place: str, value: Any, path: str) -> Sequence[str]:
+    def _sentences(self, place: str, value: object, path: str) -> Sequence[str]:
         """Return what is wrong with the value at *path*, of which the schema at *place* says that it does not fit."""
         call: _Call = self._calls.now
         key = (place, path)
@@ -283,7 +283,7 @@ class _Weight:
     schemas: int = 0
 
 
-def _weight(value: Any) -> _Weight:
+def _weight(value: object) -> _Weight:
     values = chars = 0
     left = [value]
     while left:
@@ -331,7 +331,7 @@ class _Outline:
         if any(word in one for one in self._schemas.values() if isinstance(one, dict) for word in UNEVALUATED):
             self._count_ways()
 
-    def _visit(self, top: Any, at: str) -> None:
+    def _visit(self, top: object, at: str) -> None:
         """Look at the schema at a pointer and at all below it."""
         left = [(top, at)]
         while left:
@@ -442,7 +442,7 @@ class _Outline:
         return found if isinstance(found, dict) else {}
 
 
-def _below_schema(schema: Mapping[str, Any], at: str) -> Iterator[tuple[Any, str]]:
+def _below_schema(schema: Mapping[str, object], at: str) -> Iterator[tuple[Any, str]]:
     """Give the schemas that stand right below one, each with its pointer."""
     for word, value in schema.items():
         if word in NAMED_SCHEMAS and isinstance(value, dict):
@@ -467,7 +467,7 @@ def _member(value: Any, part: str | int) -> Any:
     return None
 
 
-def _names(value: Any) -> list[str]:
+def _names(value: object) -> list[str]:
     return list(value) if isinstance(value, Mapping) else []
 
 
@@ -588,13 +588,13 @@ def refusal(tool_name: str, issues: Sequence[str], given: Mapping[str, Any]) -> 
 STRING = {"type": "string"}
 
 
-def object_schema(required: tuple[str, ...] = (), **properties: Any) -> JsonDict:
+def object_schema(required: tuple[str, ...] = (), **properties: object) -> JsonDict:
     """Return the schema of an object that has these members and no others."""
     schema = {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
     return freeze_object(schema)
 
 
-def described(schema: Mapping[str, Any], text: str) -> dict[str, Any]:
+def described(schema: Mapping[str, object], text: str) -> dict[str, Any]:
     """Return *schema* with a description."""
     return {**schema, "description": text}
 

@@ -154,7 +154,7 @@ def direct_tool(definition: AgentDefinition[Any]) -> Tool[..., Any]:
     return _tool(tool_name(definition), _description(definition), schema, entries, listed)
 
 
-def carried_by(tools: Iterable[Any]) -> list[AgentDefinition[Any]]:
+def carried_by(tools: Iterable[object]) -> list[AgentDefinition[Any]]:
     """Return the agents that tools such as ``task`` carry; whoever has the tool may run them."""
     ways = [tool.binding().runs for tool in tools if isinstance(tool, ToolLike)]
     return [agent for way in ways if isinstance(way, Spawning) for agent in way.agents]
@@ -208,7 +208,7 @@ def _input_schema(definition: AgentDefinition[Any]) -> JsonDict:
     return JsonDict(freeze(whole))
 
 
-def _rebased(schema: Any) -> Any:
+def _rebased(schema: object) -> Any:
     """Return a schema whose references hold when it stands under ``params``, its definitions at the top."""
     if isinstance(schema, list):
         return [_rebased(s) for s in schema]
@@ -321,7 +321,7 @@ def kept_output(child: ChildResult[Any]) -> JsonValue:
         return None
 
 
-def output_as_json(output: Any) -> JsonValue:
+def output_as_json(output: object) -> JsonValue:
     """
     Return a child's output as a parent's model is shown it: a pydantic model as its JSON form, a very long one cut.
 
@@ -378,7 +378,7 @@ def _inline_result(children: Sequence[ChildResult[Any]]) -> ToolResult:
     return ToolResult.json({"message": f"Agent {child.agent_id} ran in this conversation."})
 
 
-def _agents_schema(item: Mapping[str, Any]) -> JsonDict:
+def _agents_schema(item: Mapping[str, object]) -> JsonDict:
     agents = {"type": "array", "items": item, "minItems": 1, "description": "The agents to run."}
     return object_schema(("agents",), agents=agents)
 

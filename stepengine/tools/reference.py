@@ -252,7 +252,7 @@ def keys_of(shape: Any) -> tuple[Key, ...]:
     return tuple(keys)
 
 
-def _extras(annotation: Any) -> Sequence[Any]:
+def _extras(annotation: object) -> Sequence[Any]:
     """Return what an annotation says beside its type."""
     if get_origin(annotation) is NotRequired:
         return _extras(get_args(annotation)[0])
@@ -266,14 +266,14 @@ def _plain(annotation: Any) -> Any:
     return annotation
 
 
-def _shape_in(annotation: Any) -> Any:
+def _shape_in(annotation: object) -> Any:
     plain = _plain(annotation)
     if get_origin(plain) is list:
         plain = _plain(get_args(plain)[0])
     return plain if is_typeddict(plain) else None
 
 
-def _type(annotation: Any) -> str:
+def _type(annotation: object) -> str:
     """Return a type in words, as JSON calls it."""
     plain = _plain(annotation)
     origin, inner = get_origin(plain), get_args(plain)

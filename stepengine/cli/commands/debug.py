@@ -265,7 +265,7 @@ class Session:
         assert self._forked is not None  # noqa: S101 - it forked this process
         self._forked.finish(code)
 
-    def serve(self, message: Mapping[str, Any] | None) -> int:
+    def serve(self, message: Mapping[str, object] | None) -> int:
         """Do commands until there are no more; return the exit code."""
         from stepengine.judging.debugger import Woken
 
@@ -909,7 +909,7 @@ class Session:
 
     # --- breakpoints --------------------------------------------------------------------------------------------------
 
-    def _breakpoint(self, *_: Any, **__: Any) -> None:
+    def _breakpoint(self, *_: object, **__: object) -> None:
         """Open the loop in the frame that called ``breakpoint()``; not on the way to somewhere else (JG36)."""
         from stepengine.judging.debugger import frame_of
 

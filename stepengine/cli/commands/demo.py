@@ -111,7 +111,7 @@ def copy_project(target: Path) -> None:
             (target / file.stem).write_bytes(file.read_bytes())
 
 
-def run_demo(transport: Any, progress: Progress | None = None, folder: Path | None = None) -> Run:
+def run_demo(transport: object, progress: Progress | None = None, folder: Path | None = None) -> Run:
     """
     Run ``editor`` on a copy of the sample project.
 

@@ -171,7 +171,7 @@ def _edit(text: str) -> Callable[[Any], Any]:
     except (ValueError, RecursionError):
         value = text
 
-    def edited(recorded: Any) -> Any:
+    def edited(recorded: object) -> Any:
         if isinstance(value, dict) and value.get("type") in STORED:
             return restored(value)
         # A reply and an answer are text, also where that happens to be JSON.

@@ -244,7 +244,7 @@ def _hang(line: str) -> int:
     return 5 if "#" in first and first[-1:].isdigit() else 0
 
 
-def _rendered(journal: Journal, told: Mapping[str, Any], addresses: Collection[str] | None) -> str:
+def _rendered(journal: Journal, told: Mapping[str, object], addresses: Collection[str] | None) -> str:
     """Return a run, or the effects of a step of it, as the snapshots of the testing kit have it (replay F26), below what they leave out."""
     from stepengine.journal.show import clean_tree, render, render_effects, run_tree
 

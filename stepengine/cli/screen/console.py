@@ -308,7 +308,7 @@ def show_markdown(console: Console, text: str) -> None:
     class Code(CodeBlock):
         """A block of code without an empty line above and below it."""
 
-        def __rich_console__(self, _console: Console, _options: Any) -> Iterator[Syntax]:
+        def __rich_console__(self, _console: Console, _options: object) -> Iterator[Syntax]:
             code = str(self.text).rstrip()
             yield Syntax(code, self.lexer_name, theme=self.theme, word_wrap=True, padding=(0, 1))
 
@@ -550,7 +550,7 @@ def _about(question: Question, colors: ColorScheme) -> Iterator[tuple[str, str]]
         yield from [(f"  {line}", "") for line in lines]
 
 
-def _json(value: Any) -> str:
+def _json(value: object) -> str:
     import json
 
     short = json.dumps(value, ensure_ascii=False)

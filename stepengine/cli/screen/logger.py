@@ -43,7 +43,7 @@ class ConsoleLogger:
         self._lowest = LEVELS.index(level)
         self._file = file
 
-    def debug(self, message: str, data: Any = None, /, **more: Any) -> None:
+    def debug(self, message: str, data: object = None, /, **more: object) -> None:
         """Print what developers want to know."""
         self._print("debug", message, data, more)
 
@@ -61,7 +61,7 @@ class ConsoleLogger:
         """Print what went wrong."""
         self._print("error", message, data, more)
 
-    def on_tool_call(self, tool_name: str, input: Any) -> None:
+    def on_tool_call(self, tool_name: str, input: object) -> None:
         """Print a tool call that begins."""
         self.debug("tool call", input, tool=tool_name)
 
@@ -85,7 +85,7 @@ class ConsoleLogger:
             output_tokens=usage.completion_tokens,
         )
 
-    def _print(self, level: str, message: str, data: Any, more: dict[str, Any]) -> None:
+    def _print(self, level: str, message: str, data: object, more: dict[str, Any]) -> None:
         if LEVELS.index(level) < self._lowest:
             return
         fields = {"data": data, **more} if data is not None else more

@@ -376,7 +376,7 @@ class Progress:
             event.path, f"  warning: {name} was called {event.count} times with the same result", self._colors.warning
         )
 
-    def _arguments(self, value: Any) -> str:
+    def _arguments(self, value: object) -> str:
         if not isinstance(value, dict):
             return ""
         if self._verbose:

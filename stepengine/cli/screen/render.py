@@ -154,17 +154,17 @@ def _broken(line: str, width: int, hang: int) -> Iterator[str]:
     yield now.rstrip(" ")
 
 
-def draws_lines(stream: Any = None) -> bool:
+def draws_lines(stream: object = None) -> bool:
     """Return whether the characters that lines are drawn with can be written to *stream*, by default stdout."""
     return "utf" in str(getattr(stream or sys.stdout, "encoding", None) or "").lower()
 
 
-def as_text(value: Any, indent: str = "") -> str:
+def as_text(value: object, indent: str = "") -> str:
     """Return a JSON value as a person reads it: a member a line, lists with dashes, texts as they are."""
     return "\n".join(_text_lines(value, indent))
 
 
-def _text_lines(value: Any, indent: str) -> Iterator[str]:
+def _text_lines(value: object, indent: str) -> Iterator[str]:
     if isinstance(value, dict) and value:
         for name, member in value.items():
             yield from _member(f"{indent}{visible(str(name), strict=True)}:", member, f"{indent}  ")
@@ -213,13 +213,13 @@ def json_of(result: RunResult[Any]) -> dict[str, Any]:
     }
 
 
-def output_of(output: Any) -> Any:
+def output_of(output: object) -> Any:
     """Return an output as JSON; a pydantic model by its own JSON form."""
     dump = getattr(output, "model_dump", None)
     return plain(output if dump is None else dump(mode="json"))
 
 
-def print_output(output: Any) -> None:
+def print_output(output: object) -> None:
     """Print an output, if there is one: for a person as text, for a pipe as JSON, texts as they are."""
     told = output_of(output)
     if told in (None, ""):

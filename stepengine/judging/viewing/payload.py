@@ -126,7 +126,7 @@ class Texts:
         written = compact(value)
         return self._seen(self._redactor.value(value) if self._redactor.suspicious(written) else value)
 
-    def _seen(self, value: Any) -> Any:
+    def _seen(self, value: object) -> Any:
         if isinstance(value, str):
             return _shown(value)
         if isinstance(value, Mapping):
@@ -153,7 +153,7 @@ class Texts:
             self.all.append(self._cut(clean, whole_at) if self.longest is not None and whole_at else clean)
         return known
 
-    def _cut(self, value: Any, whole_at: str) -> Any:
+    def _cut(self, value: object, whole_at: str) -> Any:
         if isinstance(value, str):
             longest = self.longest or 0
             if len(value) <= longest:
@@ -431,7 +431,7 @@ class RunView:
         cost = add_cost(None if agent["cost"] is None else Decimal(agent["cost"]), reply.cost)
         agent["cost"] = None if cost is None else str(cost)
 
-    def _value(self, value: Any, whole_at: str) -> Form:
+    def _value(self, value: object, whole_at: str) -> Form:
         if isinstance(value, ToolResult):
             told: Form = {"status": value.status, "result": self.texts.parts(value.content, whole_at=whole_at)}
             if value.side_effects:
@@ -551,7 +551,7 @@ def _buckets(usage: Usage) -> list[int]:
     ]
 
 
-def _failure(stored: Any) -> BaseException:
+def _failure(stored: object) -> BaseException:
     error: BaseException = restored({"type": "Failure", "error": stored}).error
     return error
 
@@ -560,7 +560,7 @@ def _error(error: BaseException) -> Form:
     return {"type": type(error).__name__, "message": str(plain(str(error)))}
 
 
-def _change(change: Any) -> Form:
+def _change(change: object) -> Form:
     """Return what a tool changed in its run: the members that are set, as JSON."""
     return {k: v for k, v in plain(bare(change)).items() if k != "type" and v not in (None, {}, [], ())}
 

@@ -235,7 +235,7 @@ class AnthropicProvider(HttpProvider):
             self._described[model] = self._understood(answer, model)
         return self._described[model][0]
 
-    def _understood(self, answer: Mapping[str, Any], model: str) -> tuple[ModelInfo, Family]:
+    def _understood(self, answer: Mapping[str, object], model: str) -> tuple[ModelInfo, Family]:
         try:
             most, capabilities = count_of(answer.get("max_tokens")), object_at(answer, "capabilities")
             family = stated(family_of(model), capabilities, most)

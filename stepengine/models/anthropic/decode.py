@@ -107,7 +107,7 @@ def _parts(block: Mapping[str, Any], provider: str, model: str) -> list[Assistan
     return [part, *[_citation(citation, word_at(block, "text")) for citation in cited]]
 
 
-def _citation(citation: Mapping[str, Any], said: str) -> CitationPart:
+def _citation(citation: Mapping[str, object], said: str) -> CitationPart:
     title = word_at(citation, "title") or word_at(citation, "document_title")
     url = word_at(citation, "url") or word_at(citation, "source")
     return CitationPart(
@@ -157,7 +157,7 @@ def _shown(block: Mapping[str, Any]) -> str:
     return listed([(word_at(entry, "title"), word_at(entry, "url")) for entry in seen(block, "content")])
 
 
-def usage_of(raw: Any) -> Usage | None:
+def usage_of(raw: object) -> Usage | None:
     """
     Return the API's usage in our buckets; ``None`` when it does not say.
 

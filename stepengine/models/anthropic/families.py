@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
 import attrs
 
@@ -85,7 +85,7 @@ def family_of(model: str) -> Family:
     return next((family for family in FAMILIES if re.match(family.names, model[start:])), Family(is_guess=True))
 
 
-def stated(family: Family, capabilities: Mapping[str, Any], max_output: int | None) -> Family:
+def stated(family: Family, capabilities: Mapping[str, object], max_output: int | None) -> Family:
     """Return *family* as the API itself describes a model of it: its ``capabilities`` and its largest output (PV1)."""
     thinking = object_at(capabilities, "thinking")
     types, effort = object_at(thinking, "types"), object_at(capabilities, "effort")

@@ -379,7 +379,7 @@ def _limits(item: WebSearch | UrlContext, model: str) -> Json:
     return {name: value for name, value in limits.items() if value is not None}
 
 
-def promised(tools: tuple[ToolSpec, ...], schema: Mapping[str, Any] | None, after: str = "") -> tuple[ToolSpec, ...]:
+def promised(tools: tuple[ToolSpec, ...], schema: Mapping[str, object] | None, after: str = "") -> tuple[ToolSpec, ...]:
     """
     Return *tools*, those no longer strict that are too many for one request beside *schema* (PV43).
 

@@ -120,7 +120,7 @@ class AnthropicAccumulator(Accumulator):
             self._broken("a second message_start")
         self._message = {**message, "usage": dict(object_at(message, "usage"))}
 
-    def _block_start(self, index: int, block: Mapping[str, Any]) -> list[ModelDelta]:
+    def _block_start(self, index: int, block: Mapping[str, object]) -> list[ModelDelta]:
         if self._message is None or index != len(self._blocks):
             self._broken(f"content block {index} starts where block {len(self._blocks)} belongs")
         opened = _Open(dict(block))
@@ -191,7 +191,7 @@ class AnthropicAccumulator(Accumulator):
         self.done = True
 
 
-def _first_delta(block: Mapping[str, Any]) -> list[ModelDelta]:
+def _first_delta(block: Mapping[str, object]) -> list[ModelDelta]:
     if block["type"] == "text" and (text := text_at(block, "text")):
         return [TextChunk(text)]
     if block["type"] == "thinking" and (text := text_at(block, "thinking")):

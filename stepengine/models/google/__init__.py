@@ -36,7 +36,7 @@ ENDED = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED", "PARTIALLY_SUC
 LOST = {"CANCELLED": "canceled", "EXPIRED": "expired"}
 
 
-def _key(answer: Mapping[str, Any]) -> str:
+def _key(answer: Mapping[str, object]) -> str:
     metadata = answer.get("metadata")
     return str(metadata.get("key")) if isinstance(metadata, Mapping) else ""
 

@@ -94,7 +94,7 @@ class _Nothing:
 NOTHING = _Nothing()
 
 
-def _value_in(piece: Mapping[str, Any]) -> Any:
+def _value_in(piece: Mapping[str, object]) -> Any:
     for name in VALUES:
         value = piece.get(name)
         if value is not None:
@@ -140,7 +140,7 @@ def _put(root: Json, keys: list[Key], value: Any) -> None:
         _set(here, keys[-1], value)
 
 
-def _at(container: Any, key: Key) -> Any:
+def _at(container: object, key: Key) -> Any:
     """Return what stands at *key*, ``NOTHING`` where something can be put; raises ``ValueError`` where nothing can."""
     if type(container) is dict and type(key) is str:
         return container.get(key, NOTHING)

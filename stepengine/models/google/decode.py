@@ -142,7 +142,7 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
     )
 
 
-def _refuse_unusable(candidate: Mapping[str, Any], raw: str | None, call: Call, usage: Usage | None) -> None:
+def _refuse_unusable(candidate: Mapping[str, object], raw: str | None, call: Call, usage: Usage | None) -> None:
     """
     Raise for a candidate that ended without a reply that counts (EC97).
 
@@ -204,11 +204,11 @@ def _part(part: Mapping[str, Any], mark: Json) -> AssistantPart | None:
     return OpaquePart(mark["provider"], freeze(part), tool=tool, text=text)
 
 
-def _is_text(part: Mapping[str, Any]) -> bool:
+def _is_text(part: Mapping[str, object]) -> bool:
     return isinstance(part.get("text"), str) and OTHERS.isdisjoint(part)
 
 
-def _beside(part: Mapping[str, Any], known: frozenset[str]) -> Json:
+def _beside(part: Mapping[str, object], known: frozenset[str]) -> Json:
     """Return the members of a part that are newer than this package: they go back, and what is said is no less said."""
     more = {name: value for name, value in part.items() if name not in known}
     return {"more": more} if more else {}
@@ -231,7 +231,7 @@ def _shown(part: Mapping[str, Any]) -> tuple[str, str]:
     return "", ""
 
 
-def _citations(candidate: Mapping[str, Any]) -> list[CitationPart]:
+def _citations(candidate: Mapping[str, object]) -> list[CitationPart]:
     """
     Return the sources of the text: what it rests on piece by piece, else what was found; and the pages that were read.
 
@@ -264,7 +264,7 @@ def _source(chunk: Mapping[str, Any]) -> CitationPart:
     return CitationPart()
 
 
-def usage_of(raw: Any) -> Usage | None:
+def usage_of(raw: object) -> Usage | None:
     """Return the API's usage in our buckets; ``None`` when it does not say."""
     if not isinstance(raw, Mapping) or (raw.get("promptTokenCount") is None and raw.get("totalTokenCount") is None):
         return None

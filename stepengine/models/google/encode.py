@@ -216,7 +216,7 @@ def _assistant_part(part: AssistantPart, flags: Flags, ids: Mapping[str, str]) -
             assert_never(never)
 
 
-def _signed(data: Mapping[str, Any] | None, flags: Flags) -> Json:
+def _signed(data: Mapping[str, object] | None, flags: Flags) -> Json:
     """Return the signature, and what else came beside a part, as it came, for the model that made it."""
     if not is_own(data, flags.provider, flags.model):
         return {}

@@ -60,7 +60,7 @@ def client_of(sdk: Any, access: Mapping[str, Any], base_url: str, api_version: s
     return Way(caught, http_client, fast, private=False)
 
 
-def _has_private_names(client: Any) -> bool:
+def _has_private_names(client: object) -> bool:
     api = getattr(client, "_api_client", None)
     return callable(getattr(api, "_build_request", None)) and callable(getattr(api, "_async_request", None))
 
@@ -167,7 +167,7 @@ class _Caught(BaseException):
         self.request = request
 
 
-def _catch(request: Any) -> Any:
+def _catch(request: object) -> Any:
     raise _Caught(request)
 
 

@@ -102,7 +102,7 @@ NUDGE_ITEM = encoded({"role": "user", "content": NUDGE})
 OUTPUT = b'{"type":"function_call_output","call_id":'
 
 
-def encode_messages(request: ModelRequest, flags: Flags, define: Callable[[str], Any] | None = None) -> bytes:
+def encode_messages(request: ModelRequest, flags: Flags, define: Callable[[str], object] | None = None) -> bytes:
     """
     Return the ``input`` array: history and tail, with a word of the user where the model would follow itself.
 
@@ -241,7 +241,7 @@ def _own_items(part: OpaquePart | ImagePart | DocumentPart, flags: Flags) -> lis
     return [{**data["item"], "result": base64_of(part.data)}]
 
 
-def _own_item(data: Mapping[str, Any], flags: Flags) -> Json:
+def _own_item(data: Mapping[str, object], flags: Flags) -> Json:
     """Return an item as it came, but for what the API gives and does not take back (PV58)."""
     item = {name: value for name, value in data.items() if name != "created_by"}
     action = item.get("action")

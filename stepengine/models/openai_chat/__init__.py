@@ -45,7 +45,7 @@ REASONING = ("reasoning", "reasoning_effort")
 """OpenRouter's words for thinking among the parameters that a model takes."""
 
 
-def _stated(entry: Mapping[str, Any]) -> ModelInfo:
+def _stated(entry: Mapping[str, object]) -> ModelInfo:
     """Return what an entry of OpenRouter's list says of its model."""
     top, takes = entry.get("top_provider"), entry.get("supported_parameters")
     most = top.get("max_completion_tokens") if isinstance(top, Mapping) else None

@@ -234,7 +234,7 @@ def promises(preset: Preset, model: str) -> bool:
     return bool(preset.strict and re.fullmatch(preset.strict, model))
 
 
-def _response_format(schema: Mapping[str, Any] | None, *, strict: bool) -> Json | None:
+def _response_format(schema: Mapping[str, object] | None, *, strict: bool) -> Json | None:
     if schema is None:
         return None
     form = strict_form(schema, "openai") if strict else None

@@ -187,7 +187,7 @@ def _call(tag: str, block: str, data: Mapping[str, Any]) -> ToolCallPart | None:
     return call_part(name, given, data) if isinstance(name, str) and name else None
 
 
-def _function(block: str, data: Mapping[str, Any]) -> ToolCallPart | None:
+def _function(block: str, data: Mapping[str, object]) -> ToolCallPart | None:
     head, *given = block.removesuffix("</function>").split(PARAMETER)
     name, closed, rest = head.removeprefix(FUNCTION).partition(">")
     if not closed or not name.strip() or rest.strip():

@@ -401,6 +401,6 @@ class _Writer:
         return ToolPreview(f"{verb} {path!r}", {"unified_diff": done.diff})
 
 
-def _key(given: Mapping[str, Any]) -> str:
+def _key(given: Mapping[str, object]) -> str:
     """Return what tells a call's input from others."""
     return hash_of(canonical(given).encode())

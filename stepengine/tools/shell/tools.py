@@ -391,7 +391,7 @@ def _result(frame: Mapping[str, Any], process: Process, status: Literal["ok", "e
     return ToolResult.json(value, status=status)
 
 
-def _job_result(job: Job, more: Mapping[str, Any]) -> ToolResult:
+def _job_result(job: Job, more: Mapping[str, object]) -> ToolResult:
     ending, process = job.ending, job.process
     frame: dict[str, Any] = {"job_id": job.id, "command": job.command, "status": "exited" if ending else "running"}
     if ending is not None:

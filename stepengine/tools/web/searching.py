@@ -173,7 +173,7 @@ def _checked(url: str) -> str:
     return url.rstrip("/")
 
 
-def _list(answer: Any, name: str) -> Sequence[Any]:
+def _list(answer: object, name: str) -> Sequence[Any]:
     found = answer.get(name) if isinstance(answer, Mapping) else None
     return found if isinstance(found, list) else ()
 
