@@ -42,6 +42,8 @@ FALLBACK = {
     "stepengine/machine/": ("tests/machine",),
     "stepengine/models/": ("tests/models",),
     "stepengine/runtime/": ("tests/runtime", "tests/engine"),
+    "stepengine/system/": ("tests/system", "tests/tools"),
+    "stepengine/tooling/": ("tests/tooling", "tests/tools"),
     "stepengine/tools/": ("tests/tools",),
 }
 """The tests of a floor, for mutants that name none."""
@@ -201,7 +203,7 @@ MUTANTS = (
     ),
     Mutant(
         "what a body raised is not logged",
-        "stepengine/tools/execution.py",
+        "stepengine/tooling/execution.py",
         "    log(message, traceback=trace)\n",
         "",
         TOOL_CONTEXTS,
@@ -446,7 +448,7 @@ MUTANTS = (
         "stepengine/engine/catalog.py",
         "{**BUILT_IN, **self._tools}",
         "{**self._tools, **BUILT_IN}",
-        ("tests/tools/test_built_in.py",),
+        ("tests/tooling/test_built_in.py",),
     ),
     Mutant(
         "a recorded tool that is gone is replayed as the built-in one of its name",
@@ -457,10 +459,10 @@ MUTANTS = (
     ),
     Mutant(
         "an input of a built-in tool is not mended",
-        "stepengine/tools/control.py",
+        "stepengine/tooling/control.py",
         "validate, mend, rename, runs=runs",
         "validate, runs=runs",
-        ("tests/tools/test_built_in.py",),
+        ("tests/tooling/test_built_in.py",),
     ),
     # --- the kernel: data -------------------------------------------------------------------------------------------
     Mutant(

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from stepengine.cli.console import ConsoleRenderer, TerminalInteractor
-    from stepengine.cli.logger import ConsoleLogger
-    from stepengine.cli.render import ColorScheme
+    from stepengine.cli.screen.console import ConsoleRenderer, TerminalInteractor
+    from stepengine.cli.screen.logger import ConsoleLogger
+    from stepengine.cli.screen.render import ColorScheme
 
 __all__ = ("ColorScheme", "ConsoleLogger", "ConsoleRenderer", "TerminalInteractor", "main")
 
@@ -70,4 +70,4 @@ def __getattr__(name: str) -> Any:
     if home is None:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)
-    return getattr(import_module(f"{__name__}.{home}"), name)
+    return getattr(import_module(f"{__name__}.screen.{home}"), name)

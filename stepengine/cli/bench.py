@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from stepengine.cli.options import Options
-from stepengine.cli.render import is_terminal
+from stepengine.cli.screen.render import is_terminal
 from stepengine.cli.settings import Settings, UsageProblem
 from stepengine.data.definition import AgentDefinition, name_of_published, normalised_id
 from stepengine.data.limits import Limits
@@ -26,8 +26,8 @@ from stepengine.errors import (
 )
 
 if TYPE_CHECKING:
-    from stepengine.cli.console import TerminalInteractor
-    from stepengine.cli.progress import Progress
+    from stepengine.cli.screen.console import TerminalInteractor
+    from stepengine.cli.screen.progress import Progress
     from stepengine.data.events import Event
     from stepengine.data.hooks import Hooks
     from stepengine.engine import Engine
@@ -178,7 +178,7 @@ def _somebody(progress: Progress | None, options: Options) -> TerminalInteractor
     """Return who answers questions of a run: whoever sits at a terminal where questions can be seen and answered."""
     if not (sys.stdin.isatty() and is_terminal()):
         return None
-    from stepengine.cli.console import TerminalInteractor
+    from stepengine.cli.screen.console import TerminalInteractor
 
     return TerminalInteractor(progress=progress, color=options.settings.get("display.color"))
 
@@ -377,8 +377,8 @@ def make_progress(options: Options) -> Progress | None:
     """Return what shows progress on stderr; ``None`` when nothing is to be shown."""
     if options.quiet:
         return None
-    from stepengine.cli.console import console_on
-    from stepengine.cli.progress import Progress
+    from stepengine.cli.screen.console import console_on
+    from stepengine.cli.screen.progress import Progress
 
     settings = options.settings
     color = settings.get("display.color")

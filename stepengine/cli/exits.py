@@ -13,7 +13,7 @@ from typing import Any, assert_never
 
 import typer
 
-from stepengine.cli.render import message_of, visible
+from stepengine.cli.screen.render import message_of, visible
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.state import RunResult, RunStatus
 from stepengine.errors import (

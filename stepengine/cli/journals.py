@@ -17,8 +17,9 @@ import attrs
 from stepengine.cli.bench import Bench
 from stepengine.cli.exits import Exit, complain, explained
 from stepengine.cli.options import Options
-from stepengine.cli.perform import Run, interrupt, interruptible, options_again, result_of, resume_hint, watched
+from stepengine.cli.perform import Run, interrupt, options_again, result_of, resume_hint, watched
 from stepengine.cli.recording import is_ours, latest, named, with_record
+from stepengine.cli.screen.interrupting import interruptible
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.limits import Limits

@@ -21,7 +21,7 @@ from stepengine.cli.bench import Bench, bench_for
 from stepengine.cli.exits import Exit, complain, explained
 from stepengine.cli.journals import hooks_of, journal_at, recorded_agent
 from stepengine.cli.options import Options
-from stepengine.cli.perform import interruptible
+from stepengine.cli.screen.interrupting import interruptible
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.definition import AgentDefinition
 from stepengine.errors import JournalError, ReplayDivergence, StepEngineError

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Self
 import attrs
 
 from stepengine.cli.options import Options
-from stepengine.cli.render import one_line, visible
+from stepengine.cli.screen.render import one_line, visible
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.state import RunStatus
 from stepengine.errors import DefinitionError, JournalError
@@ -43,6 +43,7 @@ __all__ = (
     "Recording",
     "StateProblem",
     "entries",
+    "history_file",
     "is_ours",
     "latest",
     "named",
@@ -78,6 +79,12 @@ def runs_folder(environ: Mapping[str, str] = os.environ) -> Path | None:
 
     state = state_folder(environ)
     return None if state is None else state / RUNS
+
+
+def history_file() -> Path | None:
+    """Return where what is said in chats is kept; ``None`` without a home."""
+    runs = runs_folder()
+    return None if runs is None else runs.parent / HISTORY
 
 
 def _usable_folder() -> Path:
@@ -569,7 +576,7 @@ def _complain(message: str) -> None:
 
 def _write(entry: Entry) -> None:
     """Put the companion in its place, at once or not at all; only its owner can read it."""
-    from stepengine.tools.files.atomic import replace_path
+    from stepengine.system.atomic import replace_path
 
     replace_path(entry.folder / f"{entry.stem}.json", json.dumps(entry.info).encode(), mode=0o600)
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import attrs
 
-from stepengine.cli.render import visible
+from stepengine.cli.screen.render import visible
 from stepengine.data.alike import did_you_mean
 from stepengine.data.json import JsonDict, freeze_object, thaw
 from stepengine.data.limits import Limits

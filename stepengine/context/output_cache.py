@@ -17,7 +17,9 @@ from stepengine.data.messages import DocumentPart, ImagePart, Message, ToolMessa
 from stepengine.data.state import AgentState
 from stepengine.data.tools import ToolAnnotations
 from stepengine.data.transcript import Transcript
-from stepengine.tools import Tool, ToolContext, tool
+from stepengine.tooling.context import ToolContext
+from stepengine.tooling.decorator import tool
+from stepengine.tooling.definition import Tool
 
 __all__ = ("find_output", "output_cache")
 

@@ -42,7 +42,7 @@ from stepengine.journal import Journal, JournalLike, MemoryJournal, as_journal
 from stepengine.journal.forks import branch
 from stepengine.redaction import redactor_for
 from stepengine.runtime.rates import RateLimitsLike
-from stepengine.tools.after_fork import leave, renewed
+from stepengine.system.after_fork import leave, renewed
 
 __all__ = ("DurableEngine", "DurableHandle")
 

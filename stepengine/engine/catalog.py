@@ -29,9 +29,9 @@ from stepengine.machine.finding import with_finder
 from stepengine.machine.spawning import matching_id, stands_for
 from stepengine.permissions import Policy, PolicyFile
 from stepengine.runtime.logs import log_once
-from stepengine.tools.control import set_output_binding
-from stepengine.tools.names import BUNDLED, line_for
-from stepengine.tools.spawning import BUILT_IN, carried_by, direct_tool, params_schema
+from stepengine.tooling.control import set_output_binding
+from stepengine.tooling.makers import MAKERS, line_for
+from stepengine.tooling.spawning import BUILT_IN, carried_by, direct_tool, params_schema
 
 __all__ = ("Agent", "Catalog", "check_hooks", "instructions_note")
 
@@ -450,11 +450,11 @@ def _twice(agent_id: str) -> DefinitionError:
 
 def _no_tools(definition: AgentDefinition[Any], names: Sequence[str], known: Iterable[str]) -> DefinitionError:
     """Return the error for tools that an agent lists and nobody gave; of those of the package it says what gives them."""
-    bundled, strange = [n for n in names if n in BUNDLED], [n for n in names if n not in BUNDLED]
+    bundled, strange = [n for n in names if n in MAKERS], [n for n in names if n not in MAKERS]
     parts = [f"which the engine was not given; available are: {', '.join(sorted(known))}"]
     if bundled:
         parts.append(f"{_all_of(bundled)} with stepengine: give the engine {line_for(bundled)}")
-    all_known = [*known, *BUNDLED]
+    all_known = [*known, *MAKERS]
     parts += [f"{name!r} does not exist{did_you_mean(name, all_known)}" for name in strange]
     told = " ".join([part if part.endswith("?") else f"{part}." for part in parts]).removesuffix(".")
     msg = f"agent {definition.id!r} lists the tool{'s' * (len(names) > 1)} {', '.join(map(repr, names))}, {told}"

@@ -18,8 +18,8 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from stepengine.errors import StepEngineError
-from stepengine.tools.after_fork import Lock, leave, renewed
-from stepengine.tools.threads import ThreadPool
+from stepengine.system.after_fork import Lock, leave, renewed
+from stepengine.system.threads import ThreadPool
 
 __all__ = ("LoopThread", "give_back")
 

@@ -42,7 +42,7 @@ from stepengine.journal.records import (
 )
 from stepengine.redaction import Redactor
 from stepengine.runtime.performer import Item, is_repeatable
-from stepengine.tools.writes import FileWrite
+from stepengine.system.writes import FileWrite
 
 __all__ = (
     "Encoder",

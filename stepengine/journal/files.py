@@ -33,8 +33,8 @@ from stepengine.journal.places import (
 from stepengine.journal.reading import Reading, read_file
 from stepengine.journal.records import Record
 from stepengine.journal.store import Journal, LineWriter, Writer
-from stepengine.tools.files.atomic import replace_path, sync_folder
-from stepengine.tools.open_files import said
+from stepengine.system.atomic import replace_path, sync_folder
+from stepengine.system.open_files import said
 
 __all__ = ("FileJournal", "Sync")
 

@@ -56,7 +56,7 @@ from stepengine.journal.records import (
 )
 from stepengine.machine.plan import RunPlan
 from stepengine.redaction import Redactor
-from stepengine.tools.writes import FileWrite
+from stepengine.system.writes import FileWrite
 
 __all__ = (
     "STABLE_CREATED",

@@ -40,7 +40,7 @@ from stepengine.runtime.limits import Price
 from stepengine.runtime.performer import Item, Middleware, Performer, is_repeatable
 from stepengine.runtime.performing import ModelRegistry
 from stepengine.runtime.tree import ChildPlanner, MachineMaker, Services
-from stepengine.tools.writes import FileWrite
+from stepengine.system.writes import FileWrite
 
 __all__ = (
     "JournaledRun",
@@ -343,7 +343,7 @@ class JournaledRun:
         self.opening = opening_of(history)
         if self.mode is Mode.RESUME and not history.is_complete:
             self._tell_of_secrets(self.opening)
-        self.takes_over = self.mode is Mode.REPLAY and not leeway.is_loose
+        self.takes_over = self.mode is Mode.REPLAY
 
     def _tell_of_secrets(self, opening: Opening) -> None:
         """
@@ -670,7 +670,7 @@ class JournaledRun:
         """Return how the root ended; a replay keeps the recorded form of the same end, as it does for children."""
         past = self.past
         known = past.history.results.get(ROOT) if past is not None and self._repeats else None
-        if past is None or known is None or past.leeway.is_loose:
+        if past is None or known is None:
             return end
         recorded = past.history.outcome(known)
         return recorded if type(recorded) is Value and past.same_child(recorded, end.value) else end
@@ -684,7 +684,7 @@ class JournaledRun:
                 self.source.extended = self._extension(self.past)
             self._put_in_order(self.journal, self.source)
             self.journal = self.source
-        elif self._repeats and self.past is not None and not self.past.leeway.is_loose:
+        elif self._repeats and self.past is not None:
             assert isinstance(self.journal, MemoryJournal)  # noqa: S101 - what repeats makes one
             put_as_recorded(self.journal, self.past.history.records)
         elif self.mode is Mode.RECORD and self.source.stable:

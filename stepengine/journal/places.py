@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from stepengine.errors import JournalError, JournalLocked, JournalMissing, JournalWriteFailed
-from stepengine.tools.after_fork import Lock, renews
-from stepengine.tools.files.atomic import make_folder
-from stepengine.tools.open_files import said
+from stepengine.system.after_fork import Lock, renews
+from stepengine.system.atomic import make_folder
+from stepengine.system.open_files import said
 
 __all__ = (
     "FULL",

@@ -174,7 +174,7 @@ def check_repeats(history: History, cut: Cut, act: str, *, undone: bool = False)
         raise JournalError(msg)
 
 
-KINDS = {"call_model": "CallModel", "call_tool": "CallTool", "perform": "CallFunction"}
+KINDS = {"call_tool": "CallTool", "perform": "CallFunction"}
 
 
 def live_kinds(names: Collection[str]) -> frozenset[str]:
@@ -187,7 +187,11 @@ def live_kinds(names: Collection[str]) -> frozenset[str]:
     given = (names,) if isinstance(names, str) else names
     wrong = [name for name in given if name not in KINDS]
     if wrong:
-        msg = f"live={wrong[0]!r} is no kind of effect that a replay can perform; those are: {', '.join(KINDS)}"
+        # What a model says anew has no recorded outcome to be compared with: that is a run of its own.
+        other = (
+            "; models answer anew in a rerun: engine.rerun(journal, at=0, reuse=False)" if "call_model" in wrong else ""
+        )
+        msg = f"live={wrong[0]!r} is no kind of effect that a replay can perform; those are: {', '.join(KINDS)}{other}"
         raise JournalError(msg)
     return frozenset([KINDS[name] for name in given])
 
@@ -231,8 +235,7 @@ class Leeway:
     What a run that is recorded may do differently this time; by default nothing.
 
     Attributes:
-        live: The types of effects that are performed for real (replay D12). Results of tools must be the recorded ones;
-            with models, whatever they say, tools answer what they did to an equal call, wherever in the run that was.
+        live: The types of effects that are performed for real; their results must be the recorded ones.
         may_leave: Whether it may end before its record does.
         may_repeat: Whether effects that changed the world may be cut off, and so happen again.
         keeps: Whether any effect of the recorded kind is answered with its outcome (requirements X58).
@@ -244,11 +247,6 @@ class Leeway:
     may_repeat: bool = False
     keeps: bool = False
     accepts: Callable[[ReplayDivergence], bool] | None = None
-
-    @property
-    def is_loose(self) -> bool:
-        """Whether models answer anew, so that not everything recorded will be asked for again."""
-        return "CallModel" in self.live
 
 
 NO_LEEWAY = Leeway()
@@ -443,11 +441,9 @@ class Past:
         hint = "the child's handler computes its output differently"
         return self._error((item.path, item.effect.seq), "changed", said, (item, machine), fields=fields, hint=hint)
 
-    def not_recorded(
-        self, asked: Intent, item: Item, machine: Any, *, why: str = "and only models are live here"
-    ) -> ReplayDivergence:
-        """Return the error for an effect that no model call led to when the run was recorded."""
-        said = f"{verb(asked.effect)} with this input is not recorded, {why}"
+    def not_recorded(self, asked: Intent, item: Item, machine: Any) -> ReplayDivergence:
+        """Return the error for an effect that no model call led to when the run was recorded, and that must not be performed."""
+        said = f"{verb(asked.effect)} with this input is not recorded, was not made up, and must not be performed here"
         return self._error((item.path, item.effect.seq), "extra", said, (item, machine))
 
     def other_result(self, known: Value | Failure, now: Value | Failure, item: Item, machine: Any) -> ReplayDivergence:
@@ -467,7 +463,7 @@ class Past:
 
     def unused(self, agent_id: str) -> ReplayDivergence | None:
         """Return the error for records that the run did not come by, if there are any (reliability JR26)."""
-        if len(self._used) == len(self.history.intents) or self.cut or self.leeway.is_loose or self.leeway.may_leave:
+        if len(self._used) == len(self.history.intents) or self.cut or self.leeway.may_leave:
             return None
         address, left = next((a, i) for a, i in self.history.intents.items() if a not in self._used)
         said = f"the run ended, but {verb(left.effect)} was recorded here"
@@ -537,14 +533,11 @@ class Replayer:
         self._run = run
         self._past = past
         self._leeway = past.leeway
-        self._is_loose = past.leeway.is_loose
-        self._closed = run.mode.is_closed(past.history) and not self._is_loose
-        # Where the results of effects stand that are answered although they have another address now.
-        self._elsewhere: dict[Address, Address] = {}
+        self._closed = run.mode.is_closed(past.history)
 
     def is_performed(self, item: Item) -> bool:
         """Return whether an effect that is recorded is performed nevertheless, to see if its result is still the same."""
-        return type(item.effect).__name__ in self._leeway.live and type(item.effect) is not CallModel
+        return type(item.effect).__name__ in self._leeway.live
 
     def meets(self, item: Item, asked: Intent) -> bool:
         """
@@ -555,8 +548,6 @@ class Replayer:
         """
         run, past = self._run, self._past
         address = (item.path, item.effect.seq)
-        if self._is_loose:
-            return self._meets_anywhere(address, asked, item)
         known = past.intent(address)
         if known is None:
             ended = self._end_of(item.path)
@@ -632,24 +623,8 @@ class Replayer:
         if error.kind != "changed" or self._leeway.accepts is None or not self._leeway.accepts(error):
             raise self._run.fail(error)
 
-    def _meets_anywhere(self, address: Address, asked: Intent, item: Item) -> bool:
-        """Return whether an effect is recorded, at this address or at another one; models and children are new."""
-        run, past = self._run, self._past
-        if asked.type in ("CallModel", "Spawn"):
-            return False
-        place = past.same_elsewhere(asked)
-        if place is None:
-            raise run.fail(past.not_recorded(asked, item, run.machines.get(item.path)))
-        past.use(place)
-        self._elsewhere[address] = place
-        run.append(asked)
-        return True
-
     def result(self, address: Address) -> Result | None:
         """Return the recorded result at an address."""
-        if self._is_loose:
-            place = self._elsewhere.get(address)
-            return None if place is None else self._past.result(place)
         return self._past.result(address)
 
     def is_live(self, path: str) -> bool:
@@ -687,7 +662,7 @@ class Replayer:
 
     def was_begun(self, address: Address) -> bool:
         """Return whether an effect was begun by a process that ended before it had a result."""
-        return not self._is_loose and self._past.intent(address) is not None
+        return self._past.intent(address) is not None
 
     def answer(self, known: Result, item: Item) -> Value | Failure:
         """Return the recorded outcome of an effect."""
@@ -738,7 +713,7 @@ class Replayer:
     def has_begun(self, address: Address) -> bool:
         """Return whether a child is recorded as one that ran, whatever would refuse it now."""
         past = self._past
-        return not self._is_loose and (past.result(address) or past.intent((child_path(*address), 0))) is not None
+        return (past.result(address) or past.intent((child_path(*address), 0))) is not None
 
     def confirm(self, known: Result, outcome: Single, item: Item) -> Single | None:
         """

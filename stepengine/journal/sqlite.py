@@ -33,8 +33,8 @@ from stepengine.journal.places import (
 from stepengine.journal.reading import read_lines
 from stepengine.journal.records import Record
 from stepengine.journal.store import Journal, LineWriter, Writer
-from stepengine.runtime.write_ahead import Database, reason
-from stepengine.tools.files.atomic import sync_folder
+from stepengine.system.atomic import sync_folder
+from stepengine.system.write_ahead import Database, reason
 
 if TYPE_CHECKING:
     import sqlite3

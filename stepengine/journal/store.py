@@ -36,8 +36,8 @@ from stepengine.journal.places import ROOM, TO_RECORD, Reserve
 from stepengine.journal.reading import Reading, read_lines
 from stepengine.journal.records import Head, Intent, Record, to_text
 from stepengine.redaction import Redact, Redactor, RedactRule, redactor_for
-from stepengine.tools.after_fork import Lock, renews
-from stepengine.tools.threads import ThreadPool
+from stepengine.system.after_fork import Lock, renews
+from stepengine.system.threads import ThreadPool
 
 __all__ = (
     "Commits",

@@ -455,7 +455,7 @@ def fits(schema: Any) -> Criterion:
     Raises:
         DefinitionError: when it is no schema that can be checked.
     """
-    from stepengine.tools.schemas import JsonSchema
+    from stepengine.tooling.schemas import JsonSchema
 
     raw: Any = schema if isinstance(schema, Mapping) else schema.model_json_schema()
     compiled = JsonSchema("the schema of fits()", raw)

@@ -24,7 +24,7 @@ from stepengine.mcp._caps import CLOSE_SECONDS, ERROR_CHARS, PAGES, RESTART_WAIT
 from stepengine.mcp.http import Answers
 from stepengine.mcp.stdio import Pipe, Program
 from stepengine.runtime.logs import LOGGER
-from stepengine.tools.conversion import cut
+from stepengine.tooling.conversion import cut
 
 if TYPE_CHECKING:
     from mcp import Client

@@ -13,7 +13,7 @@ from typing import Any
 
 from stepengine.data.visible import visible
 from stepengine.mcp._caps import CHALLENGE_CHARS
-from stepengine.tools.conversion import cut
+from stepengine.tooling.conversion import cut
 
 __all__ = ("Answers",)
 

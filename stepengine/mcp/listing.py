@@ -28,7 +28,7 @@ from stepengine.mcp._caps import (
     TOOLS,
 )
 from stepengine.mcp.names import tool_name
-from stepengine.tools.schemas import UNFIT_AT_TOP, UNFOLLOWED, SchemaInputs
+from stepengine.tooling.schemas import UNFIT_AT_TOP, UNFOLLOWED, SchemaInputs
 
 __all__ = ("Listed", "annotations_of", "digest_of", "listed_tools", "offered_prompts", "shown_text")
 

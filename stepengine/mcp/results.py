@@ -24,8 +24,8 @@ from stepengine.data.messages import (
 from stepengine.data.visible import visible
 from stepengine.errors import DataError, DefinitionError, ToolError, ToolServerError
 from stepengine.mcp._caps import ERROR_CHARS, PARTS
-from stepengine.tools.conversion import DOCUMENT_BYTES, IMAGE_BYTES, RESULT_CHARS, as_result, cut
-from stepengine.tools.schemas import JsonSchema
+from stepengine.tooling.conversion import DOCUMENT_BYTES, IMAGE_BYTES, RESULT_CHARS, as_result, cut
+from stepengine.tooling.schemas import JsonSchema
 
 __all__ = ("content_parts", "cut_off_result", "error_result", "failed_result", "misfit", "result_of")
 

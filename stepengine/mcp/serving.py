@@ -27,8 +27,8 @@ from stepengine.engine.schemas import compiled
 from stepengine.errors import DefinitionError, StepEngineError
 from stepengine.journal import MemoryJournal
 from stepengine.mcp.connection import installed
-from stepengine.tools.conversion import encode
-from stepengine.tools.spawning import direct_tool
+from stepengine.tooling.conversion import encode
+from stepengine.tooling.spawning import direct_tool
 
 if TYPE_CHECKING:
     from mcp.server import Server

@@ -34,9 +34,9 @@ from stepengine.mcp.names import check_server_name
 from stepengine.mcp.offering import prompt_tool, resource_tools
 from stepengine.mcp.results import cut_off_result, error_result, failed_result, misfit, result_of
 from stepengine.mcp.stdio import Program
-from stepengine.tools.after_fork import leave, renewed
-from stepengine.tools.context import ToolContext
-from stepengine.tools.definition import Tool
+from stepengine.system.after_fork import leave, renewed
+from stepengine.tooling.context import ToolContext
+from stepengine.tooling.definition import Tool
 
 __all__ = ("McpTools", "mcp_tools")
 

@@ -58,7 +58,7 @@ from stepengine.models.keys import (
     usable_variables,
 )
 from stepengine.redaction import GIVEN
-from stepengine.tools.after_fork import leave, renewed
+from stepengine.system.after_fork import leave, renewed
 
 __all__ = ("NO_KEY", "Body", "HttpProvider", "warn_once")
 

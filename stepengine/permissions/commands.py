@@ -1,5 +1,5 @@
 """
-What a rule about commands compares: argument lists word by word, never the text of a shell (``stepengine.tools.argv``).
+What a rule about commands compares: argument lists word by word, never the text of a shell (``stepengine.system.argv``).
 
 Allowing errs on the narrow side and denying on the wide one. An allow needs the program by the very name that the rule
 gives, so a ``./git`` of the working folder is not ``git``. A deny also finds the program under a path, in another case,
@@ -18,10 +18,10 @@ import attrs
 
 from stepengine.data.messages import strings
 from stepengine.errors import DefinitionError, ToolError
-from stepengine.tools.argv import Argv, Script
-from stepengine.tools.files.root import Missing, Root
-from stepengine.tools.files.rules import SECRETS, PathRules
-from stepengine.tools.search.patterns import expanded
+from stepengine.system.argv import Argv, Script
+from stepengine.system.path_rules import SECRETS, PathRules
+from stepengine.system.patterns import expanded
+from stepengine.system.root import Missing, Root
 
 __all__ = ("CONFINED", "READ_ONLY", "CommandForm", "confined", "denies", "permits")
 

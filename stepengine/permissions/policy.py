@@ -44,9 +44,9 @@ from stepengine.permissions.rules import (
     ToolNamed,
     When,
 )
-from stepengine.tools.files.atomic import replace_path
-from stepengine.tools.files.rules import INSTRUCTING, PathRules
-from stepengine.tools.guard import FileGuard, Guard
+from stepengine.system.atomic import replace_path
+from stepengine.system.guard import FileGuard, Guard
+from stepengine.system.path_rules import INSTRUCTING, PathRules
 
 Mode: TypeAlias = Literal["default", "plan", "accept_edits", "dont_ask", "bypass"]
 """What holds where no rule of a ``Policy`` matches; the policy says what each means."""

@@ -22,10 +22,10 @@ from stepengine.data.messages import strings
 from stepengine.data.tools import ToolSpec
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.permissions.commands import LAUNCHERS, CommandForm, denies, permits
-from stepengine.tools.argv import Argv, Script, parse_command
-from stepengine.tools.files.rules import folded
-from stepengine.tools.search.patterns import GlobPattern
-from stepengine.tools.web.urls import parse_url
+from stepengine.system.argv import Argv, Script, parse_command
+from stepengine.system.path_rules import folded
+from stepengine.system.patterns import GlobPattern
+from stepengine.system.urls import parse_url
 
 Effect: TypeAlias = Literal["allow", "deny", "ask"]
 COMMANDS = ("command", "argv")

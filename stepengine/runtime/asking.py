@@ -33,8 +33,8 @@ from stepengine.data.tools import Ordinary
 from stepengine.errors import AnswerRejected, LimitExceeded, StepEngineError
 from stepengine.runtime.logs import LOGGER
 from stepengine.runtime.performer import Item
-from stepengine.tools.definition import ToolPreview
-from stepengine.tools.threads import ThreadPool
+from stepengine.system.threads import ThreadPool
+from stepengine.tooling.definition import ToolPreview
 
 __all__ = ("Desk", "Remembered", "shown_questions")
 

@@ -63,10 +63,11 @@ from stepengine.runtime.performer import IO, Item, child_path
 from stepengine.runtime.rates import Notice, Obstacle, ParsingRegistry, queued
 from stepengine.runtime.retry import Retries, known_usage
 from stepengine.runtime.sizes import estimated_tokens
-from stepengine.tools.context import WORKSPACE, ResourceMap, ToolContext, Workspace
-from stepengine.tools.conversion import as_result
-from stepengine.tools.guard import GUARD, Guard
-from stepengine.tools.threads import ThreadPool
+from stepengine.system.guard import GUARD, Guard
+from stepengine.system.threads import ThreadPool
+from stepengine.system.workspace import WORKSPACE, Workspace
+from stepengine.tooling.context import ResourceMap, ToolContext
+from stepengine.tooling.conversion import as_result
 
 if TYPE_CHECKING:
     from stepengine.data.questions import Interactor

@@ -38,10 +38,10 @@ from stepengine.runtime.performing import Deferred, Innermost, ModelRegistry, Pr
 from stepengine.runtime.rates import Rates
 from stepengine.runtime.retry import Retries, RetryPolicy
 from stepengine.runtime.watchdog import Watchdog
-from stepengine.tools.context import Belongings
+from stepengine.tooling.context import Belongings
 
 if TYPE_CHECKING:
-    from stepengine.tools.writes import FileWrite
+    from stepengine.system.writes import FileWrite
 
 __all__ = ("ChildPlanner", "MachineMaker", "RunTree", "Services", "lent")
 

@@ -30,11 +30,11 @@ from stepengine.data.state import AgentState
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage
 from stepengine.errors import DataError, SessionConflict, SessionError, StepEngineError
-from stepengine.runtime.write_ahead import Database, reason
 from stepengine.sessions.session import Session, SessionInfo, TurnPlace, check_id, mended, messages_from_json
-from stepengine.tools.after_fork import Lock
-from stepengine.tools.files.atomic import make_folder, replace_path
-from stepengine.tools.open_files import said
+from stepengine.system.after_fork import Lock
+from stepengine.system.atomic import make_folder, replace_path
+from stepengine.system.open_files import said
+from stepengine.system.write_ahead import Database, reason
 
 if TYPE_CHECKING:
     import sqlite3

@@ -24,6 +24,8 @@ import attrs
 from stepengine.data.json import ABSENT, Difference, differences, parting
 from stepengine.errors import DataError
 from stepengine.redaction import Redactor
+from stepengine.system.after_fork import Lock
+from stepengine.system.atomic import replace_path
 from stepengine.testing.cassette_files import (
     Interaction,
     RecordedRequest,
@@ -33,8 +35,6 @@ from stepengine.testing.cassette_files import (
     parse_cassette,
 )
 from stepengine.testing.cleaning import KEPT_REQUEST_HEADERS, SHAPES, Cleaner, SecretFound, clean_url, known_secrets
-from stepengine.tools.after_fork import Lock
-from stepengine.tools.files.atomic import replace_path
 
 __all__ = (
     "Candidate",

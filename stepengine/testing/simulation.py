@@ -29,7 +29,7 @@ from stepengine.testing.faults import CRASHES, FAULTS, KINDS, MEANINGS, ON_RECOR
 from stepengine.testing.invariants import Violation, expect_same_end
 from stepengine.testing.recorded import Record, Recorded
 from stepengine.testing.world import Canned, Invariant, Replies, Setting, World, stand_in
-from stepengine.tools.spawning import BUILT_IN
+from stepengine.tooling.spawning import BUILT_IN
 
 if TYPE_CHECKING:
     from stepengine.engine.catalog import Catalog

@@ -40,7 +40,7 @@ from stepengine.testing.faults import Drawn, Fault, Given, faulty, turned
 from stepengine.testing.invariants import Unwatched, Violation, Watched, expect_same_end, name_of, refuse, shown, told
 from stepengine.testing.scripted import Failing
 from stepengine.testing.walk import is_same_yield
-from stepengine.tools.definition import Tool
+from stepengine.tooling.definition import Tool
 
 if TYPE_CHECKING:
     from stepengine.engine.catalog import Catalog

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol
 import attrs
 
 from stepengine.errors import DefinitionError
+from stepengine.system.path_policy import Policy
 from stepengine.tools.changes import COMMAND_MAX_SECONDS
-from stepengine.tools.files.policy import Policy
 
 if TYPE_CHECKING:
+    from stepengine.tooling.definition import Tool
     from stepengine.tools.changes import FileChangeHook
-    from stepengine.tools.definition import Tool
     from stepengine.tools.memory import MemoryStore
     from stepengine.tools.shell.running import Runner
     from stepengine.tools.web.fetching import Fetcher
@@ -83,9 +83,9 @@ class FileTools(Policy):
         if self.delete and not self.write:
             msg = "file_tools(delete=True) goes with write=True: what may delete files may change them"
             raise DefinitionError(msg)
+        from stepengine.system.root import Root
         from stepengine.tools.files.proposing import proposing_tools
         from stepengine.tools.files.reading import reading_tools
-        from stepengine.tools.files.root import Root
         from stepengine.tools.files.writing import writing_tools
         from stepengine.tools.search.overview import subtree_tool
 
@@ -116,7 +116,7 @@ class SearchTools(Policy):
 
     def below(self, root: str | os.PathLike[str]) -> list[Tool[..., Any]]:
         """Return the tools for a root folder."""
-        from stepengine.tools.files.root import Root
+        from stepengine.system.root import Root
         from stepengine.tools.search.tools import searching_tools
 
         return searching_tools(Root(root, self), prefer_python=self.prefer_python)
@@ -204,8 +204,8 @@ class ShellTools:
     def below(self, root: str | os.PathLike[str]) -> list[Tool[..., Any]]:
         """Return the tools for a root folder."""
         self._check()
-        from stepengine.tools.files.root import Root
-        from stepengine.tools.shell.environment import Environment, check_names
+        from stepengine.system.environment import Environment, check_names
+        from stepengine.system.root import Root
         from stepengine.tools.shell.running import Shell, limits_text
         from stepengine.tools.shell.sandbox import sandboxed
         from stepengine.tools.shell.tools import command_tools
@@ -326,8 +326,8 @@ def change_hook_tools(
     Raises:
         DefinitionError: when there are no hooks, a pattern cannot be used, or the root is no folder or too wide.
     """
+    from stepengine.system.root import Root
     from stepengine.tools.checks import checking_tool
-    from stepengine.tools.files.root import Root
 
     run, *_ = shell_tools(root, env=env, runner=runner, allow_wide_root=allow_wide_root)
     return _working_in(root, [checking_tool(Root(root, Policy(allow_wide_root=allow_wide_root)), hooks, run)])
@@ -348,7 +348,7 @@ def skill_tools(root: str | os.PathLike[str] | None = None, *, user: bool = True
         root: A folder of the project; by default the engine's ``workspace``, else the working directory.
         user: Whether the user's own skills are among them.
     """
-    from stepengine.tools.skills import skill_tool
+    from stepengine.tools.reading_skills import skill_tool
 
     return [skill_tool(root, user=user)]
 

@@ -10,13 +10,13 @@ from pydantic import Field
 
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import DefinitionError, ToolError
+from stepengine.system.patterns import GlobPattern
+from stepengine.system.root import Root
+from stepengine.tooling.context import ToolContext
+from stepengine.tooling.decorator import tool
+from stepengine.tooling.definition import Tool
 from stepengine.tools.changes import FileChangeHook
-from stepengine.tools.context import ToolContext
-from stepengine.tools.decorator import tool
-from stepengine.tools.definition import Tool
 from stepengine.tools.files.reading import READ_PATHS
-from stepengine.tools.files.root import Root
-from stepengine.tools.search.patterns import GlobPattern
 
 __all__ = ("checking_tool",)
 

@@ -9,9 +9,9 @@ from typing_extensions import TypedDict
 
 from stepengine.data.events import FollowupsSuggested
 from stepengine.data.tools import ToolAnnotations
-from stepengine.tools.context import ToolContext
-from stepengine.tools.decorator import tool
-from stepengine.tools.definition import Tool
+from stepengine.tooling.context import ToolContext
+from stepengine.tooling.decorator import tool
+from stepengine.tooling.definition import Tool
 
 __all__ = ("followup_tool",)
 

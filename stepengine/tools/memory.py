@@ -19,7 +19,7 @@ from typing import Protocol
 import attrs
 
 from stepengine.errors import ToolError
-from stepengine.tools.files.atomic import replace_path
+from stepengine.system.atomic import replace_path
 
 __all__ = ("FileMemory", "MemoryStore", "Note")
 

@@ -145,6 +145,7 @@ def _told(one: Bundled, spec: ToolSpec) -> Told:
 @cache
 def _specs() -> Mapping[str, ToolSpec]:
     """Return the specifications of all bundled tools, which are the same below every root; none of these tools is called."""
+    from stepengine.tooling.spawning import BUILT_IN
     from stepengine.tools.bundled import (
         change_hook_tools,
         file_tools,
@@ -156,7 +157,6 @@ def _specs() -> Mapping[str, ToolSpec]:
         web_tools,
     )  # fmt: skip
     from stepengine.tools.changes import FileChangeHook
-    from stepengine.tools.spawning import BUILT_IN
     from stepengine.tools.web.fetching import SafeFetcher
     from stepengine.tools.web.searching import SearchedDocs, SearxngSearch
 

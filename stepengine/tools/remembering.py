@@ -21,11 +21,12 @@ from stepengine.data.tools import ToolAnnotations
 from stepengine.data.visible import visible
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.redaction import redactor_for
-from stepengine.tools.context import ToolContext
-from stepengine.tools.decorator import tool
-from stepengine.tools.definition import Tool
+from stepengine.system.skills import project_top
+from stepengine.tooling.context import ToolContext
+from stepengine.tooling.decorator import tool
+from stepengine.tooling.definition import Tool
 from stepengine.tools.memory import NOTE_CHARS, TAGS, FileMemory, MemoryStore
-from stepengine.tools.skills import project_top, working_folder
+from stepengine.tools.reading_skills import working_folder
 
 __all__ = ("memory_tools_of", "project_scope")
 

@@ -25,7 +25,7 @@ from stepengine.cli.recording import is_ours
 from stepengine.engine import trust
 from stepengine.errors import DefinitionError
 from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal
-from stepengine.tools.shell.environment import MARKER
+from stepengine.system.environment import MARKER
 
 AGENT = """\
 from pathlib import Path

@@ -18,11 +18,11 @@ import pytest
 from stepengine import AgentDefinition, Engine, Hooks, RunResult
 from stepengine.context import project_context
 from stepengine.journal import MemoryJournal
+from stepengine.system import walk
+from stepengine.system.guard import GUARD, Guard
+from stepengine.system.repository import ALL_BYTES, FILE_BYTES, read_project
 from stepengine.testing import ScriptedModel, tool_call
 from stepengine.tools import skill_tools, skills
-from stepengine.tools.files import walk
-from stepengine.tools.guard import GUARD, Guard
-from stepengine.tools.project import ALL_BYTES, FILE_BYTES, read_project
 
 BOMB = "a: &a [x, x, x]\nb: &b [*a, *a, *a]\ndescription: many\n"
 

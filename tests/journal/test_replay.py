@@ -42,6 +42,7 @@ from stepengine.journal.fingerprints import Fingerprints
 from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.records import Result
 from stepengine.journal.runs import replay, resume
+from stepengine.judging import debug
 from stepengine.runtime import RetryPolicy, SystemClock
 from stepengine.testing import failure, text, tool_call
 
@@ -895,7 +896,7 @@ def test_objects_that_raise_whatever_is_asked_of_them_are_recorded_by_their_type
         results = [
             engine.run_sync("a", "go", journal=journal), engine.replay_sync(journal), engine.resume_sync(journal),
         ]  # fmt: skip
-        with engine.debug(journal):
+        with debug(engine, journal):
             pass
 
     assert [output] * 3 == [r.output for r in results]

@@ -24,7 +24,6 @@ from stepengine.data.questions import Question
 from stepengine.data.state import AgentState
 from stepengine.data.transcript import Transcript
 from stepengine.errors import SessionConflict, SessionError
-from stepengine.runtime.write_ahead import Database, write_ahead
 from stepengine.sessions import (
     CacheStore,
     FileSessions,
@@ -35,6 +34,7 @@ from stepengine.sessions import (
     mended,
 )
 from stepengine.sessions.stores import folder_name
+from stepengine.system.write_ahead import Database, write_ahead
 from tests.sessions.stores import KINDS, store_of
 
 ROOT = Path(__file__).resolve().parents[2]

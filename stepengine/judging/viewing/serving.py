@@ -25,7 +25,7 @@ from stepengine.journal.reading import Reading, read_later, read_lines
 from stepengine.journal.store import Journal
 from stepengine.judging.viewing.page import page_of
 from stepengine.judging.viewing.payload import FORMAT, NOT_RECORDED, RunView, Texts
-from stepengine.tools.after_fork import Lock
+from stepengine.system.after_fork import Lock
 
 __all__ = ("Following", "server_of")
 

@@ -17,14 +17,14 @@ from stepengine.data.messages import ToolResult
 from stepengine.data.state import AgentState
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import ToolError
-from stepengine.tools.context import ToolContext
-from stepengine.tools.decorator import tool
-from stepengine.tools.definition import Tool
-from stepengine.tools.files.atomic import target_info
+from stepengine.system.atomic import target_info
+from stepengine.system.paths import display
+from stepengine.system.root import FILE, Missing, Opened, Root
+from stepengine.system.text import READ_WHOLE_BYTES, decode, read_capped
+from stepengine.tooling.context import ToolContext
+from stepengine.tooling.decorator import tool
+from stepengine.tooling.definition import Tool
 from stepengine.tools.files.edits import Replacement, replace_all, unified_diff
-from stepengine.tools.files.paths import display
-from stepengine.tools.files.root import FILE, Missing, Opened, Root
-from stepengine.tools.files.text import READ_WHOLE_BYTES, decode, read_capped
 from stepengine.tools.files.writing import ALIASES, WRITE_BYTES, PathText, ReplacementInput
 
 __all__ = ("proposing_tools",)

@@ -11,14 +11,10 @@ from typing_extensions import TypedDict
 from stepengine.data.json import JsonValue, compact
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import ToolError
-from stepengine.tools.arguments import LATER
-from stepengine.tools.context import ToolContext
-from stepengine.tools.decorator import tool
-from stepengine.tools.definition import Tool
-from stepengine.tools.files.paths import display, shown
-from stepengine.tools.files.root import Root
-from stepengine.tools.files.seen import note_hash
-from stepengine.tools.files.text import (
+from stepengine.system.guard import left_out
+from stepengine.system.paths import display, shown
+from stepengine.system.root import Root
+from stepengine.system.text import (
     READ_WHOLE_BYTES,
     Lines,
     binary_kind,
@@ -28,8 +24,12 @@ from stepengine.tools.files.text import (
     read_capped,
     stream_lines,
 )
-from stepengine.tools.files.walk import TEMPORARY, Budget
-from stepengine.tools.guard import left_out
+from stepengine.system.walk import TEMPORARY, Budget
+from stepengine.tooling.arguments import LATER
+from stepengine.tooling.context import ToolContext
+from stepengine.tooling.decorator import tool
+from stepengine.tooling.definition import Tool
+from stepengine.tools.files.seen import note_hash
 
 __all__ = ("READS", "reading_tools")
 

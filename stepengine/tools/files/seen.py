@@ -12,8 +12,8 @@ from typing import Any
 
 from stepengine.data.messages import Message, ToolMessage
 from stepengine.errors import ToolError
-from stepengine.tools.context import ToolContext
-from stepengine.tools.files.paths import parts_of
+from stepengine.system.paths import parts_of
+from stepengine.tooling.context import ToolContext
 
 __all__ = ("known_hash", "note_hash")
 

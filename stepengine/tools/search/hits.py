@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from stepengine.errors import ToolError
-from stepengine.tools.files.paths import display
-from stepengine.tools.files.text import decode, read_capped
-from stepengine.tools.guard import left_out
+from stepengine.system.guard import left_out
+from stepengine.system.paths import display
+from stepengine.system.patterns import SEARCH_COLUMNS
+from stepengine.system.text import decode, read_capped
 from stepengine.tools.search.ignore import Ignore
-from stepengine.tools.search.patterns import SEARCH_COLUMNS
 
 if TYPE_CHECKING:
-    from stepengine.tools.files.root import Root
+    from stepengine.system.root import Root
 
 __all__ = (
     "FileHits",

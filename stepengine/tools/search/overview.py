@@ -25,14 +25,14 @@ from pydantic import Field
 from stepengine.data.estimate import estimate_tokens
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import ToolError
-from stepengine.tools.context import ToolContext
-from stepengine.tools.decorator import tool
-from stepengine.tools.definition import Tool
-from stepengine.tools.files.paths import display, shown
+from stepengine.system.guard import left_out
+from stepengine.system.paths import display, shown
+from stepengine.system.root import Opened, Root
+from stepengine.system.walk import Budget
+from stepengine.tooling.context import ToolContext
+from stepengine.tooling.decorator import tool
+from stepengine.tooling.definition import Tool
 from stepengine.tools.files.reading import READ_PATHS
-from stepengine.tools.files.root import Opened, Root
-from stepengine.tools.files.walk import Budget
-from stepengine.tools.guard import left_out
 from stepengine.tools.search.ignore import visible
 from stepengine.tools.search.symbols import SHORTEST_STEM, has_symbols, symbols_of, words_of
 

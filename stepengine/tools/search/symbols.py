@@ -15,10 +15,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from stepengine.errors import ToolError
-from stepengine.tools.files.text import decode, read_capped
+from stepengine.system.text import decode, read_capped
 
 if TYPE_CHECKING:
-    from stepengine.tools.files.root import Root
+    from stepengine.system.root import Root
 
 __all__ = (
     "SHORTEST_STEM",

@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 import attrs
 
 from stepengine.errors import ToolError
-from stepengine.tools.shell.environment import MARKER
+from stepengine.system.environment import MARKER
 from stepengine.tools.shell.output import Capture
 
 __all__ = (

@@ -12,12 +12,12 @@ import attrs
 
 from stepengine.data.events import ToolProgress
 from stepengine.errors import DefinitionError, ToolError
-from stepengine.tools.argv import Argv, Script, parse_command
-from stepengine.tools.context import ToolContext
-from stepengine.tools.files.paths import display
-from stepengine.tools.files.root import Root
-from stepengine.tools.guard import GUARD
-from stepengine.tools.shell.environment import NAMES_BYTES, READ_SECONDS, Environment, Private, find_program, looking
+from stepengine.system.argv import Argv, Script, parse_command
+from stepengine.system.environment import NAMES_BYTES, READ_SECONDS, Environment, Private, find_program, looking
+from stepengine.system.guard import GUARD
+from stepengine.system.paths import display
+from stepengine.system.root import Root
+from stepengine.tooling.context import ToolContext
 from stepengine.tools.shell.process import Ending, Process, Start, start, to_the_end
 
 __all__ = ("LIMITS", "Launch", "Progress", "Runner", "Shell", "Slots", "limits_text")

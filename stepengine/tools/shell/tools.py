@@ -21,12 +21,12 @@ from stepengine.data.json import JsonDict, compact
 from stepengine.data.messages import SideEffect, ToolResult
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import ToolError
-from stepengine.tools.argv import Argv, Script, shown_command
-from stepengine.tools.context import ToolContext
-from stepengine.tools.conversion import RESULT_CHARS
-from stepengine.tools.decorator import tool
-from stepengine.tools.definition import Tool, ToolPreview
-from stepengine.tools.shell.environment import Private, without_secrets
+from stepengine.system.argv import Argv, Script, shown_command
+from stepengine.system.environment import Private, without_secrets
+from stepengine.tooling.context import ToolContext
+from stepengine.tooling.conversion import RESULT_CHARS
+from stepengine.tooling.decorator import tool
+from stepengine.tooling.definition import Tool, ToolPreview
 from stepengine.tools.shell.output import fitted, shortened
 from stepengine.tools.shell.process import COMMAND_OUTPUT_BYTES, Ending, Process, to_the_end
 from stepengine.tools.shell.running import Progress, Shell, Slots

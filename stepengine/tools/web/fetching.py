@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import attrs
 
 from stepengine.errors import BlockedAddress, DefinitionError, ToolError
-from stepengine.tools.web.urls import AllowList, Target, blocked_reason, joined, networks, numeric_address, parse_url
+from stepengine.system.urls import AllowList, Target, blocked_reason, joined, networks, numeric_address, parse_url
 
 if TYPE_CHECKING:
     import ssl

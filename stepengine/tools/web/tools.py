@@ -11,9 +11,9 @@ from pydantic import Field, StringConstraints
 from stepengine.data.estimate import estimate_tokens
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import ToolError
-from stepengine.tools.context import ToolContext
-from stepengine.tools.decorator import tool
-from stepengine.tools.definition import Tool
+from stepengine.tooling.context import ToolContext
+from stepengine.tooling.decorator import tool
+from stepengine.tooling.definition import Tool
 from stepengine.tools.web.fetching import Fetcher, count_page
 from stepengine.tools.web.pages import page_of
 from stepengine.tools.web.searching import Depth, DocsBackend, SearchBackend
