@@ -26,9 +26,7 @@ SHOWN = 3
 ID = r"[A-Z]{1,3}-?[0-9]+[a-z]?"
 ROW = re.compile(rf"^- \*\*({ID})\*\*: ", re.MULTILINE)
 MORE = rf"{ID}(?:(?:-|, | and | to |, and ){ID})*"
-MOVING = Path(__file__).with_name("spec_rows.txt")
-OLD = [line.partition(": ") for line in MOVING.read_text(encoding="ascii").splitlines()] if MOVING.exists() else []
-PAGES = tuple(sorted({page.stem for page in SPEC.glob("*.md") if page.stem != "index"} | {page for page, _, _ in OLD}))
+PAGES = tuple(sorted(page.stem for page in SPEC.glob("*.md") if page.stem != "index"))
 NAMED = re.compile(rf"\b({'|'.join(PAGES)})(?::| (?:section )?)({MORE})\b")
 BARE = re.compile(rf"\(({MORE})\)")
 ONE = re.compile(rf"(?:{'|'.join(PAGES)}):{ID}")
@@ -64,19 +62,8 @@ def rows_of(page: str) -> tuple[str, ...]:
 @cache
 def known() -> frozenset[str]:
     """Return every row as ``page:ID``."""
-    texts = {page: SPEC / f"{page}.md" for page in PAGES if (SPEC / f"{page}.md").exists()}
-    found = {f"{page}:{row}" for page, text in texts.items() for row in rows_of(text.read_text(encoding="utf-8"))}
-    return frozenset(found | {f"{page}:{row}" for page, _, words in OLD for row in expanded(words)})
-
-
-def expanded(words: str) -> Iterator[str]:
-    for word in words.split():
-        match = re.fullmatch(r"([A-Z]{1,3}-?)([0-9]+)-([0-9]+)", word)
-        if match is None:
-            yield word
-        else:
-            letters, first, last = match.groups()
-            yield from (f"{letters}{str(number).zfill(len(first))}" for number in range(int(first), int(last) + 1))
+    found = {f"{page}:{row}" for page in PAGES for row in rows_of((SPEC / f"{page}.md").read_text(encoding="utf-8"))}
+    return frozenset(found)
 
 
 # --- who cites ------------------------------------------------------------------------------------------------------

@@ -827,7 +827,11 @@ PLACES = (
     # --- tools
     Place("input as JSON text", mended_input, BRACKETS, ("tooling/repair.py:_decoded",), most=1 << 22),
     Place(
-        "input of a typed tool", validated, BRACKETS, ("tooling/arguments.py:FunctionInputs._as_json_text",), most=1 << 22
+        "input of a typed tool",
+        validated,
+        BRACKETS,
+        ("tooling/arguments.py:FunctionInputs._as_json_text",),
+        most=1 << 22,
     ),
     *(
         Place(
