@@ -21,8 +21,6 @@ ROOT = Path(__file__).resolve().parents[1]
 SPEC = ROOT / "docs" / "spec"
 CITING = ("stepengine", "tests", "agents", "examples", "benchmarks", ".ci")
 """Folders whose Python files may cite rows."""
-SHOWN = 3
-"""Tests that are named below a row without a click."""
 ID = r"[A-Z]{1,3}-?[0-9]+[a-z]?"
 ROW = re.compile(rf"^- \*\*({ID})\*\*: ", re.MULTILINE)
 MORE = rf"{ID}(?:(?:-|, | and | to |, and ){ID})*"
@@ -175,11 +173,10 @@ def _length(item: str) -> int:
 def _list_of(tests: tuple[str, ...]) -> str:
     if not tests:
         return ""
-    names = [f"<code>{escape(test)}</code>" for test in tests]
-    if len(names) <= SHOWN:
-        return f"\n\n  <p><small>Held by {', '.join(names)}</small></p>\n"
+    if len(tests) == 1:
+        return f"\n\n  <p><small>Held by <code>{escape(tests[0])}</code></small></p>\n"
     items = []
     for file, each in groupby(tests, key=lambda test: test.partition("::")[0]):
         inner = ", ".join(f"<code>{escape(test.removeprefix(file))}</code>" for test in each)
         items.append(f"<li><code>{escape(file)}</code> {inner}</li>")
-    return f"\n\n  <details><summary><small>Held by {len(names)} tests</small></summary><ul>{''.join(items)}</ul></details>\n"
+    return f"\n\n  <details><summary><small>Held by {len(tests)} tests</small></summary><ul>{''.join(items)}</ul></details>\n"

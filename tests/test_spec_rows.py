@@ -112,8 +112,8 @@ def test_the_tests_that_the_site_shows_with_a_row_are_those_that_cite_it(request
 
 
 def test_the_site_shows_the_tests_of_a_row_below_it_and_folds_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    few, many = ("tests/x.py::test_a", "tests/x.py::test_<b>"), tuple(f"tests/y.py::test_{n}" for n in range(7))
-    monkeypatch.setattr(spec_rows, "holders", lambda: {"replay:A4": many, "replay:A7b": few})
+    one, many = ("tests/x.py::test_<b>",), tuple(f"tests/y.py::test_{n}" for n in range(7))
+    monkeypatch.setattr(spec_rows, "holders", lambda: {"replay:A4": many, "replay:A7b": one})
     shown = spec_rows.with_tests("replay", PAGE)
     plain = re.sub(r'\n\n  <.*>\n|<span id="\w+"></span>', "", shown)
 
