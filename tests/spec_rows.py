@@ -67,9 +67,9 @@ def known() -> frozenset[str]:
 # --- who cites ------------------------------------------------------------------------------------------------------
 
 
-def python_files() -> list[Path]:
-    """Return the files that may cite rows."""
-    return sorted(file for folder in CITING for file in (ROOT / folder).rglob("*.py"))
+def citing() -> list[Path]:
+    """Return the files that may cite rows: Python's, and the pages themselves."""
+    return [*sorted(file for folder in CITING for file in (ROOT / folder).rglob("*.py")), *sorted(SPEC.glob("*.md"))]
 
 
 def citations(file: Path, text: str) -> Iterator[Citation]:
@@ -77,10 +77,10 @@ def citations(file: Path, text: str) -> Iterator[Citation]:
     for match in NAMED.finditer(text):
         yield from (Citation(file, _line(text, match.start()), match[1], row) for row in re.findall(ID, match[2]))
     candidates = list(BARE.finditer(text))
-    prose = _prose(text) if candidates else set()
+    prose = _prose(text) if candidates and file.suffix == ".py" else None
     for match in candidates:
         line = _line(text, match.start())
-        if line in prose:
+        if prose is None or line in prose:
             yield from (Citation(file, line, "", row) for row in re.findall(ID, match[1]))
 
 
