@@ -1,5 +1,5 @@
 """
-``Replayer``: answers the effects of a run from its past, and says where the past ends (replay D1-D11, prototype N8).
+``Replayer``: answers the effects of a run from its past, and says where the past ends (replay D1-D11).
 
 ``Past`` is what a run must repeat: its records by address, and what of them was used. A journal may be cut at an address
 ``p#n``: everything of ``p`` from n on is gone with the runs it spawned; on the way up, each ancestor loses the result of the
