@@ -135,8 +135,10 @@ class StepStarted(Event):
 @attrs.frozen(kw_only=True)
 class StepFinished(Event):
     """
-    A model step ended.
+    A model step ended: each one that began does so, once, whatever became of it.
 
+    *status* is ``COMPLETED``, or ``SUSPENDED``, ``CANCELLED`` or ``FAILED`` as the run was, or the effect that ended the step,
+    while it was under way; a step that was suspended begins and ends again, with the same *step*, when its run goes on.
     *usage* and *cost* are the run's totals so far, its children's included; *cost* is in US dollars, ``None`` when a part of it
     is unknown.
     """
@@ -145,6 +147,7 @@ class StepFinished(Event):
     ended_turn: bool
     usage: Usage
     cost: Decimal | None = None
+    status: RunStatus = RunStatus.COMPLETED
 
 
 @attrs.frozen(kw_only=True)
