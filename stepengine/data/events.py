@@ -126,10 +126,15 @@ class RunStarted(Event):
 
 @attrs.frozen(kw_only=True)
 class StepStarted(Event):
-    """A model step began; *step* counts from 0."""
+    """
+    A model step began; *step* counts from 0.
+
+    *resumed* says that it goes on: the process that was there before began it, and its reply may have been shown.
+    """
 
     step: int
     steps_remaining: int
+    resumed: bool = False
 
 
 @attrs.frozen(kw_only=True)

@@ -424,7 +424,9 @@ class Hub:
         elif not shows(event):
             return
         for above in sorted([one for one in held if not one or path == one or path.startswith(f"{one}.")], key=len):
-            yield held.pop(above)
+            begun = held.pop(above)
+            object.__setattr__(begun, "resumed", True)  # nobody has seen it yet, as with its stamp
+            yield begun
         yield event
 
     def _pass_on(self, event: Event) -> None:

@@ -67,10 +67,12 @@ def whole(fresh_world):
 @pytest.mark.spec("interfaces:IF11")
 def test_a_resumed_run_tells_of_whole_steps_wherever_it_was_cut(fresh_world, whole):
     lines, first = whole
+    going_on = 0
     for cut in range(2, len(lines)):
         journal = MemoryJournal(lines[:cut])
         news, statuses, stream = told(fresh_world(), lambda rig, journal=journal: rig.resume(journal))
-        open_paths = set()
+        open_paths, resumed = set(), [e.path for e in stream.seen if isinstance(e, StepStarted) and e.resumed]
+        assert len(resumed) == len(set(resumed)), "a step goes on once"
         for event in stream.seen:
             if isinstance(event, StepStarted):
                 open_paths.add(event.path)
@@ -78,10 +80,13 @@ def test_a_resumed_run_tells_of_whole_steps_wherever_it_was_cut(fresh_world, who
                 open_paths.discard(event.path)
             elif isinstance(event, ModelStarted):
                 assert event.path in open_paths, f"cut at {cut}: the model is asked outside of a step"
+        going_on += len(resumed)
         if news.status is RunStatus.COMPLETED:
             assert set(statuses) <= {RunStatus.COMPLETED}
             assert set(stream.ended) <= set(first.ended)
     assert statuses == [], "nothing of any step was news at the last cut"
+    assert going_on > 10
+    assert not any(e.resumed for e in first.seen if isinstance(e, StepStarted))
 
 
 @pytest.mark.spec("interfaces:IF11")
