@@ -131,6 +131,8 @@ class ReplayOptions(TypedDict, total=False):
             (``.address``, ``.diff``), and returns whether the recorded outcome serves nevertheless.
         until: Where to end: before the reply of this step, or before the outcome of an effect such as ``"3.2#1"``. The result
             has the status ``cancelled``, and its ``moment`` tells of the handler; nothing else goes with it but *agent*.
+        ask_again: Whether recorded permissions let none of the tools run that *live* names: for a journal that comes from
+            somebody else, who could have written any yes into it. A replay asks nobody, so it ends there with a ``JournalError``.
     """
 
     agent: AgentLike | None
@@ -139,6 +141,7 @@ class ReplayOptions(TypedDict, total=False):
     complete: bool
     on_divergence: OnDivergence | Callable[[ReplayDivergence], bool]
     until: int | str | None
+    ask_again: bool
 
 
 class ResumeOptions(TypedDict, total=False):
@@ -192,12 +195,15 @@ class ExtendOptions(TypedDict, total=False):
         agent: Id or definition of the agent; by default the engine's agent that the journal names.
         limits: Other limits than the recorded ones.
         allow_repeat: Go on although effects that do not hold any more have changed the world and may happen again.
+        ask_again: Whether permissions are asked for again, but for calls whose results are recorded with them: for a journal
+            that comes from somebody else, as with ``resume``.
     """
 
     answers: Mapping[str, AnswerLike] | None
     agent: AgentLike | None
     limits: Limits | None
     allow_repeat: bool
+    ask_again: bool
 
 
 class RerunOptions(TypedDict, total=False):
