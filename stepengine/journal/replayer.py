@@ -18,7 +18,7 @@ import attrs
 from stepengine.data.effects import AskPerson, CallModel
 from stepengine.data.json import JsonDict
 from stepengine.data.outcomes import Begun, Failure, Single, Stop, Value
-from stepengine.data.questions import Question
+from stepengine.data.questions import Answer, Question
 from stepengine.data.state import ChildResult, RunStatus
 from stepengine.data.tools import Control, ToolBinding, ToolSpec, Validated
 from stepengine.errors import JournalCorrupt, JournalError, LimitExceeded, ReplayDivergence
@@ -33,7 +33,7 @@ from stepengine.journal.divergence import (
     parked_at,
     verb,
 )
-from stepengine.journal.encoding import comparable, outcome_members, restored, touched_world
+from stepengine.journal.encoding import comparable, outcome_members, questions_of, restored, touched_world
 from stepengine.journal.fingerprints import Fingerprints
 from stepengine.journal.history import History, changes_since, parent_of
 from stepengine.journal.records import ROOT, Address, Intent, Result, shown_address
@@ -52,6 +52,7 @@ __all__ = (
     "Replayer",
     "address_of",
     "check_repeats",
+    "for_once",
     "is_refused",
     "live_kinds",
     "place_of",
@@ -60,6 +61,17 @@ __all__ = (
 
 LISTED = 10
 TEXT_FORM = re.compile(r"(?:(?P<path>[0-9]{1,9}(?:\.[0-9]{1,9})*)?#)?(?P<seq>-1|[0-9]{1,9})")
+
+
+def for_once(answer: Any) -> Any:
+    """Return an answer without what it says of later calls: a yes for good is one for the call that was asked about."""
+    if not isinstance(answer, Answer) or answer.remember is None:
+        return answer
+    return attrs.evolve(answer, text="yes" if answer.agrees else answer.text, remember=None, covers="")
+
+
+def _is_permission(item: Item) -> bool:
+    return type(item.effect) is AskPerson and item.effect.purpose == "permission"
 
 
 def place_of(history: History, at: int | str) -> Address:
@@ -240,6 +252,8 @@ class Leeway:
         may_repeat: Whether effects that changed the world may be cut off, and so happen again.
         keeps: Whether any effect of the recorded kind is answered with its outcome (requirements X58).
         accepts: Says whether one that is not quite the recorded one is (replay D14).
+        doubts_yes: Whether a recorded permission lets nothing run, as one of a journal that somebody else made: it counts for
+            the call whose result is recorded with it, once, and for nothing else (requirements X72).
     """
 
     live: frozenset[str] = frozenset()
@@ -247,6 +261,7 @@ class Leeway:
     may_repeat: bool = False
     keeps: bool = False
     accepts: Callable[[ReplayDivergence], bool] | None = None
+    doubts_yes: bool = False
 
 
 NO_LEEWAY = Leeway()
@@ -393,6 +408,29 @@ class Past:
             self.history.form(call)["tool_call_id"] == tool_call_id and (path, call.seq) in self.history.results
             for call in calls
         )
+
+    def has_run_as_asked(self, asked: Address, answer: Answer) -> bool:
+        """Return whether the record has what came of the call for which the permission *asked* was given, as it was given."""
+        form = self.history.form(self.history.intents[asked])
+        (question,) = questions_of(form)
+        wanted = question.details if answer.edited_input is None else answer.edited_input
+        calls = [i for (p, _), i in self.history.intents.items() if p == asked[0] and i.type == "CallTool"]
+        forms = [self.history.form(call) for call in calls if (call.path, call.seq) in self.history.results]
+        name = question.tool_name
+        return any(
+            (call["tool_call_id"], call["tool_name"], call["input"]) == (form.get("tool_call_id"), name, wanted)
+            for call in forms
+        )
+
+    def permissions(self, path: str, tool_call_id: str) -> list[Address]:
+        """Return where the run at *path* is recorded to have asked whether a call may run, as far as the run came by it."""
+        return [
+            address
+            for address in self._used
+            if address[0] == path
+            and (intent := self.history.intents[address]).type == "Ask"
+            and self.history.form(intent).get("tool_call_id") == tool_call_id
+        ]
 
     def end_print(self, child: ChildResult[Any]) -> str:
         """Return the fingerprint of how a child ended."""
@@ -548,6 +586,12 @@ class Replayer:
         Raises:
             ReplayDivergence: when it is not what was recorded, or a run that is recorded to its end goes on.
         """
+        met = self._meets(item, asked)
+        if not met:
+            self._refuse_recorded_yes(item)
+        return met
+
+    def _meets(self, item: Item, asked: Intent) -> bool:
         run, past = self._run, self._past
         address = (item.path, item.effect.seq)
         known = past.intent(address)
@@ -563,7 +607,7 @@ class Replayer:
             past.grew = past.grew or not ends
             return ends
         is_equal = past.equals(known, asked)
-        if not is_equal and not self._serves(known, asked, item):
+        if (not is_equal and not self._serves(known, asked, item)) or self._is_doubted(address, item):
             self._cut_off(address)
             return False
         past.use(address)
@@ -600,6 +644,49 @@ class Replayer:
             return any(key in self._run.answers for q in effect.questions for key in (q.id, q.text))
         answers: Any = getattr(self._past.history.outcome(known), "value", ())
         return any(answer.agrees for answer in answers) and not self._past.has_run(item.path, effect.tool_call_id)
+
+    def _is_doubted(self, address: Address, item: Item) -> bool:
+        """
+        Return whether a recorded permission would let a call run that nobody here allowed, so that it is asked for again.
+
+        Raises:
+            JournalError: where nothing can be asked, because the run is only repeated.
+        """
+        if not (self._leeway.doubts_yes and _is_permission(item)):
+            return False
+        known, past, run = self.result(address), self._past, self._run
+        answers: Any = () if known is None else getattr(past.history.outcome(known), "value", ())
+        if not any(answer.agrees for answer in answers):
+            return False
+        if run.mode is Mode.EXTEND:
+            return not past.has_run_as_asked(address, answers[0])
+        if "CallTool" not in self._leeway.live:
+            return False
+        msg = (
+            f"{past.history.name} is somebody else's, and its permission at {shown_address(*address)} would let "
+            f"{item.effect.questions[0].tool_name!r} run, which nobody here allowed; a replay asks nobody"  # type: ignore[union-attr]
+        )
+        raise run.fail(JournalError(msg))
+
+    def _refuse_recorded_yes(self, item: Item) -> None:
+        """
+        Let no call begin on a permission of somebody else that was believed because what came of the call is recorded, too.
+
+        Raises:
+            JournalError: when it would, since the record does not hold any more in between.
+        """
+        call_id = getattr(item.effect, "tool_call_id", "")
+        if not self._leeway.doubts_yes or not call_id or _is_permission(item):
+            return
+        for address in self._past.permissions(item.path, call_id):
+            known = self.result(address)
+            answers: Any = () if known is None else getattr(self._past.history.outcome(known), "value", ())
+            if any(answer.agrees for answer in answers):
+                msg = (
+                    f"{self._past.history.name} is somebody else's, and its permission at {shown_address(*address)} would let "
+                    f"a call run anew that nobody here allowed; fork it before that, so that you are asked"
+                )
+                raise self._run.fail(JournalError(msg))
 
     def starts_alike(self, asked: Intent) -> None:
         """
@@ -675,6 +762,13 @@ class Replayer:
             raise run.fail(self._past.undecodable(error.message, item, run.machines.get(item.path))) from error
         if type(item.effect) is CallModel:
             run.tell(item.effect.request, 1 + len(known.attempts))
+        if self._leeway.doubts_yes and type(outcome) is Value and _is_permission(item):
+            once = attrs.evolve(outcome, value=tuple(map(for_once, outcome.value)))
+            if once != outcome:
+                run.append(Result(item.path, item.effect.seq, known.at, once, known.attempts))
+                run.timing.came_by(known.at)
+                self._past.answered += 1
+                return once
         self._came_by(known, outcome, item)
         return outcome
 
