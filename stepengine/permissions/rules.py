@@ -77,6 +77,41 @@ class Request:
         """Give the texts that stand in the input under one of *names*, in lists and objects of it too."""
         yield from _texts(self.input, frozenset(names), inside=False)
 
+    @property
+    def paths(self) -> list[str]:
+        """The files that the call names: those that its tool declares, else those that stand in members such as ``path``."""
+        if self.tool.about is not None:
+            return [place for place in self._declared if "://" not in place]
+        return list(self.texts(PATHS))
+
+    @property
+    def urls(self) -> list[str]:
+        """The web addresses that the call names, as ``paths``."""
+        if self.tool.about is not None:
+            return [place for place in self._declared if "://" in place]
+        return list(self.texts(URLS))
+
+    @property
+    def _declared(self) -> tuple[str, ...]:
+        return self.tool.places(self.input)
+
+
+def names_files(spec: ToolSpec) -> bool:
+    """Return whether rules about files can judge calls of a tool: it says what they are about, or has members for paths."""
+    return spec.about is not None or any(name in PATHS for name in _members(spec.input_schema))
+
+
+def _members(schema: Any) -> Iterator[str]:
+    """Give the names of the members that a schema speaks of, at any depth."""
+    if isinstance(schema, Mapping):
+        found = schema.get("properties")
+        yield from found if isinstance(found, Mapping) else ()
+        for part in schema.values():
+            yield from _members(part)
+    elif isinstance(schema, list):
+        for part in schema:
+            yield from _members(part)
+
 
 def _command_of(given: Any) -> Argv | Script:
     words = (
@@ -196,12 +231,13 @@ class Path:
 
     A deny or question matches when one of the paths in the input does, in any case of its letters and also as an absolute
     path, an allow when all do as written and there is one. Paths stand in the members ``path``, ``paths``, ``file``,
-    ``files``, ``file_path``, ``folder``, ``directory``, ``directories`` and ``cwd``. With *tool* only calls of that tool are
-    meant.
+    ``files``, ``file_path``, ``folder``, ``directory``, ``directories`` and ``cwd``, or are what the tool says that its calls
+    are about (``@tool(about=...)``). With *tool* only calls of that tool are meant.
 
     The bundled tools are bound by the files that they would touch or show, too, links and other names of a file resolved:
     what a deny fits is refused, or left out of listings and searches, which say so; and so is what would have been asked
-    about, when nobody was asked about the call. See ``Policy.guard``.
+    about, when nobody was asked about the call. A tool that says what it is about is bound by where these paths lead when the
+    call begins, links resolved. See ``Policy.guard``.
     """
 
     kind: ClassVar[str] = "path"
@@ -221,7 +257,7 @@ class Path:
         """Return whether the rule is about a call, by the paths in its input."""
         if not self.is_of(request):
             return False
-        paths = list(request.texts(PATHS))
+        paths = request.paths
         if decision == "allow":
             return bool(paths) and all(_stays(p) and self._exact.match(_parts(p)) for p in paths)
         return any(self._may_be(path) for path in paths)
@@ -277,8 +313,8 @@ class Domain:
     """
     Calls that name a web address, by host: ``docs.example.org`` is that host, ``*.example.org`` every host below it.
 
-    A deny or question matches when one of the addresses in ``url`` or ``urls`` does, an allow when all do. With *tool* only
-    calls of that tool are meant.
+    A deny or question matches when one of the addresses in ``url`` or ``urls`` does, or of those that the tool says its calls
+    are about (``@tool(about=...)``), an allow when all do. With *tool* only calls of that tool are meant.
     """
 
     kind: ClassVar[str] = "domain"
@@ -295,7 +331,7 @@ class Domain:
         """Return whether the rule is about a call."""
         if not _is_tool(self.tool, request):
             return False
-        found = [self._is_host(url, decision) for url in request.texts(URLS)]
+        found = [self._is_host(url, decision) for url in request.urls]
         return all(found) and bool(found) if decision == "allow" else any(found)
 
     def _is_host(self, url: str, decision: Effect) -> bool:
@@ -501,12 +537,17 @@ class Call:
 
 
 def _paths_in(request: Request) -> set[str]:
-    named = [*request.texts(PATHS), *[place for place in request.texts(PLACES) if "://" not in place]]
+    named = [*request.paths, *[place for place in _other_places(request) if "://" not in place]]
     return {_plain_path(path) for path in named}
 
 
 def _urls_in(request: Request) -> list[str]:
-    return [*request.texts(URLS), *[place for place in request.texts(PLACES) if "://" in place]]
+    return [*request.urls, *[place for place in _other_places(request) if "://" in place]]
+
+
+def _other_places(request: Request) -> list[str]:
+    """Return what stands in members of either kind, where the tool does not say what a call is about."""
+    return [] if request.tool.about is not None else list(request.texts(PLACES))
 
 
 def _hosts_in(request: Request) -> set[str | None]:
