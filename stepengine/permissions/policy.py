@@ -262,7 +262,7 @@ class Policy:
         rules = [rule for rule in self._ordered if rule.scope.holds(request)]
         first = self._first(rules, request)
         looks = first is not None and _only_looks(first) and isinstance(first.matcher, Command)
-        denied = [rule.matcher.glob for rule in rules if rule.decision == "deny" and isinstance(rule.matcher, Path)]
+        denied = [rule.matcher.denied for rule in rules if rule.decision == "deny" and isinstance(rule.matcher, Path)]
         guard = Guard(
             file=self._file_guard(rules, request),
             command=partial(confined, first.matcher.form, denied) if looks else None,  # type: ignore[union-attr]
