@@ -198,8 +198,8 @@ def confined(form: CommandForm, denied: Sequence[str], root: Root, cwd: Sequence
         return command
     secret = [f"--iglob=!{glob}" for glob in (*_globs(root, denied), *_other_names(root, cwd))]
     if cwd:
-        # Its globs begin in the working folder, those of rules at the root.
-        secret += [f"--glob=!/{_literally(path.removeprefix('./'))}" for path in _hidden(root, cwd, searched or ["."])]
+        # Its globs begin in the working folder, those of rules at the root. Which word is a value, only rg knows.
+        secret += [f"--glob=!/{_literally(path.removeprefix('./'))}" for path in _hidden(root, cwd, [".", *searched])]
     at = command.index("--") if "--" in command else len(command)
     return (*command[:at], *secret, *command[at:])
 
