@@ -849,7 +849,10 @@ def main() -> int:
     )
     parser.add_argument("--results", type=Path, help="append the outcomes of drawn faults, and skip what was caught")
     parser.add_argument(
-        "--seconds", type=float, default=SECONDS, help="after which a drawn fault counts as caught (default: %(default)s)"
+        "--seconds",
+        type=float,
+        default=SECONDS,
+        help="after which a drawn fault counts as caught (default: %(default)s)",
     )
     asked = parser.parse_args()
     if asked.random:

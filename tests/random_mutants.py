@@ -63,6 +63,7 @@ class Fault:
         name: File, function, kind of fault, the line before and after: a list of equivalent ones finds it again when lines
             have moved.
         changes: What is replaced.
+        sound: The whole file without the fault.
     """
 
     file: str
@@ -70,6 +71,7 @@ class Fault:
     function: str
     name: str
     changes: tuple[Change, ...]
+    sound: bytes = attrs.field(repr=False)
 
     @property
     def floor(self) -> str:
@@ -78,7 +80,7 @@ class Fault:
     @property
     def source(self) -> str:
         """The whole file with the fault."""
-        return _changed((ROOT / self.file).read_bytes(), self.changes).decode()
+        return _changed(self.sound, self.changes).decode()
 
     @property
     def is_program(self) -> bool:
@@ -134,7 +136,7 @@ class _Source:
         self._names[name] += 1
         if self._names[name] > 1:
             name = f"{name} #{self._names[name]}"
-        return Fault(self.file, line, function, name, changes)
+        return Fault(self.file, line, function, name, changes, self.data)
 
 
 def faults_of(path: Path) -> Iterator[Fault]:

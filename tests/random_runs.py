@@ -54,11 +54,17 @@ def _hash(path: Path) -> str:
 
 @attrs.frozen
 class Reach:
-    """Which tests go through which lines of a floor, as one run without faults has found."""
+    """
+    Which tests go through which lines of a floor, as one run without faults has found.
 
-    floor: str
+    Attributes:
+        data: The lines.
+        same: The files that are still what they were then.
+        failed: The tests that failed then.
+    """
+
     data: CoverageData
-    hashes: Mapping[str, str]
+    same: frozenset[str]
     failed: frozenset[str]
 
     @classmethod
@@ -72,17 +78,18 @@ class Reach:
                 path.relative_to(root).as_posix(): _hash(path)
                 for path in (*(root / "stepengine").rglob("*.py"), *(root / "tests").rglob("test_*.py"))
             }
-            noted.write_text(json.dumps({"root": str(root), "hashes": hashes, "failed": failed}))
+            noted.write_text(json.dumps({"hashes": hashes, "failed": failed}))
             for test in failed:
                 print(f"    fails without a fault, left out: {test}", flush=True)
         known = json.loads(noted.read_text())
         data = CoverageData(str(traced))
         data.read()
-        return cls(floor, data, known["hashes"], frozenset(known["failed"]))
+        same = frozenset(file for file, value in known["hashes"].items() if _hash(root / file) == value)
+        return cls(data, same, frozenset(known["failed"]))
 
     def lines_of(self, file: str) -> Mapping[int, list[str]]:
         """Return the tests by lines; nothing when the file is not the one that was run."""
-        if self.hashes.get(file) != _hash(ROOT / file):
+        if file not in self.same:
             return {}
         path = next((path for path in self.data.measured_files() if path.endswith(f"/{file}")), None)
         return self.data.contexts_by_lineno(path) if path else {}
@@ -96,10 +103,10 @@ class Reach:
             if through:
                 break
         scores = nearness(fault.file)
-        fresh = [path for path, score in scores.items() if score < 3 and self.hashes.get(path) != _hash(ROOT / path)]
+        fresh = [path for path, score in scores.items() if score < 3 and path not in self.same]
         cases: dict[str, list[str]] = defaultdict(list)
         for test in sorted(through - self.failed):
-            if "\n" not in test and (ROOT / test.partition("::")[0]).exists() and test.partition("::")[0] not in fresh:
+            if "\n" not in test and test.partition("::")[0] in self.same:
                 cases[test.partition("[")[0]].append(test)
         ordered = sorted(
             (number // MOST_CASES, scores.get(test.partition("::")[0], 3), test)
