@@ -25,7 +25,7 @@ from pathlib import Path
 import attrs
 from coverage import CoverageData
 
-from tests.mutants import FAILED, ROOT, copies, replace, suite_run
+from tests.mutants import FAILED, copies, replace, suite_run
 from tests.random_mutants import EQUIVALENT, Fault, near, nearness, wider
 
 MOST_TESTS = 400
