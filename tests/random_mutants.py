@@ -29,6 +29,7 @@ WIDER: Mapping[str, tuple[str, ...]] = {
     "engine": ("tests/engine", "tests/sessions"),
     "machine": ("tests/machine", "tests/engine", "tests/testing"),
     "runtime": ("tests/runtime", "tests/engine"),
+    "sessions": ("tests/sessions", "tests/engine/test_sessions.py"),
     "tools": ("tests/tools", "tests/permissions"),
 }
 """The tests that know a floor, where those are not only its own."""

@@ -111,7 +111,9 @@ def test_a_handler_gets_the_result_of_a_call_that_went_on() -> None:
 
 
 @pytest.mark.parametrize("parallel", [False, True])
-@pytest.mark.parametrize("runs", [Ordinary(), Spawning(lambda _: (), lambda _: pending())], ids=["ordinary", "spawning"])
+@pytest.mark.parametrize(
+    "runs", [Ordinary(), Spawning(lambda _: (), lambda _: pending())], ids=["ordinary", "spawning"]
+)
 def test_a_pending_result_of_a_tool_that_follows_nothing_is_the_result(runs: Any, parallel: bool) -> None:
     world = World(replies=[reply(call("order", {}), call("order", {})), reply("ok")], tools={"order": pending})
 
