@@ -28,6 +28,7 @@ WIDER: Mapping[str, tuple[str, ...]] = {
     "data": ("tests/data", "tests/machine"),
     "engine": ("tests/engine", "tests/sessions"),
     "machine": ("tests/machine", "tests/engine", "tests/testing"),
+    "models": ("tests/models", "tests/faults"),
     "permissions": ("tests/permissions", "tests/engine/test_permissions.py"),
     "runtime": ("tests/runtime", "tests/engine"),
     "sessions": ("tests/sessions", "tests/engine/test_sessions.py"),
