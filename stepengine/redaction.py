@@ -1,5 +1,5 @@
 """
-What is secret, and taking it out of whatever is written (replay K, reliability R11, SC03, SC07, SC10).
+What is secret, and taking it out of whatever is written.
 
 One list and one redactor: journals, logs, errors, events, cassettes and ``scan`` all ask here. Two kinds of rules: *known*
 values are replaced wherever they appear, in plain, quoted, escaped and base64 form; *shapes* are texts that look like
@@ -57,7 +57,7 @@ __all__ = (
 )
 
 Redact: TypeAlias = Literal["known", "all", "off"]
-"""``"known"`` replaces known values only, ``"all"`` shapes and telling members too, ``"off"`` nothing (replay K13)."""
+"""``"known"`` replaces known values only, ``"all"`` shapes and telling members too, ``"off"`` nothing."""
 
 # --- names of secrets: one list for each kind of place -----------------------------------------------------------------
 
@@ -342,7 +342,7 @@ NO_RULES = Rules()
 
 
 def known_in(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the values of variables that are named like secrets, each with its variable's name (replay K6)."""
+    """Return the values of variables that are named like secrets, each with its variable's name."""
     return {v: n for n, v in environment.items() if n.upper().endswith(SECRET_SUFFIXES) and len(v) >= MIN_KNOWN}
 
 
@@ -446,11 +446,11 @@ def redactor_for(
     Return the redactor of a journal.
 
     Args:
-        redact: Which rules hold; a list of rules of your own holds beside those of ``"all"`` (replay K10).
+        redact: Which rules hold; a list of rules of your own holds beside those of ``"all"``.
         environment: Whose variables that are named like secrets are known.
         secrets: Further known values, each with the name that stands for it.
-        allow_secrets: Hashes of values that look like secrets and are none (replay K9).
-        machine: Texts that tell of this machine, each with its placeholder (replay K7); none by default.
+        allow_secrets: Hashes of values that look like secrets and are none.
+        machine: Texts that tell of this machine, each with its placeholder; none by default.
 
     Raises:
         DataError: when *redact* is neither one of the three words nor a list of rules.
@@ -619,7 +619,7 @@ class Redactor:
 
     def _abridged(self, text: str) -> Iterator[Span]:
         """
-        Give the known values that are shown with the middle left out, as providers do: ``sk-...abcd`` (SC03).
+        Give the known values that are shown with the middle left out, as providers do: ``sk-...abcd`` (reliability:SC03).
 
         Each mask is looked at once, with what stands directly before it, and the last place of an ending once for each run
         of characters that may follow a mask.

@@ -1,5 +1,5 @@
 """
-``Stepper``: goes through a recorded run one result at a time, and can be asked where everybody stands (judging JG2-JG5).
+``Stepper``: goes through a recorded run one result at a time, and can be asked where everybody stands.
 
 It drives the machines of the run and of its children by itself: no event loop, no thread, no performer, and no copy of the
 journal. Results come in the order in which they stand in the journal, those of the root and of children together; a

@@ -1,5 +1,5 @@
 """
-When a replayed run does something else than its journal says: one good error (replay D1-D8, reliability R13, JR20-JR26).
+When a replayed run does something else than its journal says: one good error.
 
 It names the step, the effect, the agent and the author's line, shows which fields differ, guesses why, and says what can be
 done. Only the first difference is told; what follows is consequence.

@@ -2,8 +2,8 @@
 ``Recorder``: the middleware that records effects, and answers from the record what was recorded already.
 
 It stands between the meter of limits and the gate, so that a refusal is recorded like any other outcome. The order is
-always the same: intent, effect, result, durable, and only then does the machine see it (reliability R1-R3). Recorded too is
-what a run looks up when it starts (J11) and its time over all processes that worked on it (JR28).
+always the same: intent, effect, result, durable, and only then does the machine see it. Recorded too is
+what a run looks up when it starts and its time over all processes that worked on it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Timing:
     Puts outcomes on the run's own clock.
 
     Args:
-        stable: Whether times depend on addresses alone, so that two recordings agree (replay J23).
+        stable: Whether times depend on addresses alone, so that two recordings agree.
 
     Attributes:
         last: The latest time so far.
@@ -203,7 +203,7 @@ class Recorder:
 
     def _lasting(self) -> asyncio.Future[None] | None:
         """
-        Commit the intents of effects that must not happen twice, or may be undone: that they were begun must outlive a power cut (JR41).
+        Commit the intents of effects that must not happen twice, or may be undone: that they were begun must outlive a power cut (reliability:JR41).
 
         So must what people are asked: who has seen a question may answer it, whatever became of the process that asked.
         The first of a run waits, too, so that whatever was paid for belongs to a run that can be resumed. So does whatever
@@ -276,7 +276,7 @@ class Recorder:
         return self._replayer.answer(known, item)
 
     async def _again(self, known: Result, item: Item, io: IO) -> Single:
-        """Perform what is recorded once more; it must come to the same (replay D12)."""
+        """Perform what is recorded once more; it must come to the same."""
         assert self._replayer is not None  # noqa: S101 - it found the result
         outcome = await self._inner.perform(item, io)
         if type(outcome) is not Stop:
@@ -289,7 +289,7 @@ class Recorder:
         return attrs.evolve(stop, begun=self._replayer.begun(item))
 
     async def _spawn(self, item: Item, io: IO) -> Single:
-        """Run a child over its own records; what its parent's record says of it is a check (design 10)."""
+        """Run a child over its own records; what its parent's record says of it is a check."""
         run, replayer = self._run, self._replayer
         address = (item.path, item.effect.seq)
         refused = replayer.refused_child(address, item) if replayer is not None else None
@@ -324,7 +324,7 @@ class Recorder:
         self._append(Input(item.path, item.effect.seq, at, said))
 
     async def _doubtful(self, item: Item, io: IO) -> Single:
-        """Deal with an effect that was begun and has no result (reliability R3, JR07)."""
+        """Deal with an effect that was begun and has no result."""
         if is_repeatable(item):
             return await self._live(item, io, self._lost(item) if type(item.effect) is CallModel else [], again=True)
         run = self._run
@@ -407,13 +407,13 @@ class Recorder:
             raise self._failed(error, owed) from error.__cause__
 
     def _failed(self, error: StepEngineError, owed: Kept) -> StepEngineError:
-        """Say in the error what happened although no record of it could be kept (reliability JR09), and let nothing go on."""
+        """Say in the error what happened although no record of it could be kept (reliability:JR09), and let nothing go on."""
         for item, outcome in owed:
             _note_outcome(error, item, outcome)
         return self._run.fail(error)
 
     def _settled(self, item: Item, outcome: Value | Failure, at: int) -> Value | Failure:
-        """Return an outcome as it will be read back, so that recording and replay see the same (replay K14)."""
+        """Return an outcome as it will be read back, so that recording and replay see the same (replay:K14)."""
         if type(outcome) is Value and outcome.at == at and not self._cleans:
             # The run's clock started with this process, as it does in nearly every run.
             return outcome

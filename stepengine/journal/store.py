@@ -3,7 +3,7 @@ What every journal is: ``Journal`` and ``Writer``, and ``MemoryJournal``, which 
 
 ``LineWriter`` is what the stores that hold lines have in common: encoding, the lines that wait, giving up for good.
 
-``Commits`` makes durable what a writer was given, while the event loop goes on (replay J32, reliability JR42): one commit of a
+``Commits`` makes durable what a writer was given, while the event loop goes on: one commit of a
 journal is under way at a time, so records reach the disk in the order in which they were appended; whoever asks meanwhile
 shares the next one. The threads belong to all journals of the process, and end with the last of them.
 """

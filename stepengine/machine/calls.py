@@ -728,7 +728,7 @@ class Call(Member):
     # --- what is shown of it ----------------------------------------------------------------------------------------
 
     def show(self) -> Flow[None]:
-        """Show a call that never ran: unknown, invalid, denied or skipped (requirements X66)."""
+        """Show a call that never ran: unknown, invalid, denied or skipped."""
         yield from self.run.notify(self.started())
         yield from self.run.notify(self.finished())
 

@@ -2,7 +2,7 @@
 The conversation with the author's handler: advance it, carry out what it yields, send or throw what came of it.
 
 What may be yielded, what it costs and what it leads to stands in ``protocol.YIELDS``. The handler runs before the first model
-call and again after each step that it asked for (generator-contract G9). Only returning, or yielding ``end_turn``, ends the
+call and again after each step that it asked for. Only returning, or yielding ``end_turn``, ends the
 run.
 """
 
@@ -138,7 +138,7 @@ def _steps(run: RunState, asked: Any) -> Answer:
             _check_tools(run, asked)
             yield from budgeted_step(run, asked)
     except StepEngineError:
-        # A handler that swallows every error and asks again must end, too (reliability GN02).
+        # A handler that swallows every error and asks again must end, too (reliability:GN02).
         run.count_actions(1)
         raise
     return _result(run)
@@ -183,7 +183,7 @@ def _commit_own(run: RunState, asked: Sequence[y.ToolCall], calls: Sequence[Call
     """
     Append calls and their results together.
 
-    Only calls of tools that the model knows enter the history (generator-contract G31).
+    Only calls of tools that the model knows enter the history (generator-contract:G31).
     """
     parts: list[ToolCallPart] = []
     results: list[ToolResult] = []

@@ -1,5 +1,5 @@
 """
-Calling hooks: plain functions and generator functions, in list order, with the error rules of requirements X2.
+Calling hooks: plain functions and generator functions, in list order, each with the rule for errors of its point.
 
 Pre-hooks abort the run, a failing ``pre_tool`` denies its call, every other failure is noted and dropped. A generator
 hook may yield ``Perform``, ``Complete`` or an unrecorded ``ToolCall``; these pass through no hooks again. Once the run is
@@ -81,7 +81,7 @@ def _call(run: RunState, point: str, hook: Hook, args: Sequence[Any], allowed: t
 
 
 def _check_change(run: RunState, point: str, hook: Hook, said: object) -> None:
-    """Raise when a hook asks for a change that nobody would make (requirements H13)."""
+    """Raise when a hook asks for a change that nobody would make."""
     useless = said.useless_at(point) if isinstance(said, Change) else ""
     result = said.result if isinstance(said, Change) else said
     if not useless and isinstance(result, ToolResult) and result.change is not None:
@@ -121,7 +121,7 @@ def _answer(run: RunState, author: Author, asked: Any) -> Flow[StepResult]:
 
 
 def _apply(run: RunState, point: str, hook: Hook, change: Change) -> None:
-    """Make a hook's change; what it changes is logged (reliability GN37)."""
+    """Make a hook's change; what it changes is logged."""
     run.apply(change, _name(hook))
     changed = [name for name in CHANGES if getattr(change, name) is not None]
     if changed:
@@ -195,7 +195,7 @@ def judge_call(
     run: RunState, call: ToolCallPart, revalidate: Callable[[ToolCallPart], ToolCallPart]
 ) -> Flow[Decision | None]:
     """
-    Return what all ``pre_tool`` hooks decide about *call* together: deny beats ask beats allow (requirements X3).
+    Return what all ``pre_tool`` hooks decide about *call* together: deny beats ask beats allow.
 
     Each hook sees the input that would run. One that a hook changed is validated before the next one sees it, and taken over
     by *revalidate*.

@@ -44,7 +44,7 @@ class _Ending(NamedTuple):
 
 def run_agent(plan: RunPlan, state: AgentState) -> Flow[Finished]:
     """
-    Run an agent (design 3).
+    Run an agent.
 
     Args:
         plan: What the run is started with.
@@ -111,7 +111,7 @@ def _failed(run: RunState, error: StepEngineError) -> _Ending:
 
 
 def _limited(run: RunState, error: LimitExceeded, returned: object = None) -> _Ending:
-    """Return how a run ends whose budget is spent; what its handler returned is kept (requirements X51)."""
+    """Return how a run ends whose budget is spent; what its handler returned is kept."""
     if error.kind == "steps" and run.limits.on_max_steps != "raise":
         return _with_output(run, RunStatus.MAX_STEPS, returned)
     if returned is None:
@@ -128,7 +128,7 @@ def _with_output(run: RunState, status: RunStatus, returned: object, failure: Li
 
 
 def _open(run: RunState) -> None:
-    """Append the user's message and the instructions (generator-contract G5)."""
+    """Append the user's message and the instructions."""
     plan = run.plan
     useless = [name for name in HANDLER_ONLY if name in plan.offered] if run.agent.handle_steps is None else ()
     if useless:

@@ -327,7 +327,7 @@ class RunState:
             yield Notify(event)
 
     def enter(self, phase: RunPhase, detail: str, seq: int) -> Flow[None]:
-        """Show that the run does something else now, if it does (requirements N11)."""
+        """Show that the run does something else now, if it does."""
         if self._phase != (phase, detail) and self.plan.watched():
             self._phase = (phase, detail)
             yield Notify(ev.PhaseChanged(path=self.plan.path, seq=seq, phase=phase, detail=detail))
@@ -428,7 +428,7 @@ class RunState:
         raise Stopped(outcome)  # type: ignore[arg-type]
 
     def take_reply(self, outcome: object, effect: CallModel) -> ModelReply:
-        """Return the reply that *outcome* holds; count it, and note how large the provider found a step's prompt (X45)."""
+        """Return the reply that *outcome* holds; count it, and note how large the provider found a step's prompt."""
         received = self.receive(outcome, effect)
         reply: ModelReply = received.value if type(received) is Value else self.unwrap(received)
         used, request = reply.usage, effect.request
@@ -462,7 +462,7 @@ class RunState:
 
     def count_actions(self, count: int) -> None:
         """
-        Count what the handler asked for beside steps (generator-contract G47).
+        Count what the handler asked for beside steps.
 
         Raises:
             LimitReached: when that is more than the run may do.
@@ -571,7 +571,7 @@ class RunState:
     # --- changes ----------------------------------------------------------------------------------------------------
 
     def take_inbox(self) -> bool:
-        """Append what was sent to the run meanwhile; return whether there was anything (generator-contract G54)."""
+        """Append what was sent to the run meanwhile; return whether there was anything."""
         if not self.inbox:
             return False
         self.history.add([m if m.tags else UserMessage(m.content, ("USER_PROMPT",)) for m in self.inbox])
@@ -618,7 +618,7 @@ class RunState:
             self.definitions = JsonDict(self.offered)
 
     def take_history(self, child: ChildResult[Any], call_id: str) -> None:
-        """Put history and context that an inline child leaves in the place of the run's own (generator-contract L25, L26)."""
+        """Put history and context that an inline child leaves in the place of the run's own."""
         if child.left is not None and not child.is_error:
             record, view = self.history.left_by_inline(child.left, call_id)
             self._context = child.left.context
@@ -647,7 +647,7 @@ class RunState:
         self.thinking.extend(texts)
 
     def log_call(self, entry: ToolCallLog) -> None:
-        """Add a call that has its result to the log of the run (requirements D10)."""
+        """Add a call that has its result to the log of the run."""
         self.tool_log.append(entry)
 
     # --- output -----------------------------------------------------------------------------------------------------
@@ -687,7 +687,7 @@ class RunState:
 
 class SideEvents:
     """
-    What handlers and hooks say on the side: notifications and log lines, held until the next effect (design 9).
+    What handlers and hooks say on the side: notifications and log lines, held until the next effect.
 
     It is the logger and notifier of one run; it only remembers, the machine shows.
     """
@@ -726,7 +726,7 @@ class SideEvents:
         )
 
     def compacted(self, by: str, before: Transcript, after: Transcript, *, record: bool) -> None:
-        """Remember that *by* made what the model sees smaller, if it did (requirements I11)."""
+        """Remember that *by* made what the model sees smaller, if it did."""
         run, tokens = self._run, (transcript_tokens(before), transcript_tokens(after))
         if run is None or tokens[1] >= tokens[0]:
             return
@@ -786,7 +786,7 @@ def _json_or_what(data: object) -> Any:
 
 class Spent:
     """
-    Sums that only grow; a part of the cost that is unknown makes the sum unknown for ever (reliability I4).
+    Sums that only grow; a part of the cost that is unknown makes the sum unknown for ever (reliability:I4).
 
     Attributes:
         children: The children, in the order in which they ended.

@@ -1,5 +1,5 @@
 """
-One model step, in the order that design 3 fixes; ``protocol.ORDER`` holds that order as a table.
+One model step, in a fixed order; ``protocol.ORDER`` holds that order as a table.
 
 expire ephemeral results -> ``pre_step`` hooks -> step prompt -> model call -> tool calls -> message and results appended
 together -> ``post_step`` hooks -> end decision. The open step is held outside the transcript until its tools are done.
@@ -202,7 +202,7 @@ def reopened_step(run: RunState, message: AssistantMessage, stored: Sequence[Too
     """
     Finish the step in which the run that this one continues was suspended; return whether the turn is complete.
 
-    Calls that ran keep their results, the others run now, the one that asked with the answer that was given (X11).
+    Calls that ran keep their results, the others run now, the one that asked with the answer that was given.
     """
     calls = called_by_model(run, message.tool_calls, run.offered)
     for call, known in zip(calls, stored, strict=True):
@@ -238,7 +238,7 @@ def step_request(run: RunState, over: StepWith, tail: Sequence[Message]) -> Mode
 
 
 def step_prompt(run: RunState) -> Sequence[Message]:
-    """Return the step prompt as a step-scoped message, if the agent has one (requirements A10)."""
+    """Return the step prompt as a step-scoped message, if the agent has one."""
     text = run.agent.step_prompt
     return (UserMessage(system_reminder(text), ("STEP_PROMPT",)),) if text else ()
 
@@ -260,12 +260,12 @@ def _taken(run: RunState, model: ModelReply, request: ModelRequest) -> tuple[Rep
 
 
 def _callable(run: RunState, request: ModelRequest) -> Collection[str]:
-    """Return the tools that the model may call: its own, whatever definitions it inherited (generator-contract L18)."""
+    """Return the tools that the model may call: its own, whatever definitions it inherited (generator-contract:L18)."""
     return run.offered if request.tools is run.specs else [spec.name for spec in request.tools]
 
 
 def _shorter(run: RunState, over: StepWith, error: ContextOverflow) -> Flow[ModelRequest]:
-    """Return the request as the hooks make it when told that it was too long, or raise *error* (requirements I17)."""
+    """Return the request as the hooks make it when told that it was too long, or raise *error*."""
     run.take_inbox()
     before = (run.system_prompt, run.history.view)
     run.too_long(error)
@@ -280,7 +280,7 @@ def _shorter(run: RunState, over: StepWith, error: ContextOverflow) -> Flow[Mode
 
 
 def _ask(run: RunState, request: ModelRequest, purpose: Purpose) -> Flow[ModelReply]:
-    """Call the model; a reply that the provider paused is continued (reliability MP56)."""
+    """Call the model; a reply that the provider paused is continued."""
     effect = quick_call_model(run.number(), request, purpose, run.coming_call_id)
     if run.must_prepare():
         yield from run.prepare(effect)
@@ -290,9 +290,9 @@ def _ask(run: RunState, request: ModelRequest, purpose: Purpose) -> Flow[ModelRe
 
 def _whole(run: RunState, request: ModelRequest, purpose: Purpose, reply: ModelReply) -> Flow[ModelReply]:
     """
-    Return a reply to its end: one that the provider paused is continued (reliability MP56), and so is one that was cut.
+    Return a reply to its end: one that the provider paused is continued, and so is one that was cut.
 
-    What is continued after a cut is text alone, at most three times, and not where the settings forbid it (X61) or the run
+    What is continued after a cut is text alone, at most three times, and not where the settings forbid it or the run
     that is repeated ended there.
 
     Raises:
@@ -410,12 +410,12 @@ def _warn_of_written_call(run: RunState, reply: ModelReply) -> None:
 
 
 def _is_empty(parts: Sequence[AssistantPart]) -> bool:
-    """Return whether a reply says nothing at all, not even a blank, which ends a turn (generator-contract G53)."""
+    """Return whether a reply says nothing at all, not even a blank, which ends a turn (generator-contract:G53)."""
     return all(type(p) is TextPart and not p.text for p in parts)
 
 
 def _is_only_thoughts(reply: ModelReply) -> bool:
-    """Return whether a reply holds something, but neither a call nor anything said; that alone ends no turn (X53)."""
+    """Return whether a reply holds something, but neither a call nor anything said; that alone ends no turn (requirements:X53)."""
     for part in reply.content:
         kind = type(part)
         if kind is not TextPart and kind is not ThinkingPart:
@@ -466,7 +466,7 @@ def _commit(run: RunState, message: AssistantMessage, calls: Sequence[Call]) -> 
 
 
 def _ends(run: RunState, calls: Sequence[Call]) -> bool:
-    """Return whether a step ends the turn, hooks aside (design 3, generator-contract G51)."""
+    """Return whether a step ends the turn, hooks aside."""
     if run.inbox and run.take_inbox():
         return False
     if run.truncated:

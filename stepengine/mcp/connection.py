@@ -502,7 +502,7 @@ def _is_cancelled() -> bool:
 
 
 def _leaf(error: BaseException) -> BaseException:
-    """Return what really happened: groups of groups hold it (interfaces IF58)."""
+    """Return what really happened: groups of groups hold it."""
     while isinstance(error, BaseExceptionGroup) and error.exceptions:
         error = error.exceptions[0]
     return error

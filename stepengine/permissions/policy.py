@@ -1,5 +1,5 @@
 """
-``Policy``: rules and a mode, what they say about a call and why, and their form as a file (requirements M5-M12).
+``Policy``: rules and a mode, what they say about a call and why, and their form as a file.
 
 A matching deny wins, whatever its scope and priority. Otherwise scopes are asked in the order user, session, agent,
 global, within a scope higher priorities first, then in order of addition; the first rule that matches decides. When none
@@ -57,7 +57,7 @@ PLAN = "Denied: in plan mode only tools that change nothing may be used; describ
 ASKED = "Denied: this needs a person's approval, and the mode is not to ask."
 UNASKED = "leads to a file about which a person has to be asked first; name the file itself"
 INSTRUCTS = PathRules(INSTRUCTING, ())
-"""Who accepts edits of the work has not accepted edits of what instructs (requirements X60)."""
+"""Who accepts edits of the work has not accepted edits of what instructs (requirements:X60)."""
 CALL_KEYS = ("is", "input", "agent", "paths", "hosts", "prefix", "origins", "any_input")
 RULE_KEYS = ("id", "decision", "match", "scope", "priority", "message", "description")
 

@@ -1,5 +1,5 @@
 """
-``Rule``: what is allowed, denied or asked about, for which calls, within which scope (requirements M1-M4, M13, M14).
+``Rule``: what is allowed, denied or asked about, for which calls, within which scope.
 
 A rule is data: its matcher is one of a closed set of frozen classes, each with a form in JSON, except ``When``, which
 holds a function. Text of models meets no expression that can backtrack: regular expressions run on pydantic's engine,

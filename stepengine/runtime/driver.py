@@ -1,12 +1,12 @@
 """
-One run while it is driven: the loop that feeds outcomes to its machine, and how it is told to end (design 3, 9).
+One run while it is driven: the loop that feeds outcomes to its machine, and how it is told to end.
 
 ``drive`` is the only place where a run waits. It knows no records, no replay and no limits: those wrap the performer. One
 effect is awaited in the run's own task; only the members of a ``Gather`` and the runs of children get tasks of their own.
 
 A run ends early because somebody stops it (``stop``) or because its task is cancelled from outside. Inside, ``stop``
 cancels the task too, to leave the effect under way; that cancellation is taken back (``uncancel``), the one from outside
-never is: it is passed on when the run has finished (reliability SS12, SS13).
+never is: it is passed on when the run has finished.
 """
 
 from __future__ import annotations
@@ -352,7 +352,7 @@ async def _gather(run: RunTask, effect: Gather) -> Gathered:
 
 class _Together:
     """
-    The members of one ``Gather`` on their way (requirements X50).
+    The members of one ``Gather`` on their way.
 
     They are admitted in request order, as far as the window is wide: that is when they begin for those who record and
     reserve. Each starts as soon as there is room for its kind, so that children who wait keep nobody else waiting.

@@ -1,5 +1,5 @@
 """
-The one ordered event stream of a run tree, and who is shown it (requirements N7-N10, O4, O5, X57).
+The one ordered event stream of a run tree, and who is shown it.
 
 Events reach observers and subscribers in the order in which they are emitted; each gets its place in the stream here. Those
 of a run that has a handle are kept for whoever comes late or comes back, as far as a ring of fixed size reaches. Nobody who
@@ -119,7 +119,7 @@ class Seat:
 
 class Curtain:
     """
-    Keeps secrets that the process knows out of events; the run itself has them (reliability R11, SC07).
+    Keeps secrets that the process knows out of events; the run itself has them.
 
     ``RunFinished`` passes as it is: its result is what the caller of the run gets. Only its JSON is clean.
     """
@@ -328,7 +328,7 @@ class Hub:
         resumed: Whether the root run goes on from its journal.
         goes_on: Whether another run follows in this stream when one has ended: that of a kept-open handle.
         watched: Whether anybody is shown events, or will be; while nobody is, they need not be made.
-        phase: What the root run is doing (requirements N11).
+        phase: What the root run is doing.
         history: Gives the history of the root run at this moment, while it runs.
         warnings: Observers that were dropped.
         crash: What an observer or the logger raised for the caller of the run, the first of it.
@@ -473,7 +473,7 @@ class Hub:
             after: The ``id`` of the last event that the subscriber has; what comes after it is what it gets.
 
         Raises:
-            StepEngineError: when the run has 100 subscribers already (reliability RS10), or *after* is no id of an event.
+            StepEngineError: when the run has 100 subscribers already, or *after* is no id of an event.
         """
         if len(self._subscriptions) >= MAX_SUBSCRIBERS:
             msg = f"this run has {MAX_SUBSCRIBERS} subscribers already; close one, or pass events on from one of them"

@@ -87,7 +87,7 @@ AtOnce: TypeAlias = Callable[[Item, IO], Awaitable[Single]]
 
 
 def is_repeatable(item: Item) -> bool:
-    """Return whether an effect may simply happen again when nobody knows whether it has (reliability R3)."""
+    """Return whether an effect may simply happen again when nobody knows whether it has."""
     effect = item.effect
     if type(effect) is CallTool:
         binding = item.plan.tools.get(effect.tool_name)

@@ -482,7 +482,7 @@ def _broken_off(finished: Finished, error: BaseException | None) -> Finished:
 
 
 def _lost(run: RunTask, error: BaseException) -> Finished:
-    """Return how a run ends whose machine broke: it takes nothing else down (requirements N14)."""
+    """Return how a run ends whose machine broke: it takes nothing else down."""
     if not isinstance(error, StepEngineError):
         msg = f"the run of {run.plan.definition.id!r} broke with {type(error).__name__}: {error}"
         wrapped = StepEngineError(msg)

@@ -1,5 +1,5 @@
 """
-Patterns of paths and of text, matched in time that no pattern can blow up (reliability RS12, FS23).
+Patterns of paths and of text, matched in time that no pattern can blow up.
 
 ``GlobPattern`` is what tools take (``*``, ``?``, ``[...]``, ``**``, ``{a,b}``), ``IgnorePattern`` is a line of a
 ``.gitignore`` file, read as git reads it. A component becomes an expression that never goes back over what a ``*``

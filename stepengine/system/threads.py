@@ -2,8 +2,8 @@
 ``ThreadPool``: where synchronous tool bodies run.
 
 A thread cannot be killed. A body that does not stop when its call ends is *abandoned*: its thread keeps running under a
-name that the run reports, and its place in the pool is given to somebody else, so that it starves nobody
-(reliability TL07). Threads are daemons and end when they have had nothing to do for a while.
+name that the run reports, and its place in the pool is given to somebody else, so that it starves nobody.
+Threads are daemons and end when they have had nothing to do for a while.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """
-The world of a simulated run: machines and trees of them, driven without an event loop, that die and go on (reliability 2).
+The world of a simulated run: machines and trees of them, driven without an event loop, that die and go on.
 
 When nothing goes wrong, replies, results and answers come from a seed.
 """
