@@ -211,8 +211,8 @@ MUTANTS = (
     Mutant(
         "lines of a handler are not logged",
         "stepengine/runtime/hub.py",
-        "    LogLine: Hub._log_line,  # noqa: SLF001\n",
-        "",
+        "                self.log(event, event.data, step=event.step)\n",
+        "                pass\n",
         HUB,
     ),
     # --- context ----------------------------------------------------------------------------------------------------
