@@ -355,7 +355,8 @@ class _Together:
     The members of one ``Gather`` on their way.
 
     They are admitted in request order, as far as the window is wide: that is when they begin for those who record and
-    reserve. Each starts as soon as there is room for its kind, so that children who wait keep nobody else waiting.
+    reserve. Each starts as soon as there is room for its kind, so that children who wait keep nobody else waiting. A tool call
+    is not admitted before there is room for it: one that is recorded as begun and has no result is in doubt after a crash.
     """
 
     def __init__(self, run: RunTask, effect: Gather) -> None:
@@ -390,7 +391,7 @@ class _Together:
         self._group = group
         while self._running or (self._run.stopping is None and self._next < len(self.items)):
             try:
-                if self._run.stopping is None and self._free and self._next < len(self.items):
+                if self._run.stopping is None and self._admissible():
                     await self._admit()
                 else:
                     await self._until_one_ended()
@@ -401,9 +402,19 @@ class _Together:
             except BaseException as error:  # noqa: BLE001
                 _account(self._run, error)
 
+    def _admissible(self) -> range:
+        """Return the members that may begin now: as many as the window is wide, up to the first tool call without room."""
+        room, end = self._room.get(CallTool, 0), min(self._next + self._free, len(self.items))
+        for index in range(self._next, end):
+            if type(self.items[index].effect) is CallTool:
+                if not room:
+                    return range(self._next, index)
+                room -= 1
+        return range(self._next, end)
+
     async def _admit(self) -> None:
-        """Let the next members begin, as many as the window has room for."""
-        batch = range(self._next, min(self._next + self._free, len(self.items)))
+        """Let the next members begin."""
+        batch = self._admissible()
         self._next += len(batch)
         self._free -= len(batch)
         await self._run.tree.performer.begin([self.items[index] for index in batch])
