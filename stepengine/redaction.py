@@ -672,7 +672,7 @@ class Redactor:
             value = _without_field(value, steps)
         return _asked(self.rules.functions, self._walk(value, 0))
 
-    def seen(self, value: Any) -> Any:
+    def seen(self, value: object) -> Any:
         """Return *value* as a run may see it: without secrets, but with what tells of the machine it runs on."""
         return self._within.value(value)
 
@@ -692,7 +692,7 @@ class Redactor:
         clean = self._walk(tree, level) if level else self.value(tree)
         return text if clean == tree else json.dumps(clean, ensure_ascii=False, separators=(",", ":"))
 
-    def member(self, name: str, value: Any, level: int = 0) -> Any:
+    def member(self, name: str, value: object, level: int = 0) -> Any:
         """Return the value of the member *name*, replaced when the name tells that it is secret."""
         return f"<redacted:{name}>" if self._telling(name, value) else self._walk(value, level)
 
@@ -729,7 +729,7 @@ class Redactor:
                 changed[alias] = new
         return attrs.evolve(value, **changed) if changed else value
 
-    def findings(self, value: Any, place: str = "") -> Iterator[tuple[str, str]]:
+    def findings(self, value: object, place: str = "") -> Iterator[tuple[str, str]]:
         """Give the JSON pointer and the rule of each secret that is in a JSON value."""
         if isinstance(value, Mapping):
             for key, member in value.items():
@@ -744,7 +744,7 @@ class Redactor:
         elif isinstance(value, str):
             yield from ((place, rule) for rule in self.secrets(value).values())
 
-    def refuse(self, value: Any, where: str) -> None:
+    def refuse(self, value: object, where: str) -> None:
         """
         Raise unless *value* is free of secrets.
 

@@ -373,7 +373,7 @@ class EditorAgent:
             await session.events.aclose()
         session.handle = session.turn = session.events = session.question = None
 
-    async def cancel(self, session_id: str, **_: Any) -> None:
+    async def cancel(self, session_id: str, **_: object) -> None:
         """End the turn of a session; a question that is open is not answered any more."""
         session = self._open.get(session_id)
         if session is None or session.handle is None:

@@ -203,7 +203,7 @@ class Shown:
     def _tool_started(self, event: ToolStarted) -> Iterator[Any]:
         yield from self._begin(event, "in_progress", event.input, self._content(event.input, None))
 
-    def _begin(self, event: Any, status: Any, given: Any, content: Sequence[Any]) -> Iterator[Any]:
+    def _begin(self, event: Any, status: Any, given: object, content: Sequence[Any]) -> Iterator[Any]:
         call = self._call_id(event.path, event.tool_call_id)
         if call in self._calls:
             yield acp.update_tool_call(call, status=status)
@@ -283,7 +283,7 @@ class Shown:
         except (OSError, ValueError, RuntimeError):  # the last for links in a circle, before Python 3.13
             return None
 
-    def _locations(self, given: Any) -> list[ToolCallLocation]:
+    def _locations(self, given: object) -> list[ToolCallLocation]:
         match given:
             case {"path": str(path)}:
                 return [ToolCallLocation(path=self._absolute(path))]
@@ -328,7 +328,7 @@ def _kind(event: ToolStarted | PermissionRequested) -> Any:
     return KINDS.get(event.category, "other")
 
 
-def _title(name: str, given: Any) -> str:
+def _title(name: str, given: object) -> str:
     about = next((given[key] for key in NAMED if given.get(key)), "") if isinstance(given, Mapping) else ""
     said = about if isinstance(about, str) else " ".join(map(str, about)) if isinstance(about, list | tuple) else ""
     return visible(f"{name} {said}".strip(), strict=True)[:TITLE_CHARS]

@@ -487,7 +487,7 @@ class Recording:
 
 
 def _companion(
-    options: Options, journal: str, *, command: str, agent_id: str, prompt: str = "", forked_from: Any = None
+    options: Options, journal: str, *, command: str, agent_id: str, prompt: str = "", forked_from: object = None
 ) -> dict[str, Any]:
     from importlib.metadata import PackageNotFoundError, version
 

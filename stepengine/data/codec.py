@@ -117,7 +117,7 @@ def written_any(value: object, style: Style) -> str:
     return written(value, style) if cls in style.writers or _is_stored(cls) else style.json(bare_any(value))
 
 
-def written(value: Any, style: Style) -> str:
+def written(value: object, style: Style) -> str:
     """
     Return the JSON text of ``bare(value)`` in a style, without making that object.
 
@@ -157,7 +157,7 @@ def from_json(data: object) -> Any:
     return restored({k: v for k, v in data.items() if k != "stepengine"})
 
 
-def restored(data: Any) -> Any:
+def restored(data: object) -> Any:
     """
     Return the value that ``bare`` stored in *data*.
 
@@ -167,7 +167,7 @@ def restored(data: Any) -> Any:
     return _read(data, _decode_object)
 
 
-def restored_any(data: Any) -> Any:
+def restored_any(data: object) -> Any:
     """
     Return the value of a member that may hold any stored value, or JSON.
 
@@ -185,7 +185,7 @@ def _read(data: object, decode: Callable[[Any], object]) -> Any:
         raise fault(msg) from None
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """
     Return *value* as JSON for people to look at; it never fails.
 
@@ -283,7 +283,7 @@ def _encode_slowly(value: Any, shape: _Shape) -> dict[str, Any]:
     return data
 
 
-def _decode_object(data: Any, allowed: tuple[type[Any], ...] = (object,)) -> Any:
+def _decode_object(data: object, allowed: tuple[type[Any], ...] = (object,)) -> Any:
     name = data.get("type") if type(data) is dict or isinstance(data, Mapping) else None
     if not isinstance(name, str):
         msg = f"expected an object with a 'type', not {shown(data)}"
@@ -528,7 +528,7 @@ def _codec_of_class(cls: type[Any], arguments: tuple[object, ...]) -> Codec:
 
 
 def _objects(classes: tuple[type[Any], ...]) -> Codec:
-    def checked(value: Any) -> Any:
+    def checked(value: object) -> Any:
         if isinstance(value, classes):
             return value
         msg = f"expected one of {[c.__name__ for c in classes]}, not {shown(value)}"
@@ -595,7 +595,7 @@ def _decode_any(data: Any) -> Any:
     return _decode_only(data, "items", _ITEMS) if kind == "tuple" else _decode_object(data)
 
 
-def _decode_only(data: Mapping[str, Any], member: str, codec: Codec) -> Any:
+def _decode_only(data: Mapping[str, object], member: str, codec: Codec) -> Any:
     if data.keys() != {"type", member}:
         msg = f"an object of type {data['type']!r} has exactly the member {member!r}"
         raise fault(msg)

@@ -225,7 +225,7 @@ class AgentDefinition(Generic[Out]):
         inherit_parent_system_prompt: bool = False,
         input_schema: InputSchema | Schema | None = None,
         output_mode: OutputMode | None = None,
-        output_schema: type[Out] | Mapping[str, Any] | None = None,
+        output_schema: type[Out] | Mapping[str, object] | None = None,
         handle_steps: Callable[[StepContext[Any]], Generator[Any, Any, Out]] | None = None,
         settings: ModelSettings | None = None,
         hooks: Hooks | None = None,

@@ -103,7 +103,7 @@ def _checked(check: Callable[[Any], object]) -> Codec:
 
 
 def _frozen_scalar(kinds: tuple[type, ...], what: str) -> Codec:
-    def check(value: Any) -> Any:
+    def check(value: object) -> Any:
         if type(value) in kinds or (isinstance(value, kinds) and not isinstance(value, bool)):
             return freeze(value)
         msg = f"expected {what}, not {shown(value)}"
@@ -181,7 +181,7 @@ ENDLESS = Codec(_time_to_json, _json_to_time)
 def literal(values: tuple[object, ...], make: type[Enum] | None = None) -> Codec:
     """Return the codec of a choice between strings; *make* turns them into members of an enumeration."""
 
-    def check(data: Any) -> Any:
+    def check(data: object) -> Any:
         if isinstance(data, str) and data in values:
             return make(data) if make else str.__str__(data)
         msg = f"expected one of {list(values)}, not {shown(data)}"

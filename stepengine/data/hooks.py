@@ -125,7 +125,7 @@ def _transcript(value: Any) -> Transcript | None:
     return value if value is None or isinstance(value, Transcript) else Transcript(value)
 
 
-def _object(value: Any) -> Any:
+def _object(value: object) -> Any:
     return None if value is None else freeze_object(value)
 
 

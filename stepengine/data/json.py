@@ -182,7 +182,7 @@ def mended(text: str) -> str:
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def _levels(value: Any) -> int:
+def _levels(value: object) -> int:
     """Return how deep a frozen container is nested, 0 for what ``freeze`` did not make."""
     kind = type(value)
     return getattr(value, "_levels", 0) if kind is JsonDict or kind is JsonList else 0
@@ -253,11 +253,11 @@ def _too_deep(path: str) -> DataError:
     return DataError(f"nested deeper than {MAX_DEPTH} levels at {path}", path=path)
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     return "null" if value is None else f"a {type(value).__name__}"
 
 
-def thaw(value: Any) -> Any:
+def thaw(value: object) -> Any:
     """Return a mutable copy of a frozen JSON value: plain dicts and lists all the way down."""
     if type(value) in SCALARS:
         return value
@@ -268,12 +268,12 @@ def thaw(value: Any) -> Any:
     return value
 
 
-def compact(value: Any) -> str:
+def compact(value: object) -> str:
     """Return *value* as JSON text without spaces, keys in their own order, non-ASCII characters as they are."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
-def canonical(value: Any) -> str:
+def canonical(value: object) -> str:
     """Return *value* as canonical JSON text: keys sorted, no spaces, ``-0.0`` as ``0.0`` (reliability JR40)."""
     return json.dumps(_plus_zero(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True)
 

@@ -175,7 +175,7 @@ def _schema_or_none(value: Mapping[str, object] | None) -> JsonDict | None:
     return None if value is None else freeze_object(value, "response_schema")
 
 
-def _extra(value: Mapping[str, Any]) -> JsonDict:
+def _extra(value: Mapping[str, object]) -> JsonDict:
     return freeze_object(value, "extra")
 
 
@@ -188,7 +188,7 @@ def _lifetime(value: object) -> Any:
     return {True: "5m", False: "off"}.get(value, value) if isinstance(value, bool) else value
 
 
-def _several(value: Any) -> Any:
+def _several(value: object) -> Any:
     return tuple(value) if isinstance(value, list) else (value,) if isinstance(value, ServerTool) else value
 
 

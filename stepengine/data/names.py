@@ -21,7 +21,7 @@ R_co = TypeVar("R_co", covariant=True)
 KINDS: dict[Any, type] = {str: str, list: list}
 
 
-def bound(name: str, signature: inspect.Signature, /, *args: Any, **kwargs: Any) -> dict[str, Any]:
+def bound(name: str, signature: inspect.Signature, /, *args: object, **kwargs: object) -> dict[str, Any]:
     """
     Return Python arguments by the names of the parameters that they are for.
 

@@ -232,7 +232,7 @@ class Perform(Member["T_co | PerformError"], Generic[T_co]):
     def __init__(self: Perform[T], fn: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> None: ...
     @overload
     def __init__(self: Perform[T], fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> None: ...
-    def __init__(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, fn: Callable[..., object], /, *args: object, **kwargs: object) -> None:
         if not callable(fn):
             msg = f"Perform needs a function and its arguments, not {fn!r}"
             raise BadYield(msg)
@@ -635,7 +635,7 @@ def _messages(value: str | Iterable[Message]) -> tuple[Message, ...]:
     return tuple(Transcript(value))
 
 
-def _specs(value: Any) -> Any:
+def _specs(value: object) -> Any:
     return value if isinstance(value, str) or not isinstance(value, Iterable) else tuple_of(value)
 
 

@@ -295,7 +295,7 @@ class Operator:
         sessions: Its sessions.
     """
 
-    def __init__(self, client: Any, url: str, *, app: str, pool: str) -> None:
+    def __init__(self, client: object, url: str, *, app: str, pool: str) -> None:
         self.client: Any = _Asking(client, url)
         self.url = url
         self.app = app
@@ -346,7 +346,7 @@ class Operator:
         prompt: str = "",
         *,
         id: str | None = None,
-        params: Any = None,
+        params: object = None,
         limits: Limits | None = None,
         previous: AgentState | None = None,
         info: RunInfo | None = None,
@@ -433,7 +433,7 @@ class Operator:
 
     # --- looking ------------------------------------------------------------------------------------------------------
 
-    async def rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+    async def rows(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
         """
         Return what a statement selects, for what the package's client does not tell.
 

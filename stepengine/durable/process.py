@@ -298,7 +298,7 @@ class Process:
                 on_conflict="update_if_latest_version",
             )
 
-    async def execute(self, form: Mapping[str, Any], seed: Mapping[str, Any] | None) -> dict[str, Any]:
+    async def execute(self, form: Mapping[str, object], seed: Mapping[str, object] | None) -> dict[str, Any]:
         """Drive the run that *form* orders, as the body of its workflow; it begins with what *seed* holds."""
         order = Order.of(form)
         run = DurableRun(

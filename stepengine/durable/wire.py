@@ -294,7 +294,7 @@ def error_form(error: BaseException) -> dict[str, Any]:
         return _portable(bare(Failure(StepEngineError(error.message)))["error"])
 
 
-def error_of(form: Mapping[str, Any] | None) -> StepEngineError | None:
+def error_of(form: Mapping[str, object] | None) -> StepEngineError | None:
     """Return the error that is stored."""
     if form is None:
         return None
@@ -314,7 +314,7 @@ def answers_form(questions: Sequence[Question], given: Mapping[str, AnswerLike])
     return _portable({question.id: bare(answered(given[question.id], question)) for question in questions})
 
 
-def answers_of(form: Mapping[str, Any], questions: Sequence[Question]) -> tuple[Answer, ...]:
+def answers_of(form: Mapping[str, object], questions: Sequence[Question]) -> tuple[Answer, ...]:
     """
     Return the answers to *questions* in their order.
 
@@ -369,7 +369,7 @@ def result_form(result: RunResult[Any]) -> dict[str, Any]:
     return _portable(form)
 
 
-def result_of(form: Mapping[str, Any], output: Any = None) -> RunResult[Any]:
+def result_of(form: Mapping[str, Any], output: object = None) -> RunResult[Any]:
     """Return how a root run ended; *output* takes the place of the stored JSON, where the agent's own type is known."""
     return RunResult(
         status=RunStatus(form["status"]),

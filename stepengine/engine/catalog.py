@@ -425,7 +425,7 @@ def check_hooks(owner: str, hooks: Hooks) -> None:
                 raise DefinitionError(msg)
 
 
-def _by_name(owner: str, tools: Iterable[Any]) -> dict[str, ToolLike]:
+def _by_name(owner: str, tools: Iterable[object]) -> dict[str, ToolLike]:
     named: dict[str, ToolLike] = {}
     for tool in tools:
         if isinstance(tool, str) or not isinstance(tool, ToolLike):

@@ -144,7 +144,7 @@ class Sessions(AnyStore):
         DefinitionError: when the store cannot do that.
     """
 
-    def __init__(self, store: Any, *, children: bool = False) -> None:
+    def __init__(self, store: object, *, children: bool = False) -> None:
         super().__init__(store)
         self.children = children
         if children and not self.is_whole:

@@ -361,7 +361,7 @@ class Encoder:
             return [self._line({name: value for name, value in line.items() if name != "crc"}, record)]
         return [self._line(m, record) for m in self._packed(record, to_text(self._members(record)), NO_FRAME)]
 
-    def _line(self, members: Mapping[str, Any] | str, record: Record) -> bytes:
+    def _line(self, members: Mapping[str, object] | str, record: Record) -> bytes:
         line, crc = to_line(members, self._previous)
         if len(line) > MAX_LINE:
             where = shown_address(getattr(record, "path", ""), getattr(record, "seq", -1))

@@ -43,7 +43,7 @@ UNSEEN = ("tags", "ttl")
 SEEN_OF_MESSAGE = CANONICAL._replace(writers={}, without=UNSEEN, inside=CANONICAL)
 
 
-def fingerprint(value: Any) -> str:
+def fingerprint(value: object) -> str:
     """Return the fingerprint of a JSON value as it is."""
     return _digits(frozen_text(value))
 
@@ -181,7 +181,7 @@ class Fingerprints:
         data = bare(message)
         return frozen_text(self.redactor.value({name: data[name] for name in data if name not in UNSEEN}))
 
-    def _clean(self, value: Any) -> str:
+    def _clean(self, value: object) -> str:
         text = frozen_text(value)
         return frozen_text(self.redactor.value(value)) if self.redactor.suspicious(text) else text
 

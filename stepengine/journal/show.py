@@ -315,7 +315,7 @@ def _mark(role: str, parts: list[Tree]) -> str:
     return f"{role} {canonical([{k: v for k, v in part.items() if k != 'call'} for part in parts])}"
 
 
-def _settings(stored: Any) -> Any:
+def _settings(stored: object) -> Any:
     return None if stored is None else {k: v for k, v in plain(stored).items() if k != "type"}
 
 
@@ -392,7 +392,7 @@ def _hash(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()[:HASH_DIGITS]}"
 
 
-def _filled(**members: Any) -> Tree:
+def _filled(**members: object) -> Tree:
     """Return the members that say something."""
     return {name: value for name, value in members.items() if value not in EMPTY}
 
@@ -435,7 +435,7 @@ def _cut(text: str) -> str:
     return f"{text[:MAX_TEXT]}\n... (cut: {len(text):,} characters, sha256:{mark})"
 
 
-def render(tree: Mapping[str, Any]) -> str:
+def render(tree: Mapping[str, object]) -> str:
     """
     Return a tree of ``run_tree`` or ``result_tree`` as text that ends with a line end.
 
@@ -451,7 +451,7 @@ def render_effects(tree: Mapping[str, object], addresses: Collection[str]) -> st
     return "".join([f"{line}\n" for line in lines])
 
 
-def _found(tree: Mapping[str, Any], addresses: Collection[str]) -> Iterator[Mapping[str, Any]]:
+def _found(tree: Mapping[str, object], addresses: Collection[str]) -> Iterator[Mapping[str, Any]]:
     for effect in _list(tree, "steps"):
         if effect["address"] in addresses:
             yield {name: member for name, member in effect.items() if name not in ("system", "said")}
@@ -560,7 +560,7 @@ def _outcome(outcome: object) -> Iterator[str]:
         yield f"stop {outcome['stop']}"
 
 
-def _said(message: Any) -> Iterator[str]:
+def _said(message: object) -> Iterator[str]:
     if not isinstance(message, Mapping):
         yield from _value(message)
         return
@@ -615,7 +615,7 @@ def _asked(before: str, question: Any) -> Iterator[str]:
 # --- values -----------------------------------------------------------------------------------------------------------
 
 
-def _named(name: str, value: Any, *, quoted: bool = False) -> Iterator[str]:
+def _named(name: str, value: object, *, quoted: bool = False) -> Iterator[str]:
     """Give *name* and its value below it; nothing for a value that is not there."""
     if value in (None, "") and not quoted:
         return

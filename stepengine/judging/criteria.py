@@ -394,7 +394,7 @@ def _holds(holds: bool, reason: str) -> Verdict:  # noqa: FBT001 - what it is ab
     return Verdict(float(holds), holds, "" if holds else reason)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     text = value if isinstance(value, str) else repr(value)
     return visible(text if len(text) <= MAX_SAID else f"{text[:MAX_SAID]}...", strict=True)
 
@@ -470,7 +470,7 @@ def fits(schema: Any) -> Criterion:
 # --- what was done ----------------------------------------------------------------------------------------------------
 
 
-def called(tool: str, input: Mapping[str, Any] | None = None) -> Criterion:
+def called(tool: str, input: Mapping[str, object] | None = None) -> Criterion:
     """
     Return a check that the run or a child called *tool*.
 

@@ -167,7 +167,7 @@ class Woken(BaseException):
         message: What that one told.
     """
 
-    def __init__(self, message: Mapping[str, Any]) -> None:
+    def __init__(self, message: Mapping[str, object]) -> None:
         super().__init__()
         self.message = message
 
@@ -305,7 +305,7 @@ class ForkedWalk:
         known: dict[str, Any] = json.loads(self._shared[4 : 4 + size])
         return known
 
-    def _write(self, known: Mapping[str, Any]) -> None:
+    def _write(self, known: Mapping[str, object]) -> None:
         text = json.dumps(known).encode()
         if len(text) > MESSAGE - 4:
             msg = f"the debugger cannot hand on {len(text)} bytes"

@@ -756,7 +756,7 @@ class SideEvents:
         """Log for users who asked for detail."""
         self._log("info", message, data)
 
-    def warning(self, message: str, /, **data: Any) -> None:
+    def warning(self, message: str, /, **data: object) -> None:
         """Log what somebody should look at."""
         self._log("warning", message, data)
 

@@ -140,7 +140,7 @@ def _is_form(fields: object) -> bool:
     return isinstance(fields, Mapping) and all(isinstance(field, Mapping) for field in fields.values())
 
 
-def _question(text: str, field: Mapping[str, Any]) -> Ask:
+def _question(text: str, field: Mapping[str, object]) -> Ask:
     options = [YES, NO] if field.get("type") == "boolean" else _choices(field)
     named = [visible(str(one), strict=True) for one in options]
     return Ask(text, named if 1 < len(named) <= OPTIONS else (), multi_select=field.get("type") == "array")
@@ -188,7 +188,7 @@ def _listed(value: object) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else []
 
 
-def _message(said: Mapping[str, Any]) -> UserMessage | AssistantMessage:
+def _message(said: Mapping[str, object]) -> UserMessage | AssistantMessage:
     content = said.get("content")
     blocks = content if isinstance(content, list | tuple) else [content]
     texts = [

@@ -115,7 +115,7 @@ def listed_tools(
     return Found(tuple([made[name] for name in sorted(made)]), tuple(left_out))
 
 
-def _named(tool: Mapping[str, Any]) -> str:
+def _named(tool: Mapping[str, object]) -> str:
     return repr(visible(str(tool.get("name", ""))[:200], strict=True))
 
 
@@ -145,7 +145,7 @@ def shown_text(text: str) -> str:
     )
 
 
-def digest_of(tool: Mapping[str, Any]) -> str:
+def digest_of(tool: Mapping[str, object]) -> str:
     """Return the digest by which a definition is pinned (reliability MC01); the order of members does not count."""
     members = ("name", "title", "description", "inputSchema", "outputSchema", "annotations")
     said = {member: tool[member] for member in members if tool.get(member) is not None}
@@ -190,7 +190,7 @@ def offered_prompts(raw: Sequence[Mapping[str, Any]], left_out: list[str]) -> li
 # --- schemas ----------------------------------------------------------------------------------------------------------
 
 
-def fitting_schema(name: str, given: Mapping[str, Any]) -> JsonDict:
+def fitting_schema(name: str, given: Mapping[str, object]) -> JsonDict:
     """
     Return a foreign schema as providers take it and inputs can be checked against it (design 15).
 

@@ -68,7 +68,7 @@ def result_of(raw: Mapping[str, Any]) -> ToolResult:
 
 
 def _with_structured(
-    parts: Sequence[ResultPart], structured: Any, content: Sequence[Mapping[str, Any]]
+    parts: Sequence[ResultPart], structured: object, content: Sequence[Mapping[str, object]]
 ) -> list[ResultPart]:
     """
     Return *parts* with the value of a result, each thing once: servers say the same in texts for clients that know nothing else.

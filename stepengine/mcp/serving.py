@@ -160,7 +160,7 @@ class AgentServer:
             raise StepEngineError(msg)
         return result
 
-    async def _answered(self, ctx: Any, params: Any) -> Any:
+    async def _answered(self, ctx: object, params: Any) -> Any:
         waiting = self._waiting.pop(params.request_state, None)
         if waiting is None:
             return _failed("the run that asked this is not known here any more; call again without request state")
@@ -169,7 +169,7 @@ class AgentServer:
         result = await _apart(waiting.offered.engine.resume(waiting.journal, answers=answers))
         return await self._told(ctx, waiting.offered, waiting.journal, result)
 
-    async def _told(self, ctx: Any, offered: Offered, journal: MemoryJournal, result: RunResult[Any]) -> Any:
+    async def _told(self, ctx: object, offered: Offered, journal: MemoryJournal, result: RunResult[Any]) -> Any:
         """Return a result, or its questions, once everything was asked that can be asked from here."""
         while result.status is RunStatus.SUSPENDED:
             questions = result.pending_questions

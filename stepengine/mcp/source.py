@@ -305,7 +305,7 @@ class McpTools:
         """The digests that definitions must have, by the server's name of the tool; fit for ``mcp_tools(pins=...)``."""
         return dict(self._pins)
 
-    async def _call(self, listed: Listed, ctx: ToolContext, input: Mapping[str, Any]) -> ToolResult:
+    async def _call(self, listed: Listed, ctx: ToolContext, input: Mapping[str, object]) -> ToolResult:
         """Call a tool; what the server wants to know first makes the result a pending one."""
         try:
             return await self._tried(listed, ctx, input)
@@ -445,7 +445,7 @@ class McpTools:
                     await asyncio.wait_for(asyncio.wrap_future(ending), END_SECONDS)
 
 
-def _broken_promise(connection: Connection, listed: Listed, outcome: Mapping[str, Any]) -> str:
+def _broken_promise(connection: Connection, listed: Listed, outcome: Mapping[str, object]) -> str:
     promise = connection.promises.get(listed.name)
     wrong = misfit(listed.tool, promise, outcome) if promise else ""
     return f"the result is not what {listed.tool!r} promises: {wrong}" if wrong else ""

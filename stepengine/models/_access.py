@@ -303,7 +303,7 @@ class GoogleAccess(Access):
 
     variables = (GOOGLE_CREDENTIALS, *GOOGLE_PROJECTS)
 
-    def __init__(self, provider: str, *, project: str | None, location: str | None, credentials: Any) -> None:
+    def __init__(self, provider: str, *, project: str | None, location: str | None, credentials: object) -> None:
         self._provider = provider
         self._project = project
         self._location = location

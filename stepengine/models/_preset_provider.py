@@ -101,7 +101,7 @@ class PresetProvider(HttpProvider):
         api_key: str | Secret | None = None,
         base_url: str | None = None,
         key_env: str | None = None,
-        transport: Any = None,
+        transport: object = None,
         *,
         timeouts: Timeouts | None = None,
         headers: Mapping[str, str] | None = None,

@@ -32,7 +32,7 @@ def plain_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
 class _Plain:
     """Puts definitions in the places that refer to them."""
 
-    def __init__(self, definitions: Mapping[str, Any]) -> None:
+    def __init__(self, definitions: Mapping[str, object]) -> None:
         self._definitions = definitions
         self._made = 0
 
@@ -54,7 +54,7 @@ class _Plain:
         target = self._definitions.get(reference, {"type": "object"})
         return self.of({**(target if isinstance(target, Mapping) else {}), **rest}, (*within, reference))
 
-    def _member(self, name: str, item: Any, within: tuple[str, ...]) -> Any:
+    def _member(self, name: str, item: object, within: tuple[str, ...]) -> Any:
         if name in {"enum", "default", "examples", "required", "const"}:
             return item
         if name in {"properties", "patternProperties"} and isinstance(item, Mapping):
@@ -168,7 +168,7 @@ class _Strict(ABC):
             raise _Unfit
         return [self.of(schema, level) for schema in schemas]
 
-    def members(self, schema: Mapping[str, Any], level: int) -> dict[str, Any]:
+    def members(self, schema: Mapping[str, object], level: int) -> dict[str, Any]:
         """Return the members of a closed object, and count them."""
         if schema.get("additionalProperties", False) is not False:
             raise _Unfit

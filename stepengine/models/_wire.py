@@ -159,7 +159,9 @@ def all_headers(*layers: Mapping[str, str]) -> dict[str, str]:
     return merged
 
 
-def members_of(request: ModelRequest, head: Mapping[str, Any], tools: bytes, *, extra: bool = True) -> dict[str, bytes]:
+def members_of(
+    request: ModelRequest, head: Mapping[str, object], tools: bytes, *, extra: bool = True
+) -> dict[str, bytes]:
     """
     Return the encoded members of a body, all but the conversation: *head* without ``None``, and *tools*.
 
@@ -361,8 +363,8 @@ class ToolsCache:
     def __init__(
         self,
         encode: Callable[[ToolSpec], Any],
-        last: Mapping[str, Any] | None = None,
-        search: Mapping[str, Any] | None = None,
+        last: Mapping[str, object] | None = None,
+        search: Mapping[str, object] | None = None,
     ) -> None:
         self._encode = encode
         self._on_last = last or {}

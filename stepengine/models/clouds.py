@@ -255,7 +255,7 @@ class BedrockProvider(_Several):
         self,
         api_key: str | Secret | None = None,
         base_url: str | None = None,
-        transport: Any = None,
+        transport: object = None,
         *,
         region: str | None = None,
         profile: str | None = None,
@@ -434,10 +434,10 @@ class VertexProvider(_Several):
         self,
         project: str | None = None,
         location: str | None = None,
-        credentials: Any = None,
+        credentials: object = None,
         *,
         base_url: str | None = None,
-        transport: Any = None,
+        transport: object = None,
         max_tokens: int | None = None,
         prompt_cache: bool | Literal["5m", "1h"] = True,
         name: str = "vertex",
@@ -546,7 +546,7 @@ class _VertexGemini(_OnVertex, GoogleProvider):
         super().__init__(None, base_url, **options)
         self._google = access
 
-    def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
+    def _client(self, credentials: Credentials, base_url: str, http_client: object) -> Any:
         access = {
             "enterprise": True,
             "project": self._google.project,

@@ -269,7 +269,7 @@ class _Book:
 class _PriceList:
     """What one model costs during one time, tier by tier."""
 
-    def __init__(self, prices: Any) -> None:
+    def __init__(self, prices: object) -> None:
         self.prices = prices
         self._starts = sorted({tier.start for price in vars(prices).values() for tier in getattr(price, "tiers", ())})
         self._rates: dict[int, _Rates | None] = {}

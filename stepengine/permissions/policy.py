@@ -632,7 +632,7 @@ def _loaded(data: Any, where: str) -> Rule:
         raise DefinitionError(msg) from None
 
 
-def _typed(value: Any, kind: type, where: str, what: str = "text") -> Any:
+def _typed(value: object, kind: type, where: str, what: str = "text") -> Any:
     if type(value) is not kind:
         msg = f"{where} is {value!r}, not {'a whole number' if kind is int else what}"
         raise DefinitionError(msg)

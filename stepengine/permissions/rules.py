@@ -88,7 +88,7 @@ def _command_of(given: object) -> Argv | Script:
         return Script(words if isinstance(words, str) else "\n".join(words), error.message)
 
 
-def _texts(value: Any, names: frozenset[str], *, inside: bool) -> Iterator[str]:
+def _texts(value: object, names: frozenset[str], *, inside: bool) -> Iterator[str]:
     if isinstance(value, str):
         if inside:
             yield value

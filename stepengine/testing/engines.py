@@ -100,7 +100,7 @@ def recorded_models(transport: Callable[[], object], key: str | None) -> Models:
         found = find_key(name, given, variables, required=required, argument=argument)
         return make(name=name, api_key=found.key, base_url=url, transport=transport())
 
-    def behind(cloud: Callable[..., Provider], given: Mapping[str, Any]) -> Provider:
+    def behind(cloud: Callable[..., Provider], given: Mapping[str, object]) -> Provider:
         return cloud(transport=transport(), **given)
 
     models = Models()

@@ -119,7 +119,7 @@ def _difference(whose: str, one: Any, other: object, *but: str) -> str:
     return ""
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     said = repr(value)
     return said if len(said) <= WIDTH else f"{said[:WIDTH]}... ({len(said)} characters)"
 
@@ -185,7 +185,7 @@ class Watched:
 
         return watched
 
-    def sent(self, asked: Any, result: Any) -> None:
+    def sent(self, asked: object, result: object) -> None:
         """Look at what the handler is sent for *asked*."""
         if not isinstance(result, StepResult):
             return

@@ -61,7 +61,7 @@ def _pieces(history: History, intent: Intent) -> Iterator[tuple[str, str]]:
         yield f"/messages/{index}", _text({k: v for k, v in message.items() if k != "tags"})
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=dict)
 
 

@@ -81,7 +81,7 @@ class _Text(SingleFileSnapshotExtension):
         """Return the JSON value that the snapshot shows."""
         return tree_of(data) if not isinstance(data, Mapping) else dict(data)
 
-    def written(self, value: Any) -> str:
+    def written(self, value: object) -> str:
         """Return the text of the file."""
         return _indented(value)
 

@@ -411,7 +411,7 @@ class Clients:
 
         return self._client(OpenAIProvider("replay"), name, http_client)
 
-    def _client(self, provider: Any, name: str, http_client: Any) -> Any:
+    def _client(self, provider: Any, name: str, http_client: object) -> Any:
         make = getattr(provider._sdk(), name)  # noqa: SLF001 - it alone may import the SDK
         url = provider.settings().base_url
         return make(api_key=self._key, base_url=url, max_retries=0, http_client=http_client)

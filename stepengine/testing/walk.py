@@ -75,7 +75,7 @@ def answer_to(asked: object, answer: object, state: AgentState) -> StepResult:
         raise DataError(msg) from None
 
 
-def _result(asked: Any, answer: Any, state: AgentState) -> StepResult:
+def _result(asked: object, answer: object, state: AgentState) -> StepResult:
     if isinstance(asked, Sentinel | StepWith):
         return _stepped(asked, answer, state)
     if isinstance(asked, Parallel):
@@ -128,7 +128,7 @@ def _as_performed(asked: Perform[Any], error: Exception) -> PerformError:
     return failed
 
 
-def _member(asked: Any, answer: Any) -> Any:
+def _member(asked: object, answer: Any) -> Any:
     if isinstance(asked, ToolCall):
         return _tool_result(asked, answer)
     if answer is NOTHING:
@@ -269,7 +269,7 @@ class Walk:
         self,
         handler: Handler,
         prompt: str = "",
-        params: Any = None,
+        params: object = None,
         state: AgentState | None = None,
         *,
         model: str | None = None,
@@ -451,7 +451,7 @@ class _Notes:
     def info(self, message: str, /, **data: Any) -> None:
         self._keep("info", message, data)
 
-    def warning(self, message: str, /, **data: Any) -> None:
+    def warning(self, message: str, /, **data: object) -> None:
         self._keep("warning", message, data)
 
     def error(self, message: str, /, **data: Any) -> None:

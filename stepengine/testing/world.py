@@ -184,7 +184,7 @@ class _Drawing:
                 return self.value(self.random.choice(list(schema[word])), depth + 1)
         return self._of_type(schema, schema.get("type", "object" if "properties" in schema else "string"), depth + 1)
 
-    def _of_type(self, schema: Mapping[str, Any], kind: Any, depth: int) -> Any:
+    def _of_type(self, schema: Mapping[str, Any], kind: object, depth: int) -> Any:
         random = self.random
         if kind == "object":
             required, members = schema.get("required", ()), schema.get("properties", {}).items()
@@ -195,7 +195,7 @@ class _Drawing:
         made = PLAIN.get(kind) if isinstance(kind, str) else None
         return made(random) if made is not None else random.choice(TEXTS)
 
-    def _member(self, name: str, schema: Any, depth: int) -> Any:
+    def _member(self, name: str, schema: object, depth: int) -> Any:
         if name in NAMING and self.agents:
             return self.random.choice(self.agents)
         return self.value(schema, depth)

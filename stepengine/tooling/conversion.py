@@ -91,7 +91,7 @@ def as_result(value: Any, max_chars: int | None = None) -> ToolResult:
         return ToolResult.error(f"the tool's result is not serialisable: a {kind.__name__} raised {error_text(error)}")
 
 
-def _result(value: Any) -> ToolResult:
+def _result(value: object) -> ToolResult:
     if isinstance(value, ToolResult):
         return value
     if isinstance(value, str):
@@ -193,7 +193,7 @@ TEXTS: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
 )
 
 
-def encode(value: Any) -> Any:
+def encode(value: object) -> Any:
     """
     Return *value* as frozen JSON.
 
@@ -210,7 +210,7 @@ class _Encoder:
     def __init__(self) -> None:
         self._open: set[int] = set()
 
-    def encode(self, value: Any, path: str) -> Any:
+    def encode(self, value: object, path: str) -> Any:
         if value is None or type(value) in {str, int, float, bool, JsonDict, JsonList}:
             return value
         if isinstance(value, Enum):

@@ -144,7 +144,7 @@ class Inputs(Protocol):
         """Return the validated input, or raise ``ToolInputError``."""
 
 
-def check_name(name: Any, where: str = "") -> None:
+def check_name(name: object, where: str = "") -> None:
     """
     Refuse a tool name that a provider would refuse (reliability TL19).
 
@@ -157,7 +157,7 @@ def check_name(name: Any, where: str = "") -> None:
 
 
 def _refusing(name: str) -> Callable[[Any], Any]:
-    def refuse(_: Any) -> Any:
+    def refuse(_: object) -> Any:
         msg = f"tool {name!r} is carried out by a run; it cannot be executed on its own"
         raise ToolError(msg, tool_name=name)
 
@@ -184,8 +184,8 @@ class Tool(Generic[P, R]):
         self,
         name: str,
         description: str,
-        input_schema: Mapping[str, Any],
-        run: Callable[..., Any],
+        input_schema: Mapping[str, object],
+        run: Callable[..., object],
         **options: Unpack[ToolOptions],
     ) -> None:
         check_name(name)
@@ -265,7 +265,7 @@ class Tool(Generic[P, R]):
         return self._binding
 
     async def execute(
-        self, arguments: Mapping[str, Any], ctx: ToolContext, *, overrides: Overrides = NO_OVERRIDES
+        self, arguments: Mapping[str, object], ctx: ToolContext, *, overrides: Overrides = NO_OVERRIDES
     ) -> ToolResult:
         """
         Run the body with validated arguments and return its result; a failing body gives an error result.

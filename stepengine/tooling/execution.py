@@ -46,7 +46,7 @@ class Raised:
 
 
 async def execute(
-    tool: Tool[..., Any], arguments: Mapping[str, Any], ctx: ToolContext, overrides: Overrides
+    tool: Tool[..., Any], arguments: Mapping[str, object], ctx: ToolContext, overrides: Overrides
 ) -> ToolResult:
     """Run the body, again as often as the tool allows when it fails, longer and longer waits between; return its result."""
     body, spec = tool.body, tool.spec

@@ -87,7 +87,7 @@ class ToolRegistry:
     async def execute(
         self,
         name: str,
-        input: Mapping[str, Any],
+        input: Mapping[str, object],
         ctx: ToolContext | None = None,
         *,
         overrides: Overrides = NO_OVERRIDES,

@@ -107,7 +107,7 @@ class _Mender:
                     changed[name] = mended
         return {**value, **changed} if changed else value
 
-    def _renamed(self, value: Mapping[str, Any], properties: Mapping[str, Any], path: str) -> Mapping[str, Any]:
+    def _renamed(self, value: Mapping[str, object], properties: Mapping[str, object], path: str) -> Mapping[str, Any]:
         known = self._spellings(properties, path)
         if not any(name in known or name == DROPPED for name in value if name not in properties):
             return value

@@ -146,7 +146,7 @@ def prompt_of(messages: Sequence[object]) -> str:
     return said
 
 
-def answers_of(messages: Sequence[Any]) -> dict[str, AnswerLike]:
+def answers_of(messages: Sequence[object]) -> dict[str, AnswerLike]:
     """
     Return what a page answers to permissions, by question id: parts of its last message in the state ``approval-responded``.
 
@@ -183,7 +183,7 @@ def _last(messages: Any) -> dict[str, Any]:
     return last
 
 
-def _parts(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _parts(message: Mapping[str, object]) -> list[dict[str, Any]]:
     parts = message.get("parts")
     if not (isinstance(parts, list) and all(isinstance(part, dict) for part in parts)):
         msg = "a page sent a message without parts; each message has a list of objects"

@@ -610,7 +610,7 @@ def _about_what(question: Question, room: int) -> str:
     return ""
 
 
-def _member(value: Any, name: str) -> Any:
+def _member(value: object, name: str) -> Any:
     return value.get(name) if isinstance(value, Mapping) else None
 
 

@@ -492,7 +492,7 @@ def _depth(path: str) -> int:
     return path.count(".") + 1 if path else 0
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     if isinstance(value, list):
         return ", ".join([_short(v) for v in value])
     if isinstance(value, dict):

@@ -286,7 +286,7 @@ class Prompt(Terminal):
             termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
         return []
 
-    async def _read(self, session: Any, message: Any, *, keeps: bool = True, refresh_interval: float = 0) -> str:
+    async def _read(self, session: Any, message: object, *, keeps: bool = True, refresh_interval: float = 0) -> str:
         """Read once; what is not sent, because somebody else has to be asked, is there again the next time."""
         self.was_pasted, self._accepted = self.was_pasted and keeps and bool(self._draft), None
         self._above.reading = session.app
@@ -363,7 +363,7 @@ class Prompt(Terminal):
         self._accepted = event.current_buffer.text
         event.current_buffer.validate_and_handle()
 
-    def _interrupted(self, _: Any) -> None:
+    def _interrupted(self, _: object) -> None:
         if self._interrupt is not None:
             self._interrupt()
 
@@ -423,7 +423,7 @@ def _completer(commands: Sequence[str], root: Path) -> Any:
     class Names(Completer):
         """Commands and files."""
 
-        def get_completions(self, document: Any, complete_event: Any) -> Iterator[Any]:
+        def get_completions(self, document: Any, complete_event: object) -> Iterator[Any]:
             before = document.text_before_cursor
             word = document.get_word_before_cursor(WORD=True)
             known = commands if before.startswith("/") and before == word else []

@@ -96,7 +96,7 @@ def one_line(text: str, width: int = 100) -> str:
     return cut(visible(" ".join(text[: 4 * width].split()), strict=True), width)
 
 
-def dumps(value: Any) -> str:
+def dumps(value: object) -> str:
     """Return *value* as indented JSON in ASCII, so that no byte of it can steer a terminal."""
     return json.dumps(value, indent=2).replace("\x7f", "\\u007f")
 
@@ -181,7 +181,7 @@ def _text_lines(value: object, indent: str) -> Iterator[str]:
         yield f"{indent}{json.dumps(value)}"
 
 
-def _member(head: str, value: Any, indent: str) -> Iterator[str]:
+def _member(head: str, value: object, indent: str) -> Iterator[str]:
     lines = list(_text_lines(value, indent))
     is_short = not (isinstance(value, dict | list) and value) and len(lines) == 1
     yield from [f"{head} {lines[0].lstrip(' ')}".rstrip()] if is_short else [head, *lines]

@@ -119,7 +119,7 @@ class Texts:
         self._pictures: dict[str, int] = {}
         self._redactor = redactor_for("all", os.environ)
 
-    def clean(self, value: Any) -> Any:
+    def clean(self, value: object) -> Any:
         """Return a JSON value without secrets and without anything that steers a screen."""
         if isinstance(value, str):
             return self._seen(self._redactor.text(value))

@@ -131,7 +131,7 @@ class _Walker:
                 gone
             )
 
-    def _number(self, name: str, value: Any) -> int:
+    def _number(self, name: str, value: object) -> int:
         return self._view.texts.number(self._safe.named(name, value))
 
     def _frames(self, row: int, path: str, frames: list[Frame]) -> None:
@@ -163,7 +163,7 @@ class _Walker:
         self.walked.locals[row] = {"from": before_row, "frames": told}
         self._last[path] = (row, values, [frame.function for frame in frames])
 
-    def _text(self, place: tuple[str, int, str], value: Any) -> str:
+    def _text(self, place: tuple[str, int, str], value: object) -> str:
         """Return the text of a variable; that of a value that cannot change is made once while the variable holds it."""
         before, text = self._known.get(place, (None, ""))
         if before is value and text and type(value) in UNCHANGING:

@@ -90,7 +90,7 @@ class AnthropicProvider(HttpProvider):
         self,
         api_key: str | Secret | None = None,
         base_url: str | None = None,
-        transport: Any = None,
+        transport: object = None,
         *,
         max_tokens: int | None = None,
         prompt_cache: bool | Literal["5m", "1h"] = True,
@@ -351,7 +351,7 @@ class AnthropicProvider(HttpProvider):
         return Body(content, path=f"{self.path}/count_tokens")
 
 
-def _result(line: Mapping[str, Any]) -> Mapping[str, Any]:
+def _result(line: Mapping[str, object]) -> Mapping[str, Any]:
     match line.get("result"):
         case {"type": "succeeded", "message": message}:
             return {"reply": message}

@@ -41,7 +41,7 @@ def _key(answer: Mapping[str, object]) -> str:
     return str(metadata.get("key")) if isinstance(metadata, Mapping) else ""
 
 
-def _result(answer: Mapping[str, Any]) -> Mapping[str, Any]:
+def _result(answer: Mapping[str, object]) -> Mapping[str, Any]:
     match answer:
         case {"response": Mapping() as response}:
             return {"reply": response}
@@ -76,7 +76,7 @@ class GoogleProvider(HttpProvider):
         self,
         api_key: str | Secret | None = None,
         base_url: str | None = None,
-        transport: Any = None,
+        transport: object = None,
         *,
         api_version: str | None = None,
         name: str = "google",
@@ -106,7 +106,7 @@ class GoogleProvider(HttpProvider):
             raise ModelError(msg, kind="missing_sdk") from None
         return genai
 
-    def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
+    def _client(self, credentials: Credentials, base_url: str, http_client: object) -> Any:
         key = NO_KEY if credentials.key is None else credentials.key.reveal()
         access = {"api_key": key, "vertexai": False}
         return sending.client_of(self._sdk(), access, base_url, self._api_version, http_client)

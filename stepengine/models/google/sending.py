@@ -32,7 +32,7 @@ class Way:
         self.private = private
 
 
-def client_of(sdk: Any, access: Mapping[str, Any], base_url: str, api_version: str | None, http_client: Any) -> Way:
+def client_of(sdk: Any, access: Mapping[str, object], base_url: str, api_version: str | None, http_client: Any) -> Way:
     """Return a client of the SDK, let in by *access*, that uses *http_client* and none of its own (EC194)."""
     import httpx2
 

@@ -6,7 +6,6 @@ import logging
 import re
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any
 
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.errors import ModelError

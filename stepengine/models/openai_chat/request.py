@@ -106,7 +106,7 @@ def said_by(request: ModelRequest, model: str, preset: Preset) -> Said:
     return said_of(request.settings, ways)
 
 
-def _named(name: str, value: Any) -> Json | None:
+def _named(name: str, value: object) -> Json | None:
     return None if value is None else {name: value}
 
 

@@ -150,7 +150,7 @@ class WrittenThoughts:
         return [TextChunk(said)] if said else []
 
 
-def _apart(part: AssistantPart, data: Mapping[str, Any]) -> list[AssistantPart]:
+def _apart(part: AssistantPart, data: Mapping[str, object]) -> list[AssistantPart]:
     if type(part) is not TextPart or OPEN.search(part.text) is None:
         return [part]
     # Text, then the tag and what follows it, for every tag.
@@ -171,7 +171,7 @@ def _apart(part: AssistantPart, data: Mapping[str, Any]) -> list[AssistantPart]:
     return found
 
 
-def _call(tag: str, block: str, data: Mapping[str, Any]) -> ToolCallPart | None:
+def _call(tag: str, block: str, data: Mapping[str, object]) -> ToolCallPart | None:
     if tag == "tool_call" and block.startswith(FUNCTION):
         return _function(block, data)
     try:
