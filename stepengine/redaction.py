@@ -230,7 +230,7 @@ class RedactValue:
     name: str = "value"
 
     def __attrs_post_init__(self) -> None:
-        text: Any = self.text
+        text: object = self.text
         if not isinstance(text, str) or not text:
             msg = "the text of a RedactValue is a string that is not empty"
             raise DataError(msg)

@@ -158,7 +158,7 @@ class Entry:
 
     def text(self, *names: str) -> str:
         """Return a text of the companion; ``""`` where there is none."""
-        value: Any = self.info
+        value: object = self.info
         for name in names:
             value = value.get(name) if isinstance(value, Mapping) else None
         return value if isinstance(value, str) else ""

@@ -288,5 +288,5 @@ class Hooks:
 
     def at(self, point: str) -> Sequence[Callable[..., Any]]:
         """Return the hooks of one point."""
-        hooks: Sequence[Callable[..., Any]] = getattr(self, point)
+        hooks: Sequence[Callable[..., object]] = getattr(self, point)
         return hooks

@@ -305,7 +305,7 @@ def _remembering(make: Callable[[Any], str]) -> Callable[[Any], str]:
 
     What a model asks a tool for stands in its reply, in the call and in the history, which are written one after the other.
     """
-    last: tuple[Any, str] = (None, "null")
+    last: tuple[object, str] = (None, "null")
 
     def text(value: Any) -> str:
         nonlocal last

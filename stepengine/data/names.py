@@ -84,7 +84,7 @@ class ToolName(str, Generic[P, R_co]):  # noqa: SLOT000  (a name with a function
             msg = f"tool {name!r} failed: {result.text}"
             raise ToolError(msg, tool_name=name, result=result)
         wanted = KINDS.get(returns, dict)
-        given: Any = result.text if wanted is str or result.data is None else result.data
+        given: object = result.text if wanted is str or result.data is None else result.data
         if isinstance(given, wanted):
             return given  # type: ignore[return-value]  # the keys are the tool's promise
         msg = f"tool {name!r} gave a {type(given).__name__}, not a {wanted.__name__}"

@@ -196,7 +196,7 @@ class AgentCall(Member["ChildResult[Out]"], Generic[Out]):
     params: JsonValue = attrs.field(default=None, converter=_params)
 
     def __attrs_post_init__(self) -> None:
-        agent: Any = self.agent
+        agent: object = self.agent
         if not isinstance(agent, (str, AgentDefinition)) or agent == "":
             msg = f"an AgentCall needs an AgentDefinition or the id of a spawnable agent, not {self.agent!r}"
             raise BadYield(msg)
@@ -282,7 +282,7 @@ def _key(value: str | None) -> str | None:
     """Return a name for a question; one that looks like the ids which questions get by themselves would not be unique."""
     if value is None:
         return None
-    given: Any = value
+    given: object = value
     plain = value.replace("_", "-").replace("-", "a") if isinstance(given, str) else ""
     if not (plain.isascii() and plain.isalnum()) or (value[0] == "q" and value[1:].isdecimal()):
         msg = f"the key of an Ask is a name of letters, digits, '_' and '-' other than q and a number, not {value!r}"
@@ -321,7 +321,7 @@ class Ask(Member[str]):
 
 
 def _width(value: int | None) -> int | None:
-    number: Any = value
+    number: object = value
     if value is None or (isinstance(number, int) and not isinstance(number, bool) and number >= 1):
         return value
     msg = f"the concurrency of a Parallel is an integer from 1, or None, not {value!r}"
@@ -605,7 +605,7 @@ MAX_CANDIDATES = 64
 
 
 def _count(value: int) -> int:
-    number: Any = value
+    number: object = value
     if isinstance(number, int) and not isinstance(number, bool) and number >= 1:
         return value
     msg = f"GenerateN needs an integer from 1 to {MAX_CANDIDATES}, not {value!r}"

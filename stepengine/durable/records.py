@@ -364,7 +364,7 @@ class _Played:
     def attempts(self, item: Item) -> Sequence[Mapping[str, Any]]:
         """Return the failed attempts before an outcome."""
         form = self._archive.entries[item.path, item.effect.seq].form
-        found: Sequence[Mapping[str, Any]] = (form or {}).get("attempts", ())
+        found: Sequence[Mapping[str, object]] = (form or {}).get("attempts", ())
         return found
 
     def end_of(self, path: str) -> Stop:
@@ -402,7 +402,7 @@ class _Player:
                 self._played.meet(item)
                 known = self._played.outcome(item)
         if type(item.effect) is Spawn:
-            child: Any = getattr(known, "value", None)
+            child: object = getattr(known, "value", None)
             if known is None or (isinstance(child, ChildResult) and child.run_id):
                 outcome = await self._inner.perform(item, io)
                 return outcome if known is None or type(outcome) is Stop else attrs.evolve(outcome, at=known.at)

@@ -406,7 +406,7 @@ class Steps:
         outcome = _decoded(form, shown_address(item.path, item.effect.seq))
         self._run.timing.came_by(outcome.at)
         self._run.was_replayed = True
-        child: Any = outcome.value if type(outcome) is Value else None
+        child: object = outcome.value if type(outcome) is Value else None
         if not isinstance(child, ChildResult):
             return outcome
         self._count(item, child, 0)

@@ -62,7 +62,7 @@ def compiled(agent: AgentDefinition[Any]) -> Compiled:
     """
     given = agent.input_schema.params if agent.input_schema is not None else None
     params = _params(agent.id, given)
-    schema: Any = agent.output_schema
+    schema: object = agent.output_schema
     rename = _renamer(agent)
     if schema is None:
         return Compiled(params, rename)

@@ -314,7 +314,7 @@ class History:
             return cast("Mapping[str, Any]", effect)
         address = (intent.path, intent.seq)
         with self._reading(intent):
-            form: Mapping[str, Any] = unpacked(effect, self.blobs)
+            form: Mapping[str, object] = unpacked(effect, self.blobs)
             if address not in self._sound:
                 check_effect(form, is_start=address == ROOT)
                 self._sound.add(address)

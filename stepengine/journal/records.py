@@ -331,7 +331,7 @@ class Intent:
     def effect(self) -> CallModel | Mapping[str, Any]:
         """The effect's stored form; for a model call of this process the effect itself."""
         if self.given is None:
-            form: Mapping[str, Any] = cast("Any", self.line)["effect"]
+            form: Mapping[str, object] = cast("Any", self.line)["effect"]
             return form
         return self.given
 
@@ -408,7 +408,7 @@ class Result:
     def attempts(self) -> Sequence[Mapping[str, Any]]:
         """The failed attempts before it, as JSON objects."""
         if self._attempts is None:
-            found: Sequence[Mapping[str, Any]] = cast("Any", self.line).get("attempts", ())
+            found: Sequence[Mapping[str, object]] = cast("Any", self.line).get("attempts", ())
             return found
         return self._attempts
 
@@ -416,7 +416,7 @@ class Result:
     def writes(self) -> Sequence[Mapping[str, Any]]:
         """What is needed to undo the writes of a tool call, in order, as JSON objects."""
         if self._writes is None:
-            found: Sequence[Mapping[str, Any]] = cast("Any", self.line).get("writes", ())
+            found: Sequence[Mapping[str, object]] = cast("Any", self.line).get("writes", ())
             return found
         return self._writes
 

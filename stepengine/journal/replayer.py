@@ -437,7 +437,7 @@ class Past:
 
     def other_child(self, known: Value, outcome: Single, item: Item, machine: object) -> ReplayDivergence:
         """Return the error for a child that ended in another way than it is recorded."""
-        ours: Any = outcome.value if type(outcome) is Value else None
+        ours: object = outcome.value if type(outcome) is Value else None
         fields = self._child_fields(known.value, ours) if isinstance(ours, ChildResult) else ()
         said = f"the child {known.value.agent_id} ended in another way"
         hint = "the child's handler computes its output differently"
@@ -684,7 +684,7 @@ class Replayer:
 
     def _stop_in(self, ended: Result) -> Stop | None:
         """Return what stopped a recorded child from outside, such as its time limit, if anything did."""
-        child: Any = getattr(self._past.history.outcome(ended), "value", None)
+        child: object = getattr(self._past.history.outcome(ended), "value", None)
         return stop_of(child.status, child.error) if isinstance(child, ChildResult) else None
 
     def was_begun(self, address: Address) -> bool:
@@ -763,7 +763,7 @@ class Replayer:
         """Return the recorded end of a child that ended in another way now, where that serves nevertheless."""
         run, past, address = self._run, self._past, (item.path, item.effect.seq)
         error = past.other_child(recorded, outcome, item, run.machines.get(item.path))
-        child: Any = outcome.value if type(outcome) is Value else None
+        child: object = outcome.value if type(outcome) is Value else None
         if not isinstance(child, ChildResult):
             raise run.fail(error)
         fp = past.end_print(child)

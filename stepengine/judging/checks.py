@@ -161,7 +161,7 @@ def function_at(place: str, root: Path | None = None) -> Callable[..., Any]:
     if not callable(found):
         msg = f"{place} names {found!r}, which cannot be called"
         raise DataError(msg)
-    made: Callable[..., Any] = found
+    made: Callable[..., object] = found
     return made
 
 

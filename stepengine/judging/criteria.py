@@ -374,7 +374,7 @@ async def verdict_of(check: CheckFunction, run: JudgedRun) -> Verdict:
         DataError: when it says something that is no verdict.
         Exception: whatever the check raises.
     """
-    said: Any = check(run)
+    said: object = check(run)
     if inspect.isawaitable(said):
         said = await said
     if isinstance(said, bool):

@@ -256,7 +256,7 @@ class ForkedWalk:
             woken = signal.sigtimedwait({signal.SIGUSR1}, NAP)
             known = self._read()
             if woken is not None and (known.get("to") == os.getpid() or "end" in known):
-                message: Mapping[str, Any] = known if "end" in known else known["message"]
+                message: Mapping[str, object] = known if "end" in known else known["message"]
                 return message
             if os.getppid() != parent:
                 os._exit(1)

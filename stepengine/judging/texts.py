@@ -184,7 +184,7 @@ def _is(value: Any, known: Any) -> bool:
 
 def _inherits_repr(value: object) -> bool:
     """Return whether a value says nothing of itself."""
-    said: Any = type(value).__repr__
+    said: object = type(value).__repr__
     return said is object.__repr__
 
 

@@ -148,8 +148,8 @@ def _question(text: str, field: Mapping[str, object]) -> Ask:
 
 def _choices(field: Mapping[str, object]) -> list[Any]:
     """Return what there is to choose from, in the server's own words."""
-    choices: Any = field.get("items") if field.get("type") == "array" else field
-    given: Any = None
+    choices: object = field.get("items") if field.get("type") == "array" else field
+    given: object = None
     if isinstance(choices, Mapping):
         given = choices.get("enum") or choices.get("oneOf") or choices.get("anyOf")
     return [one.get("const") if isinstance(one, Mapping) else one for one in _listed(given)]

@@ -268,7 +268,7 @@ def _shown(offered: Offered, result: RunResult[Any]) -> Any:
         why = f": {result.error}" if result.error is not None else ""
         said = f"\nIt said before: {result.text}" if result.text else ""
         return _failed(f"the agent {offered.definition.id!r} ended as {result.status.value}{why}{said}")
-    output: Any = None if result.output is None else thaw(encode(result.output))
+    output: object = None if result.output is None else thaw(encode(result.output))
     text = result.text or (output if isinstance(output, str) else compact(encode(result.output)))
     more: dict[str, Any] = {"structured_content": output} if isinstance(output, dict) else {}
     return types.CallToolResult(content=[types.TextContent(type="text", text=text)], **more)

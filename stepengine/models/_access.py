@@ -440,7 +440,7 @@ def _told(provider: str, source: TokenSource) -> TokenSource:
         failure: BaseException
         try:
             value = source()
-            found: Any = await value if inspect.isawaitable(value) else value
+            found: object = await value if inspect.isawaitable(value) else value
             if isinstance(found, str) and found:
                 given_to(provider, Secret(found), "access_token")
                 return found

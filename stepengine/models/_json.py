@@ -150,7 +150,7 @@ def _as_text(value: object) -> str:
 
 
 def _object(text: str) -> JsonDict:
-    value: Any = text
+    value: object = text
     for _ in range(ROUNDS):
         if not isinstance(value, str):
             break

@@ -168,7 +168,7 @@ def members_of(
     With *extra*, ``settings.extra`` is put on top, objects member by member: all its keys but ``"headers"`` and ``"body"``
     are members, and so are those of the object under ``"body"``. Tools in it go behind *tools*.
     """
-    given: Mapping[str, Any] = {name: value for name, value in head.items() if value is not None}
+    given: Mapping[str, object] = {name: value for name, value in head.items() if value is not None}
     own = request.settings.extra
     if extra and own:
         body = own.get("body")

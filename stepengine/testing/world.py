@@ -119,7 +119,7 @@ class Canned:
         # By address, so that a call that is made again after a crash gets the same reply.
         index = self._asked.setdefault((path, effect.seq), len(self._asked))
         if self.replies is None:
-            item: Any = drawn(effect.request, random, self.agents)
+            item: object = drawn(effect.request, random, self.agents)
         elif callable(self.replies):
             item = self.replies(effect.request, random)
         else:
@@ -176,7 +176,7 @@ class _Drawing:
             return "x"
         if "$ref" in schema:
             return self.value(self.known.get(schema["$ref"].rpartition("/")[2]), depth + 1)
-        choices: Iterable[Any] = schema.get("enum") or ([schema["const"]] if "const" in schema else ())
+        choices: Iterable[object] = schema.get("enum") or ([schema["const"]] if "const" in schema else ())
         if choices:
             return self.random.choice(list(choices))
         for word in ("anyOf", "oneOf"):

@@ -77,7 +77,7 @@ class _Mender:
 
     def plain_names(self) -> frozenset[str]:
         """Return the parameters at the top whose values never need mending."""
-        properties: Mapping[str, Any] = self._root.get("properties", {})
+        properties: Mapping[str, object] = self._root.get("properties", {})
         structured = {"array", "object"}
         if self._has_strict_values:
             return frozenset([n for n, s in properties.items() if not self._has_names(s, 0)])
@@ -96,7 +96,7 @@ class _Mender:
 
     def members(self, value: Mapping[str, Any], schema: Mapping[str, Any], path: str) -> Mapping[str, Any]:
         """Return the object with its names and members mended; the same object when nothing was wrong."""
-        properties: Mapping[str, Any] = schema.get("properties", {})
+        properties: Mapping[str, object] = schema.get("properties", {})
         if not value.keys() <= properties.keys():
             value = self._renamed(value, properties, path)
         changed = {}
@@ -160,7 +160,7 @@ class _Mender:
             if str(reference) in followed:
                 return []
             followed.add(str(reference))
-            target: Any = self._root
+            target: object = self._root
             for part in str(reference).split("/")[1:]:
                 target = target.get(part, {}) if isinstance(target, Mapping) else {}
             if not isinstance(target, Mapping):
@@ -193,7 +193,7 @@ def _wants_list(value: object, kinds: set[str]) -> bool:
 
 def _decoded(text: str, kinds: set[str]) -> Any:
     """Return what JSON text stands for, when that is of a wanted kind; else the text."""
-    value: Any = text
+    value: object = text
     for _ in range(ROUNDS):
         if not isinstance(value, str):
             break

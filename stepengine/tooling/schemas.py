@@ -381,7 +381,7 @@ class _Outline:
         if reference in self._anchors:
             return self._anchors[reference]
         for pointer in (reference, unquote(reference)):
-            target: Any = self.root
+            target: object = self.root
             for part in pointer.split("/")[1:] if pointer != "#" else ():
                 target = _member(target, part.replace("~1", "/").replace("~0", "~"))
             if isinstance(target, dict | bool) and (pointer == "#" or pointer.startswith("#/")):

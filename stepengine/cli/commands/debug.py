@@ -165,7 +165,7 @@ def _debug(options: Options, asked: _Asked, tally: Tally) -> Exit:
         if forked is None:
             code = session.serve(None)
         else:
-            message: Mapping[str, Any] | None = None
+            message: Mapping[str, object] | None = None
             try:
                 code = forked.begin()
             except Woken as woken:

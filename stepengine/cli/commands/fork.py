@@ -167,7 +167,7 @@ def _edit(text: str) -> Callable[[Any], Any]:
             msg = f"--edit {text!r} cannot be read: {error}"
             raise UsageProblem(msg) from None
     try:
-        value: Any = json.loads(text)
+        value: object = json.loads(text)
     except (ValueError, RecursionError):
         value = text
 

@@ -328,7 +328,7 @@ class Prompt(Terminal):
         from prompt_toolkit.styles import Style
 
         style = Style.from_dict({"bottom-toolbar": "noreverse", "bottom-toolbar.text": "ansibrightblack"})
-        said: Any = PromptSession(
+        said: object = PromptSession(
             history=_kept(history, self._unfolded), completer=_completer(commands, root), complete_while_typing=False,
             multiline=True, key_bindings=keys, prompt_continuation="  ", enable_history_search=False, style=style,
         )  # fmt: skip

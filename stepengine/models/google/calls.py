@@ -129,7 +129,7 @@ def _keys_of(path: str) -> list[Key]:
 
 def _put(root: Json, keys: list[Key], value: object) -> None:
     """Set the value that *keys* lead to; a text is added to the one that is there."""
-    here: Any = root
+    here: object = root
     for key, below in pairwise(keys):
         inside = _at(here, key)
         here = _set(here, key, [] if type(below) is int else {}) if inside is NOTHING else inside

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.models._access import TokenSource
 from stepengine.models._http import Body, warn_once

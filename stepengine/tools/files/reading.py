@@ -225,7 +225,7 @@ class _Wanted:
 
     def key(self, root: Root) -> Any:
         try:
-            parts: Any = root.parts(self.path)
+            parts: object = root.parts(self.path)
         except ToolError:
             parts = self.path
         return parts, self.offset, self.limit, self.start.is_said_twice
