@@ -758,7 +758,7 @@ class Redactor:
             )
             raise SecretFound(msg, path=place or "/", rule=rule)
 
-    def _walk(self, value: object, level: int) -> Any:
+    def _walk(self, value: object, level: int) -> object:
         if isinstance(value, Mapping):
             return {self.text(k): self.member(k, v, level) for k, v in value.items()}
         if isinstance(value, list | tuple):
@@ -870,7 +870,7 @@ def _machine_pattern(machine: Mapping[str, str]) -> re.Pattern[str] | None:
     return re.compile(rf"(?<![\w.-])(?:{texts})(?![\w-]|\.\w)") if texts else None
 
 
-def _without_field(value: object, steps: tuple[str, ...], begun: Iterable[tuple[str, ...]] = ()) -> Any:
+def _without_field(value: object, steps: tuple[str, ...], begun: Iterable[tuple[str, ...]] = ()) -> object:
     """Return *value* with a placeholder at each place that *steps* lead to; *begun* are the ends of those under way."""
     if not isinstance(value, Mapping | list | tuple):
         return value
@@ -918,7 +918,7 @@ def _may_tell(text: str) -> bool:
     )
 
 
-def json_in(text: str) -> Any:
+def json_in(text: str) -> object:
     """
     Return the JSON object or array that *text* holds, else the text.
 

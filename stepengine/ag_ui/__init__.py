@@ -404,7 +404,7 @@ class _Page:
         self._asked[event.question.id] = self._call_id(event.path, event.tool_call_id)
         yield from ()
 
-    def _interrupt(self, question: Question) -> Any:
+    def _interrupt(self, question: Question) -> object:
         is_permission = question.tool_name is not None
         about = {"tool_name": question.tool_name, "input": thaw(question.details), "preview": thaw(question.preview)}
         return self._core.Interrupt(

@@ -88,13 +88,13 @@ def _bool(value: object) -> bool:
     return value
 
 
-def _parse_bool(text: str) -> Any:
+def _parse_bool(text: str) -> object:
     return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}.get(
         text.strip().lower(), text
     )
 
 
-def _parse_number(text: str) -> Any:
+def _parse_number(text: str) -> object:
     for kind in (int, float):
         try:
             return kind(text)
@@ -332,7 +332,7 @@ def key_of(name: str, origin: Origin | None = None) -> Key:
     raise UsageProblem(msg)
 
 
-def _checked(key: Key, given: _Given) -> Any:
+def _checked(key: Key, given: _Given) -> object:
     try:
         return key.read(given.value)
     except DefinitionError as error:

@@ -102,7 +102,7 @@ def bare(value: object) -> dict[str, Any]:
         raise fault(msg) from None
 
 
-def bare_any(value: object) -> Any:
+def bare_any(value: object) -> object:
     """Return what ``restored_any`` reads: a stored value as ``bare`` does, several of them, or JSON."""
     try:
         return _encode_any(value)
@@ -202,7 +202,7 @@ def plain(value: object) -> Any:
     return _plain_object(value)
 
 
-def _plain_object(value: Any) -> Any:
+def _plain_object(value: Any) -> object:
     if _is_stored(type(value)):
         try:
             return _encode_object(value)
@@ -283,7 +283,7 @@ def _encode_slowly(value: Any, shape: _Shape) -> dict[str, Any]:
     return data
 
 
-def _decode_object(data: object, allowed: tuple[type[Any], ...] = (object,)) -> Any:
+def _decode_object(data: object, allowed: tuple[type[Any], ...] = (object,)) -> object:
     name = data.get("type") if type(data) is dict or isinstance(data, Mapping) else None
     if not isinstance(name, str):
         msg = f"expected an object with a 'type', not {shown(data)}"
@@ -302,7 +302,7 @@ def _decode_object(data: object, allowed: tuple[type[Any], ...] = (object,)) -> 
     return _decode_slowly(data, cls, shape)
 
 
-def _decode_slowly(data: Any, cls: type[Any], shape: _Shape) -> Any:
+def _decode_slowly(data: Any, cls: type[Any], shape: _Shape) -> object:
     """Return the instance that *data* holds, or say where it holds none."""
     name, members, values = shape.name, shape.members, dict[str, Any]()
     for field, item in data.items():
@@ -450,7 +450,7 @@ def _unless_usual(number: int, field: str, member: _Member, known: dict[str, Any
 
 def _decoder_of(
     cls: type[Any], members: Mapping[str, _Member], make: Callable[..., object]
-) -> Callable[[dict[str, Any]], Any]:
+) -> Callable[[dict[str, Any]], object]:
     """Return what makes an instance of a JSON object by a quick maker: what was decoded needs no converter any more."""
     known: dict[str, Any] = {"MISSING": object(), "make": make, "put": object.__setattr__}
     known["slowly"] = lambda data: _decode_slowly(data, cls, _SHAPES[cls])
@@ -528,7 +528,7 @@ def _codec_of_class(cls: type[Any], arguments: tuple[object, ...]) -> Codec:
 
 
 def _objects(classes: tuple[type[Any], ...]) -> Codec:
-    def checked(value: object) -> Any:
+    def checked(value: object) -> object:
         if isinstance(value, classes):
             return value
         msg = f"expected one of {[c.__name__ for c in classes]}, not {shown(value)}"
@@ -556,7 +556,7 @@ def _union(options: tuple[Any, ...]) -> Codec:
 
 def _first_of(codecs: Sequence[Codec]) -> Codec:
     def first(way: str) -> Callable[[Any], Any]:
-        def convert(value: object) -> Any:
+        def convert(value: object) -> object:
             failures = []
             for codec in codecs:
                 try:
@@ -580,7 +580,7 @@ def _or_none(codec: Codec) -> Codec:
     )
 
 
-def _encode_any(value: object) -> Any:
+def _encode_any(value: object) -> object:
     if _is_stored(type(value)):
         return _encode_object(value)
     if type(value) is tuple and all(_is_stored(type(v)) for v in value):
@@ -588,14 +588,14 @@ def _encode_any(value: object) -> Any:
     return {"type": "json", "value": RAW.encode(value)}
 
 
-def _decode_any(data: Any) -> Any:
+def _decode_any(data: Any) -> object:
     kind = data.get("type") if isinstance(data, (dict, Mapping)) else None
     if kind == "json":
         return _decode_only(data, "value", RAW)
     return _decode_only(data, "items", _ITEMS) if kind == "tuple" else _decode_object(data)
 
 
-def _decode_only(data: Mapping[str, object], member: str, codec: Codec) -> Any:
+def _decode_only(data: Mapping[str, object], member: str, codec: Codec) -> object:
     if data.keys() != {"type", member}:
         msg = f"an object of type {data['type']!r} has exactly the member {member!r}"
         raise fault(msg)

@@ -61,7 +61,7 @@ def _is_schema(value: object) -> bool:
 SCHEMA = Fine(_is_schema, "a pydantic model class or a JSON Schema (a dict)")
 
 
-def _described(value: Any) -> Any:
+def _described(value: Any) -> object:
     """Return what a prompt is; the JSON Schema of a string stands for its description."""
     is_schema = isinstance(value, Mapping) and value.get("type") == "string" and value.keys() <= {"type", "description"}
     return value.get("description") if is_schema else value

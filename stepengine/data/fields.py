@@ -166,11 +166,11 @@ SCALARS: dict[Any, Codec] = {
 }
 
 
-def _time_to_json(value: object) -> Any:
+def _time_to_json(value: object) -> object:
     return "inf" if value == float("inf") else value if value is None else SCALARS[float].encode(value)
 
 
-def _json_to_time(data: object) -> Any:
+def _json_to_time(data: object) -> object:
     return float("inf") if data == "inf" else data if data is None else SCALARS[float].decode(data)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 __all__ = ("generated",)
 
 
-def generated(what: str, source: str, known: dict[str, Any]) -> Callable[..., Any]:
+def generated(what: str, source: str, known: dict[str, Any]) -> Callable[..., object]:
     """
     Return the one function that *source* defines.
 

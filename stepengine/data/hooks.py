@@ -235,7 +235,7 @@ class HookContext:
         return self.state.message_history
 
 
-def _hooks(value: object) -> tuple[Callable[..., Any], ...]:
+def _hooks(value: object) -> tuple[Callable[..., object], ...]:
     if callable(value):
         return (value,)
     if isinstance(value, Iterable) and not isinstance(value, str):

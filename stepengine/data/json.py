@@ -71,7 +71,7 @@ class JsonDict(dict[str, Any]):
     def __deepcopy__(self, _: object) -> JsonDict:
         return self
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return JsonDict, (dict(self),)
 
     def __or__(self, other: Any) -> Any:
@@ -96,7 +96,7 @@ class JsonList(list[Any]):
     def __deepcopy__(self, _: object) -> JsonList:
         return self
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return JsonList, (list(self),)
 
 
@@ -188,7 +188,7 @@ def _levels(value: object) -> int:
     return getattr(value, "_levels", 0) if kind is JsonDict or kind is JsonList else 0
 
 
-def _freeze(value: Any, path: str, room: int) -> Any:
+def _freeze(value: Any, path: str, room: int) -> object:
     """Return *value* frozen; it may have *room* levels of containers."""
     kind = type(value)
     if kind is str or isinstance(value, str):
@@ -237,7 +237,7 @@ def _freeze_mapping(value: Mapping[Any, Any], path: str, room: int) -> JsonDict:
     return made
 
 
-def _number(value: Any, path: str) -> Any:
+def _number(value: Any, path: str) -> object:
     if isinstance(value, float):
         if math.isfinite(value):
             return float(value)
@@ -334,7 +334,7 @@ frozen_text = _remembering(_frozen_text)
 """Return ``canonical(value)`` of a frozen value, or one without cycles; what may hold ``-0.0`` takes the long way."""
 
 
-def _plus_zero(value: object) -> Any:
+def _plus_zero(value: object) -> object:
     if isinstance(value, float):
         return value + 0.0
     if isinstance(value, Mapping):

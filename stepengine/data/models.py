@@ -167,7 +167,7 @@ STOPS = Fine(
 )
 
 
-def _stops(value: object) -> Any:
+def _stops(value: object) -> object:
     return strings(value) if isinstance(value, str | list | tuple) else value
 
 
@@ -183,7 +183,7 @@ def _safety(value: Mapping[str, object]) -> JsonDict:
     return freeze_object(value, "safety")
 
 
-def _lifetime(value: object) -> Any:
+def _lifetime(value: object) -> object:
     """Return how long a cache is to hold; true and false may be written for the shortest time and for no caching."""
     return {True: "5m", False: "off"}.get(value, value) if isinstance(value, bool) else value
 

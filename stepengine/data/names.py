@@ -54,7 +54,7 @@ class ToolName(str, Generic[P, R_co]):  # noqa: SLOT000  (a name with a function
         made.__doc__ = signature.__doc__
         return made
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return str, (str(self),)
 
     def arguments(self, *args: P.args, **kwargs: P.kwargs) -> JsonDict:

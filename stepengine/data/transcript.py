@@ -171,7 +171,7 @@ class Transcript(Sequence[Message]):
     def __deepcopy__(self, _: object) -> Transcript:
         return self
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return Transcript, (self._items(),)
 
     @classmethod

@@ -207,7 +207,7 @@ def _texts(block: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, str]:
     return {name: text_of(block[name], f"$.{name}") for name in names if name in block}
 
 
-def _assistant_part(block: Mapping[str, object]) -> Any:
+def _assistant_part(block: Mapping[str, object]) -> object:
     match block.get("type"):
         case "text":
             return TextPart(_need_text(block, "text"))
@@ -230,7 +230,7 @@ def _assistant_part(block: Mapping[str, object]) -> Any:
             raise fault(msg)
 
 
-def _user_part(block: Mapping[str, Any], names: Mapping[str, str] | None = None) -> Any:
+def _user_part(block: Mapping[str, Any], names: Mapping[str, str] | None = None) -> object:
     match block.get("type"):
         case "text":
             return TextPart(_need_text(block, "text"))

@@ -498,7 +498,7 @@ class StepResult:
 
     if not TYPE_CHECKING:  # type checkers know the fields, and find comparisons that are always false, by themselves
 
-        def __eq__(self, other: object) -> Any:
+        def __eq__(self, other: object) -> object:
             if type(other) is StepResult:
                 return self is other or _fields(self) == _fields(other)
             if isinstance(other, ANSWERS):
@@ -509,12 +509,12 @@ class StepResult:
         def __hash__(self) -> int:
             return hash(_fields(self))
 
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, name: str) -> object:
             msg = f"'StepResult' object has no attribute {name!r}; {YIELD_FROM}"
             raise AttributeError(msg, name=name, obj=self)
 
 
-def _fields(result: StepResult) -> tuple[Any, ...]:
+def _fields(result: StepResult) -> tuple[object, ...]:
     return (result.agent_state, result.tool_results, result.steps_complete, result.n_responses, result.value)
 
 
@@ -635,7 +635,7 @@ def _messages(value: str | Iterable[Message]) -> tuple[Message, ...]:
     return tuple(Transcript(value))
 
 
-def _specs(value: object) -> Any:
+def _specs(value: object) -> object:
     return value if isinstance(value, str) or not isinstance(value, Iterable) else tuple_of(value)
 
 

@@ -216,7 +216,7 @@ class _Asking:
         self._url = url
         self.destroy: Callable[[], None] = client.destroy
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
+    def __getattr__(self, name: str) -> Callable[..., object]:
         method = getattr(self._client, name)
 
         async def asked(*args: Any, **kwargs: Any) -> Any:

@@ -285,7 +285,7 @@ class DurableRun:
         """Do that in the place of *reservation*; cancelling the run interrupts it."""
         done = False
 
-        async def doing() -> Any:
+        async def doing() -> object:
             nonlocal done
             done = True
             return await act()

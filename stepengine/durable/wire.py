@@ -305,7 +305,7 @@ def error_of(form: Mapping[str, object] | None) -> StepEngineError | None:
 # --- answers ------------------------------------------------------------------------------------------------------------
 
 
-def _answer_form(value: AnswerLike) -> Any:
+def _answer_form(value: AnswerLike) -> object:
     return value if isinstance(value, str | bool) else bare(value)
 
 

@@ -104,14 +104,14 @@ def _asked(question: Question) -> dict[str, Any]:
     return bare(question if is_bare else attrs.evolve(question, remember=None, wider=(), descriptions=()))
 
 
-def _argument(value: object) -> Any:
+def _argument(value: object) -> object:
     try:
         return _shown_argument(value)
     except Exception:  # noqa: BLE001  (what an author hands on may raise whatever is asked of it)
         return {"type": "object", "name": type(value).__qualname__}
 
 
-def _shown_argument(value: object) -> Any:
+def _shown_argument(value: object) -> object:
     try:
         return freeze(value)
     except DataError:
@@ -195,7 +195,7 @@ def outcome_members(outcome: Value | Failure) -> dict[str, Any]:
     return members
 
 
-def _stored_value(value: object) -> Any:
+def _stored_value(value: object) -> object:
     try:
         return bare_any(value)
     except DataError as error:
@@ -370,7 +370,7 @@ class Encoder:
         self._previous = crc if self._link else 0
         return line
 
-    def _packed(self, record: Record, text: str, frame: _Frame) -> Iterator[Mapping[str, Any]]:
+    def _packed(self, record: Record, text: str, frame: _Frame) -> Iterator[Mapping[str, object]]:
         """Give what stands in lines without secrets and long texts."""
         members: dict[str, Any] = json.loads(text)
         for name, _, _ in frame.shared:
@@ -405,7 +405,7 @@ class Encoder:
             shared.append(("tools", self.prints.tools(request.tools), request.tools))
         return shared
 
-    def _share(self, frame: _Frame) -> Iterator[Mapping[str, Any]]:
+    def _share(self, frame: _Frame) -> Iterator[Mapping[str, object]]:
         """Give the blobs of what the members name by fingerprints."""
         frame.is_shared = True
         for name, fp, value in frame.shared:
@@ -652,7 +652,7 @@ class _Bases:
 
     def _matched(
         self, where: Mapping[str, object], known: Transcript, transcript: Transcript, start: int
-    ) -> Iterator[Any]:
+    ) -> Iterator[object]:
         """Give the part of *transcript* from *start* on, with runs that stand in *known* as slices."""
         places: dict[bytes, int] = {}
         theirs, ours = self._prints.digests(known), self._prints.digests(transcript)

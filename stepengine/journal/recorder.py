@@ -474,7 +474,7 @@ def _note_outcome(error: StepEngineError, item: Item, outcome: Value | Failure) 
     error.add_note(f"{what} happened, but its result is not in the journal, so resuming calls it in doubt: {said}")
 
 
-def _given(outcome: Value | Failure, at: int) -> Any:
+def _given(outcome: Value | Failure, at: int) -> object:
     """Return what a record holds of an outcome: see ``Result``."""
     is_bare = type(outcome) is Value and outcome.at == at and not outcome.inputs and outcome.value is not None
     return outcome.value if is_bare else outcome  # type: ignore[union-attr]

@@ -420,7 +420,7 @@ def clean_tree(tree: object, *, portable: bool = False, whole: bool = False) -> 
     return clean if whole else _mapped(clean, _cut)
 
 
-def _mapped(value: object, change: Callable[[str], str]) -> Any:
+def _mapped(value: object, change: Callable[[str], str]) -> object:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):
@@ -451,7 +451,7 @@ def render_effects(tree: Mapping[str, object], addresses: Collection[str]) -> st
     return "".join([f"{line}\n" for line in lines])
 
 
-def _found(tree: Mapping[str, object], addresses: Collection[str]) -> Iterator[Mapping[str, Any]]:
+def _found(tree: Mapping[str, object], addresses: Collection[str]) -> Iterator[Mapping[str, object]]:
     for effect in _list(tree, "steps"):
         if effect["address"] in addresses:
             yield {name: member for name, member in effect.items() if name not in ("system", "said")}

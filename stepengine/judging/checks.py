@@ -97,7 +97,7 @@ class Check:
             msg = f"{text!r} is no expression: {error}; one is like 'output == 3', over {NAMES}, or MODULE:FN"
             raise DataError(msg) from None
 
-        def judge(result: RunResult[Any]) -> Any:
+        def judge(result: RunResult[Any]) -> object:
             return eval(code, {"__builtins__": HELPERS, **_names(result)})  # noqa: S307 - the caller's own, as typed
 
         return cls(text, judge)
@@ -133,7 +133,7 @@ def _names(result: RunResult[Any]) -> dict[str, Any]:
     }
 
 
-def function_at(place: str, root: Path | None = None) -> Callable[..., Any]:
+def function_at(place: str, root: Path | None = None) -> Callable[..., object]:
     """
     Return the function that ``MODULE:FN`` names: ``checks:is_short``, or ``./checks.py:is_short``.
 

@@ -938,7 +938,7 @@ class _Judges:
         return plain(result.output)
 
 
-async def _known(agent: AgentDefinition[Any], prompt: str, place: Path) -> Any:
+async def _known(agent: AgentDefinition[Any], prompt: str, place: Path) -> object:
     """Return what a judge said to the same prompt; ``None`` when it was asked something else, or in another way."""
     journal = FileJournal(place)
     try:

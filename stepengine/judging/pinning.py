@@ -198,7 +198,7 @@ def pinned(
     judge = check if callable(check) else None
     asked = Check(getattr(judge, "__name__", "the check"), judge) if judge else Check.of_text(str(check), root)
 
-    def simulate(call: Called, _: Sequence[Called]) -> Any:
+    def simulate(call: Called, _: Sequence[Called]) -> object:
         made = (results or {}).get(call.name)
         return made(call.input) if callable(made) else made
 

@@ -133,7 +133,7 @@ def _carried_out(member: Member) -> Flow[Any]:
     return result
 
 
-def conclude(member: Member, outcomes: Sequence[Single]) -> Any:
+def conclude(member: Member, outcomes: Sequence[Single]) -> object:
     """Give a member that stands alone the outcomes of its effects; return its result, or raise as ``carry_out`` does."""
     stop = member.take(outcomes)
     if stop is not None:

@@ -652,7 +652,7 @@ class RunState:
 
     # --- output -----------------------------------------------------------------------------------------------------
 
-    def check_output(self, value: Any) -> Any:
+    def check_output(self, value: Any) -> object:
         """
         Return *value* as the JSON that is stored.
 
@@ -777,7 +777,7 @@ class SideEvents:
         self.waiting.append(line)
 
 
-def _json_or_what(data: object) -> Any:
+def _json_or_what(data: object) -> object:
     try:
         return freeze(data)
     except DataError:

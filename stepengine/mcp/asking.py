@@ -168,7 +168,7 @@ def _chosen(text: str, choices: Sequence[object]) -> list[str]:
     return found
 
 
-def _value(said: str, field: Mapping[str, object]) -> tuple[Any, str]:
+def _value(said: str, field: Mapping[str, object]) -> tuple[object, str]:
     """Return what a person said as the field wants it, or what is wrong with it."""
     kind = field.get("type")
     text = said.strip()

@@ -132,7 +132,7 @@ def _data_of(block: Mapping[str, object]) -> str:
     return found if isinstance(found, str) else ""
 
 
-def _without_media(value: object, shown: Collection[str]) -> Any:
+def _without_media(value: object, shown: Collection[str]) -> object:
     """Return *value* with a word in the place of media that the result shows."""
     if isinstance(value, str):
         return SHOWN if value in shown else value

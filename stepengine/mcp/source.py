@@ -126,7 +126,7 @@ def mcp_tools(
     )
 
 
-def _target(server: Any, env: Mapping[str, str] | None, cwd: Any) -> Any:
+def _target(server: Any, env: Mapping[str, str] | None, cwd: Any) -> object:
     """Return a process as a ``Program``, everything else as it is."""
     parameters = getattr(server, "args", None)
     if isinstance(parameters, list) and isinstance(getattr(server, "command", None), str):

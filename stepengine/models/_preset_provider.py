@@ -185,7 +185,7 @@ class PresetProvider(HttpProvider):
         told = {"input_file_id": made.id, "endpoint": url, "completion_window": "24h"}
         return self._batch_id(await self._batch_answer("/batches", compact(told).encode()))
 
-    async def batch_results(self, batch: str) -> Mapping[str, Any] | None:
+    async def batch_results(self, batch: str) -> Mapping[str, object] | None:
         """
         Return what came of a batch; ``None`` while it is not done.
 

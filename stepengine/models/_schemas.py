@@ -48,7 +48,7 @@ class _Plain:
             return self._referred(found.pop("$ref"), found, within)
         return {name: self._member(name, item, within) for name, item in found.items() if name not in DEFINITIONS}
 
-    def _referred(self, reference: Any, rest: Mapping[str, Any], within: tuple[str, ...]) -> Any:
+    def _referred(self, reference: Any, rest: Mapping[str, Any], within: tuple[str, ...]) -> object:
         if within.count(reference) > NESTED or len(within) >= MAX_DEPTH or self._made > MOST_PARTS:
             return {"type": "object"}
         target = self._definitions.get(reference, {"type": "object"})

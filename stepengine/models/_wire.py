@@ -122,7 +122,7 @@ def safe_name(name: str) -> str:
     return UNSAFE.sub("_", name)[:MAX_NAME] or "unknown"
 
 
-def arguments_of(part: ToolCallPart) -> Mapping[str, Any]:
+def arguments_of(part: ToolCallPart) -> Mapping[str, object]:
     """Return the arguments of a past call; those that could not be read are shown under one name, as an object."""
     return {"unreadable_arguments": part.raw_input or ""} if part.input_error is not None else part.input
 
@@ -323,7 +323,7 @@ def goes_on(before: AssistantPart | None, part: AssistantPart) -> bool:
     return type(before) is type(part) and _item_of(before) == _item_of(part)
 
 
-def _item_of(part: object) -> Any:
+def _item_of(part: object) -> object:
     return (getattr(part, "provider_data", None) or {}).get("id")
 
 

@@ -491,7 +491,7 @@ class _OnVertex(_Clouded):
         await self._google.find(request.model)
         return await super().count_tokens(request)
 
-    async def _post(self, client: object, body: Body, *, stream: bool) -> Any:
+    async def _post(self, client: object, body: Body, *, stream: bool) -> object:
         try:
             return await super()._post(client, body, stream=stream)
         finally:

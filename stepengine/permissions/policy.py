@@ -584,7 +584,7 @@ def _stored(rule: Rule) -> dict[str, Any]:
     }
 
 
-def _stored_matcher(rule: Rule) -> Any:
+def _stored_matcher(rule: Rule) -> object:
     match rule.matcher:
         case Every():
             return True
@@ -606,7 +606,7 @@ def _stored_matcher(rule: Rule) -> Any:
             raise DefinitionError(msg)
 
 
-def _stored_call(call: Call) -> Any:
+def _stored_call(call: Call) -> object:
     narrowed = {name: getattr(call, name) for name in CALL_KEYS[1:]}
     given = {
         name: list(v) if isinstance(v, tuple) else v for name, v in narrowed.items() if v is not None and v is not False

@@ -88,7 +88,7 @@ class _Nothing:
 
     __slots__ = ()
 
-    def __await__(self) -> Iterator[Any]:
+    def __await__(self) -> Iterator[object]:
         return iter(())
 
 
@@ -685,7 +685,7 @@ class _Unmade:
         self._tree = tree
         self._made: ToolContext | None = None
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if self._made is None:
             self._made = _context(self._item, self._effect, self._tree)
         return getattr(self._made, name)

@@ -563,7 +563,7 @@ def _read_file(path: Path) -> bytes | None:
         return file.read()
 
 
-def _read_json(path: Path) -> Any:
+def _read_json(path: Path) -> object:
     return _parsed(_read_file(path), repr(str(path)))
 
 

@@ -131,7 +131,7 @@ class Matcher:
         return tree
 
 
-def json_body(request: RecordedRequest) -> Any:
+def json_body(request: RecordedRequest) -> object:
     """Return the JSON value of a body, whole floats as ints; ``ABSENT`` when it is no JSON."""
     if not is_json(request) and request.body[:1].strip() not in (b"{", b"["):
         return ABSENT

@@ -393,7 +393,7 @@ def dump_cassette(interactions: Iterable[Interaction]) -> bytes:
 
 
 @functools.cache
-def _dumper() -> Any:
+def _dumper() -> object:
     import yaml
 
     base: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)

@@ -430,7 +430,7 @@ class _Spy:
     def __iter__(self) -> _Spy:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> object:
         self._asked = next(self._steps)
         return self._asked
 

@@ -51,7 +51,7 @@ def run_with(
     *,
     state: AgentState | None = None,
     model: str | None = None,
-) -> Any:
+) -> object:
     """
     Run a handler against *script* and return what it returned.
 

@@ -154,7 +154,7 @@ def _filtered(
     exclude: PropertyFilter | None,
     include: PropertyFilter | None,
     matcher: PropertyMatcher | None,
-) -> Any:
+) -> object:
     """Return a JSON value as syrupy's filters and matchers want it; *path* holds the keys above it with their types."""
     if matcher is not None:
         value = matcher(data=value, path=path)

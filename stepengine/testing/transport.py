@@ -406,7 +406,7 @@ class Clients:
 
         return self._client(AnthropicProvider("replay"), name, http_client)
 
-    def _openai(self, name: str, http_client: object) -> Any:
+    def _openai(self, name: str, http_client: object) -> object:
         from stepengine.models.openai import OpenAIProvider
 
         return self._client(OpenAIProvider("replay"), name, http_client)

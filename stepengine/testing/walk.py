@@ -313,7 +313,7 @@ class Walk:
         return self._error is not None or isinstance(self._asked, Finished)
 
     @property
-    def returned(self) -> Any:
+    def returned(self) -> object:
         """
         What the handler returned.
 
@@ -481,7 +481,7 @@ def _handler_of(handler: Any) -> tuple[Callable[[Any], Generator[Any, Any, Any]]
     return handler.handle_steps, handler
 
 
-def _params_of(definition: AgentDefinition[Any] | None, params: object) -> Any:
+def _params_of(definition: AgentDefinition[Any] | None, params: object) -> object:
     schema = definition.input_schema.params if definition and definition.input_schema else None
     validate = getattr(schema, "model_validate", None)
     if validate is not None and not isinstance(params, schema):  # type: ignore[arg-type]

@@ -138,7 +138,7 @@ class Canned:
             return made
         return ToolResult.text(made) if isinstance(made, str) else ToolResult.json(made)
 
-    def _performed(self, effect: CallFunction) -> Any:
+    def _performed(self, effect: CallFunction) -> object:
         call = effect.call
         made = self.results.get(call.name)
         return made(*call.args, **call.kwargs) if callable(made) else made
@@ -184,7 +184,7 @@ class _Drawing:
                 return self.value(self.random.choice(list(schema[word])), depth + 1)
         return self._of_type(schema, schema.get("type", "object" if "properties" in schema else "string"), depth + 1)
 
-    def _of_type(self, schema: Mapping[str, Any], kind: object, depth: int) -> Any:
+    def _of_type(self, schema: Mapping[str, Any], kind: object, depth: int) -> object:
         random = self.random
         if kind == "object":
             required, members = schema.get("required", ()), schema.get("properties", {}).items()

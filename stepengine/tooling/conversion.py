@@ -222,7 +222,7 @@ class _Encoder:
             return value
         return self._container(value, path)
 
-    def _container(self, value: object, path: str) -> Any:
+    def _container(self, value: object, path: str) -> object:
         if id(value) in self._open:
             msg = f"a {type(value).__name__} at {path} contains itself, which JSON cannot"
             raise DataError(msg, path=path)
@@ -283,7 +283,7 @@ def decode(name: str, annotation: Any, result: ToolResult) -> Any:
     return _validated(name, annotation, value)
 
 
-def _part(name: str, kind: type[Any], result: ToolResult) -> Any:
+def _part(name: str, kind: type[Any], result: ToolResult) -> object:
     for part in result.content:
         if isinstance(part, kind):
             return part
@@ -291,7 +291,7 @@ def _part(name: str, kind: type[Any], result: ToolResult) -> Any:
     raise DataError(msg)
 
 
-def _value(result: ToolResult) -> Any:
+def _value(result: ToolResult) -> object:
     for part in result.content:
         if isinstance(part, JsonPart):
             return part.value

@@ -156,7 +156,7 @@ def check_name(name: object, where: str = "") -> None:
         raise DefinitionError(msg)
 
 
-def _refusing(name: str) -> Callable[[Any], Any]:
+def _refusing(name: str) -> Callable[[Any], object]:
     def refuse(_: object) -> Any:
         msg = f"tool {name!r} is carried out by a run; it cannot be executed on its own"
         raise ToolError(msg, tool_name=name)
@@ -312,7 +312,7 @@ class Tool(Generic[P, R]):
     def __repr__(self) -> str:
         return f"Tool({self.spec.name!r})"
 
-    def __call__(self, *args: object, **kwargs: object) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         """Refuse to be called like the function: nothing would validate, record or limit that call."""
         msg = (
             f"tool {self.spec.name!r} is not called directly; in a handler write `yield from call({self.spec.name}, ...)`, "

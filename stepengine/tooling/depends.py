@@ -188,7 +188,7 @@ class Resolver:
         finally:
             self._replaced.pop()
 
-    async def _value(self, dependency: Dependency, node: Node) -> Any:
+    async def _value(self, dependency: Dependency, node: Node) -> object:
         if dependency.use_cache and node.factory in self._values:
             return self._values[node.factory]
         arguments: dict[str, Any] = dict.fromkeys(node.context, self._context)

@@ -75,7 +75,7 @@ def hints_of(fn: Callable[..., object], names: Mapping[str, object] | None = Non
         raise DefinitionError(msg) from None
 
 
-def outer_names(package: str) -> Mapping[str, Any]:
+def outer_names(package: str) -> Mapping[str, object]:
     """Return the local names of the nearest caller outside of *package*, for annotations that use local classes."""
     frame = sys._getframe(1)  # noqa: SLF001  (the documented way to see a caller's names)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(package):

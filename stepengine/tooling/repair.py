@@ -107,7 +107,9 @@ class _Mender:
                     changed[name] = mended
         return {**value, **changed} if changed else value
 
-    def _renamed(self, value: Mapping[str, object], properties: Mapping[str, object], path: str) -> Mapping[str, Any]:
+    def _renamed(
+        self, value: Mapping[str, object], properties: Mapping[str, object], path: str
+    ) -> Mapping[str, object]:
         known = self._spellings(properties, path)
         if not any(name in known or name == DROPPED for name in value if name not in properties):
             return value
@@ -130,7 +132,7 @@ class _Mender:
             self._names[key] = spellings
         return self._names[key]
 
-    def _value(self, value: object, schema: object, path: str) -> Any:
+    def _value(self, value: object, schema: object, path: str) -> object:
         forms = self._forms(schema)
         if not self._has_strict_values:
             value = _fitting(value, {kind for form in forms for kind in _kinds(form)})
@@ -177,7 +179,7 @@ def _kinds(form: Mapping[str, Any]) -> tuple[str, ...]:
     return (kind,) if isinstance(kind, str) else tuple(kind) or (("object",) if "properties" in form else ("string",))
 
 
-def _fitting(value: object, kinds: set[str]) -> Any:
+def _fitting(value: object, kinds: set[str]) -> object:
     """Return what a value of another kind was probably meant as, where an array or an object is due; else the value."""
     if isinstance(value, str) and "string" not in kinds and kinds & {"array", "object"}:
         value = _decoded(value, kinds)

@@ -442,7 +442,7 @@ class _Outline:
         return found if isinstance(found, dict) else {}
 
 
-def _below_schema(schema: Mapping[str, object], at: str) -> Iterator[tuple[Any, str]]:
+def _below_schema(schema: Mapping[str, object], at: str) -> Iterator[tuple[object, str]]:
     """Give the schemas that stand right below one, each with its pointer."""
     for word, value in schema.items():
         if word in NAMED_SCHEMAS and isinstance(value, dict):

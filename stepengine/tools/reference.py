@@ -252,7 +252,7 @@ def keys_of(shape: Any) -> tuple[Key, ...]:
     return tuple(keys)
 
 
-def _extras(annotation: object) -> Sequence[Any]:
+def _extras(annotation: object) -> Sequence[object]:
     """Return what an annotation says beside its type."""
     if get_origin(annotation) is NotRequired:
         return _extras(get_args(annotation)[0])

@@ -510,6 +510,6 @@ def _call_id(event: Any) -> str:
     return f"{event.path}:{event.tool_call_id}" if event.path else event.tool_call_id
 
 
-def _output(result: ToolResult) -> Any:
+def _output(result: ToolResult) -> object:
     # What the conversation holds of it, so that a page that is loaded again shows the same.
     return result.text if result.data is None or result.structured is not None else plain(result.data)

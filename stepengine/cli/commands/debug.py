@@ -1079,7 +1079,7 @@ def _fork_of(text: str) -> _Fork:
     return _Fork(**given)
 
 
-def _edit_of(name: str, value: str) -> Any:
+def _edit_of(name: str, value: str) -> object:
     if name == "--raise":
         kind, _, said = value.partition(":")
         return _error_of(kind, said)

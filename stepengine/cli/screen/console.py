@@ -493,7 +493,7 @@ class Terminal:
             return None
         return await self._always(rules, named)
 
-    async def _always(self, rules: Sequence[JsonDict], chosen: JsonDict | None) -> Any:
+    async def _always(self, rules: Sequence[JsonDict], chosen: JsonDict | None) -> object:
         """Return the answer that allows for good what the person chose after seeing what it covers (requirements X71)."""
         if chosen is None:
             by = _call_in(rules[0]).get("agent")
@@ -557,7 +557,7 @@ def _json(value: object) -> str:
     return short if len(short) <= MAX_WIDTH else json.dumps(value, indent=2, ensure_ascii=False)
 
 
-def _permission(line: str) -> Any:
+def _permission(line: str) -> object:
     """Return the answer that a line is to a permission question, ``None`` when it is none."""
     word, _, reason = line.strip().partition(" ")
     word = word.lower()
@@ -652,7 +652,7 @@ DIGITS = 10
 """Longer numbers are none of an option; Python reads no number of thousands of digits."""
 
 
-def _choice(question: Question, line: str) -> Any:
+def _choice(question: Question, line: str) -> object:
     """Return the answer that a line is to a question: numbers choose options, everything else is text."""
     text = line.strip()
     if not text or text == "/skip":

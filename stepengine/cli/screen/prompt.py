@@ -312,7 +312,7 @@ class Prompt(Terminal):
                 self._draft = "" if sent else session.default_buffer.text
         return self._unfolded(said)
 
-    def _toolbar(self) -> Any:
+    def _toolbar(self) -> object:
         """Return what draws the status line, and draws it anew with the line above it."""
         return lambda: [("class:bottom-toolbar.text", self.status())]
 

@@ -213,7 +213,7 @@ def json_of(result: RunResult[Any]) -> dict[str, Any]:
     }
 
 
-def output_of(output: object) -> Any:
+def output_of(output: object) -> object:
     """Return an output as JSON; a pydantic model by its own JSON form."""
     dump = getattr(output, "model_dump", None)
     return plain(output if dump is None else dump(mode="json"))

@@ -126,7 +126,7 @@ class Texts:
         written = compact(value)
         return self._seen(self._redactor.value(value) if self._redactor.suspicious(written) else value)
 
-    def _seen(self, value: object) -> Any:
+    def _seen(self, value: object) -> object:
         if isinstance(value, str):
             return _shown(value)
         if isinstance(value, Mapping):
@@ -153,7 +153,7 @@ class Texts:
             self.all.append(self._cut(clean, whole_at) if self.longest is not None and whole_at else clean)
         return known
 
-    def _cut(self, value: object, whole_at: str) -> Any:
+    def _cut(self, value: object, whole_at: str) -> object:
         if isinstance(value, str):
             longest = self.longest or 0
             if len(value) <= longest:

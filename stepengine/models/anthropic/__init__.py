@@ -189,7 +189,7 @@ class AnthropicProvider(HttpProvider):
         content = b'{"requests":[%s]}' % b",".join(parts)
         return self._batch_id(await self._batch_answer(BATCHES, content, **headers))
 
-    async def batch_results(self, batch: str) -> Mapping[str, Any] | None:
+    async def batch_results(self, batch: str) -> Mapping[str, object] | None:
         """
         Return what came of a batch; ``None`` while it is not done.
 

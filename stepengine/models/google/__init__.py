@@ -123,7 +123,7 @@ class GoogleProvider(HttpProvider):
         response: Any = error.response
         return body_failure(response.content, response.status_code, response.headers, call)
 
-    async def _post(self, client: Any, body: Body, *, stream: bool) -> Any:
+    async def _post(self, client: Any, body: Body, *, stream: bool) -> object:
         return await sending.post(client, body.path, None if body.is_question else body.content, body.headers)
 
     async def describe(self, model: str) -> ModelInfo:
@@ -171,7 +171,7 @@ class GoogleProvider(HttpProvider):
         )
         return self._batch_id(await self._batch_answer(path_of(model, "batchGenerateContent"), content), "name")
 
-    async def batch_results(self, batch: str) -> Mapping[str, Any] | None:
+    async def batch_results(self, batch: str) -> Mapping[str, object] | None:
         """
         Return what came of a batch; ``None`` while it is not done.
 

@@ -94,7 +94,7 @@ class _Nothing:
 NOTHING = _Nothing()
 
 
-def _value_in(piece: Mapping[str, object]) -> Any:
+def _value_in(piece: Mapping[str, object]) -> object:
     for name in VALUES:
         value = piece.get(name)
         if value is not None:
@@ -150,7 +150,7 @@ def _at(container: object, key: Key) -> Any:
     raise ValueError(msg)
 
 
-def _set(container: Any, key: Key, value: Any) -> Any:
+def _set(container: Any, key: Key, value: Any) -> object:
     if type(container) is list and key == len(container):
         container.append(value)
     else:

@@ -72,7 +72,7 @@ async def post(way: Way, path: str, content: bytes | None, headers: Mapping[str,
     return await _post_publicly(way, path, content, headers)
 
 
-async def _post_privately(way: Way, path: str, content: bytes | None, headers: Mapping[str, str]) -> Any:
+async def _post_privately(way: Way, path: str, content: bytes | None, headers: Mapping[str, str]) -> object:
     api = way.client._api_client  # noqa: SLF001 - EC52
     request = api._build_request("get" if content is None else "post", path, {}, None)  # noqa: SLF001
     request.data = content or {}
@@ -84,7 +84,7 @@ async def _post_privately(way: Way, path: str, content: bytes | None, headers: M
     return response.response_stream
 
 
-async def _post_publicly(way: Way, path: str, content: bytes | None, headers: Mapping[str, str]) -> Any:
+async def _post_publicly(way: Way, path: str, content: bytes | None, headers: Mapping[str, str]) -> object:
     import httpx2
     from google.genai import errors
 

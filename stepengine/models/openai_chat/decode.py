@@ -111,7 +111,7 @@ def _dollars(value: Any) -> Decimal | None:
     return Decimal(str(value)) if type(value) in (int, float) and 0 <= value <= MAX_COST else None
 
 
-def _raw_usage(data: Mapping[str, object]) -> Any:
+def _raw_usage(data: Mapping[str, object]) -> object:
     """Return the usage, which Groq used to put elsewhere in streams (EC109)."""
     elsewhere = data.get("x_groq")
     return data.get("usage") or (elsewhere.get("usage") if isinstance(elsewhere, Mapping) else None)

@@ -211,7 +211,7 @@ def encode_plain_tool(spec: ToolSpec) -> Json:
     return {"type": "function", "function": function}
 
 
-def _tool_choice(request: ModelRequest, preset: Preset) -> Any:
+def _tool_choice(request: ModelRequest, preset: Preset) -> object:
     choice = tool_choice_of(request)
     if choice == "none" and preset.quiet_none:
         return None

@@ -201,7 +201,7 @@ def _function(block: str, data: Mapping[str, object]) -> ToolCallPart | None:
     return call_part(name.strip(), arguments, data)
 
 
-def _value(text: str) -> Any:
+def _value(text: str) -> object:
     """Return a parameter: an object or a list is JSON there, anything else a text between line breaks."""
     plain = text.removeprefix("\n").removesuffix("\n")
     if plain[:1] not in {"{", "["}:
