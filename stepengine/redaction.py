@@ -105,10 +105,16 @@ SHAPES = (
     ("provider-key", rf"{_BEFORE}[spr]k-(?=[A-Za-z_-]*[0-9])[A-Za-z0-9_-]{{16,}}{_AFTER}"),
     ("groq-key", rf"{_BEFORE}gsk_[A-Za-z0-9]{{20,}}{_AFTER}"),
     ("xai-key", rf"{_BEFORE}xai-[A-Za-z0-9]{{20,}}{_AFTER}"),
+    ("cerebras-key", rf"{_BEFORE}csk-[A-Za-z0-9]{{20,}}{_AFTER}"),
+    ("fireworks-key", rf"{_BEFORE}fw_[A-Za-z0-9]{{20,}}{_AFTER}"),
+    ("huggingface-token", rf"{_BEFORE}hf_[A-Za-z0-9]{{20,}}{_AFTER}"),
+    ("nvidia-key", rf"{_BEFORE}nvapi-[A-Za-z0-9_-]{{20,}}{_AFTER}"),
+    ("perplexity-key", rf"{_BEFORE}pplx-[A-Za-z0-9]{{20,}}{_AFTER}"),
+    ("replicate-token", rf"{_BEFORE}r8_[A-Za-z0-9]{{20,}}{_AFTER}"),
     ("google-key", rf"{_BEFORE}AIza[A-Za-z0-9_-]{{35}}{_AFTER}"),
     ("github-token", rf"{_BEFORE}(?:gh[pousr]_[A-Za-z0-9]{{36}}|github_pat_[A-Za-z0-9_]{{22,}}){_AFTER}"),
     ("slack-token", rf"{_BEFORE}xox[abprs]-[A-Za-z0-9-]{{10,}}{_AFTER}"),
-    ("aws-key", rf"{_BEFORE}AKIA[A-Z0-9]{{16}}{_AFTER}"),
+    ("aws-key", rf"{_BEFORE}A(?:KI|SI)A[A-Z0-9]{{16}}{_AFTER}"),
     ("jwt", rf"{_BEFORE}eyJ[A-Za-z0-9_-]{{8,}}\.eyJ[A-Za-z0-9_-]{{8,}}(?:\.[A-Za-z0-9_-]*)?"),
     ("bearer", r"(?i:bearer) +[A-Za-z0-9._~+/=-]{20,}"),
 )
@@ -118,8 +124,8 @@ PEM_BEGIN = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----")
 PEM_END = re.compile(r"-----END [A-Z ]*PRIVATE KEY-----")
 # Cheap substring tests: most texts hold none of these, and are not looked into at all.
 SHAPE_HINTS = (
-    "sk-", "pk-", "rk-", "gsk_", "xai-", "AIza", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "xox", "AKIA",
-    "eyJ", "-----BEGIN", "earer ", "EARER ",
+    "sk-", "pk-", "rk-", "gsk_", "xai-", "AIza", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "xox", "AKIA", "ASIA",
+    "fw_", "hf_", "nvapi-", "pplx-", "r8_", "eyJ", "-----BEGIN", "earer ", "EARER ",
 )  # fmt: skip
 # A pattern that ignores case takes a hundred times as long over a long text as these take together; what has several
 # spellings is looked for only when its last word is there.

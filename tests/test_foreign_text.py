@@ -1327,6 +1327,7 @@ APART: dict[str, str] = {
     "cli/journals.py:taken": "what a person typed",
     "data/alike.py:did_you_mean": "at most 100 characters of a word, compared with names of ours",
     "data/checks.py:named_fields.__init__": "a keyword that an author wrote",
+    "data/tools.py:PARAMETER": "what the author of a tool says that its calls are about",
     "journal/places.py:likely": "a path that a person typed, compared with at most 1,000 names of files",
     "machine/calls.py:hook_call": "a name that the author of a hook wrote",
     "machine/calls.py:unavailable_here": "a name that the author of a handler wrote",

@@ -126,17 +126,24 @@ class RunStarted(Event):
 
 @attrs.frozen(kw_only=True)
 class StepStarted(Event):
-    """A model step began; *step* counts from 0."""
+    """
+    A model step began; *step* counts from 0.
+
+    *resumed* says that it goes on: the process that was there before began it, and its reply may have been shown.
+    """
 
     step: int
     steps_remaining: int
+    resumed: bool = False
 
 
 @attrs.frozen(kw_only=True)
 class StepFinished(Event):
     """
-    A model step ended.
+    A model step ended: each one that began does so, once, whatever became of it.
 
+    *status* is ``COMPLETED``, or ``SUSPENDED``, ``CANCELLED`` or ``FAILED`` as the run was, or the effect that ended the step,
+    while it was under way; a step that was suspended begins and ends again, with the same *step*, when its run goes on.
     *usage* and *cost* are the run's totals so far, its children's included; *cost* is in US dollars, ``None`` when a part of it
     is unknown.
     """
@@ -145,6 +152,7 @@ class StepFinished(Event):
     ended_turn: bool
     usage: Usage
     cost: Decimal | None = None
+    status: RunStatus = RunStatus.COMPLETED
 
 
 @attrs.frozen(kw_only=True)

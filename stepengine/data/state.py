@@ -374,8 +374,6 @@ class RunResult(Ended[Out]):
         warnings: What was logged and dropped: failing observers, hooks and handlers that ignored their close; and background
             jobs that were ended with the run.
         session_saved: Whether the session was saved; ``None`` when there is none.
-        moment: Where a replay stood that went only so far, as JSON: its step and address, what was asked for, and the frames
-            of the handler with their variables as texts. ``None`` for every other run.
     """
 
     pending_questions: tuple[Question, ...] = ()
@@ -383,7 +381,6 @@ class RunResult(Ended[Out]):
     journal: Any = attrs.field(default=None, repr=False, eq=False)
     leaked: tuple[str, ...] = attrs.field(default=(), eq=False)
     session_saved: bool | None = None
-    moment: Mapping[str, Any] | None = attrs.field(default=None, repr=False, eq=False)
 
     def __repr__(self) -> str:
         """Return one line: ``asyncio`` formats what a task returned, however long a history is."""

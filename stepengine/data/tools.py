@@ -8,8 +8,10 @@ runs, which is one of ``Ordinary``, ``Control``, ``Spawning`` and ``Asking``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+import re
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import islice, product
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import attrs
@@ -18,7 +20,7 @@ from typing_extensions import ParamSpec, TypeVar
 from stepengine.data.checks import FLAG, fine
 from stepengine.data.json import JsonDict, JsonValue, compact, freeze_object
 from stepengine.data.makers import maker_of
-from stepengine.data.messages import ToolResult
+from stepengine.data.messages import ToolResult, strings
 from stepengine.data.questions import Answer, Interactor, Question
 from stepengine.errors import StepEngineError
 
@@ -69,6 +71,12 @@ class ToolAnnotations:
 FIND_TOOLS = "find_tools"
 """The tool that searches those with ``defer_loading``."""
 
+PARAMETER = re.compile(r"\{([^{}]+)\}")
+MOST_PLACES = 10_000
+"""As many files a call may be about before nobody looks at each of them."""
+ANYWHERE = ".."
+"""A path that leads out, which every rule that denies or asks takes for one of its own."""
+
 NO_INPUT = freeze_object({"type": "object", "properties": {}})
 
 
@@ -94,6 +102,7 @@ class ToolSpec:
         defer_loading: Whether a model is shown it only after it searched for it: by its provider's own search where there is
             one, else by the tool ``find_tools``. It counts where ``find_tools`` is offered beside it, as in every step of a
             run that has such tools.
+        about: The files and web addresses that a call is about, as ``ToolOptions`` tells; ``None`` where the tool does not say.
     """
 
     name: str
@@ -110,11 +119,46 @@ class ToolSpec:
     retries: int = attrs.field(default=0, kw_only=True)
     strict: bool = attrs.field(default=False, kw_only=True)
     defer_loading: bool = attrs.field(default=False, kw_only=True)
+    about: tuple[str, ...] | None = attrs.field(
+        default=None, converter=attrs.converters.optional(strings), kw_only=True
+    )
 
     @cached_property
     def chars(self) -> int:
         """How many characters of a request it takes: name, description, and its schema as compact JSON; counted once."""
         return len(self.name) + len(self.description) + len(compact(self.input_schema))
+
+    def places(self, input: JsonDict) -> tuple[str, ...]:
+        """Return what ``about`` says that a call with *input* is about; paths and addresses alike, nothing resolved."""
+        found = [list(islice(_filled(place, input), MOST_PLACES + 1)) for place in self.about or ()]
+        made = [place for places in found for place in places]
+        return tuple(made) if len(made) <= MOST_PLACES else (ANYWHERE,)
+
+
+def parameters_in(place: str) -> list[str]:
+    """Return the names of the parameters for which a place of ``ToolSpec.about`` has room."""
+    return PARAMETER.findall(place)
+
+
+def _filled(place: str, input: JsonDict) -> Iterator[str]:
+    """Give a place of ``ToolSpec.about`` with each combination of the texts that stand for its parameters."""
+    between = PARAMETER.split(place)
+    for texts in product(*[list(islice(texts_in(input.get(name)), MOST_PLACES + 1)) for name in between[1::2]]):
+        yield "".join([between[0], *[part for pair in zip(texts, between[2::2], strict=True) for part in pair]])
+
+
+def texts_in(value: JsonValue) -> Iterator[str]:
+    """Give the texts of a JSON value, those in lists and objects too, and whole numbers as they are written."""
+    if isinstance(value, str):
+        yield value
+    elif type(value) is int:
+        yield str(value)
+    elif isinstance(value, Mapping):
+        for member in value.values():
+            yield from texts_in(member)
+    elif isinstance(value, list | tuple):
+        for member in value:
+            yield from texts_in(member)
 
 
 @attrs.frozen(weakref_slot=False)

@@ -33,6 +33,9 @@ POISON_AFTER = 5
 BATCH = 500
 GRACE = 30.0
 LOOK = 1.0
+# The server lets go of a killed worker's lock only when it has noticed that the connection is gone.
+GONE_SECONDS = 2.0
+LOOK_AGAIN_SECONDS = 0.05
 ELECT = "select pg_advisory_lock(hashtextextended(%s, 0))"
 UNLOCK = "select pg_advisory_unlock(hashtextextended(%s, 0))"
 HELD = """
@@ -330,7 +333,7 @@ class Upkeep:
             DatabaseAway: when the database cannot be reached.
         """
         async with self._connection() as own:
-            (got,) = (await _all(own, LOCK, lock_name(executor)))[0]
+            got = await self._locked(own, executor, seconds=0 if force else GONE_SECONDS)
             if not got and not force:
                 msg = (
                     f"executor {executor!r} is alive: a process holds its lock, or somebody else is taking over; "
@@ -342,6 +345,16 @@ class Upkeep:
             finally:
                 if got:
                     await own.execute(UNLOCK, (lock_name(executor),))
+
+    @staticmethod
+    async def _locked(own: Any, executor: str, *, seconds: float) -> bool:
+        """Take the lock of a worker, within so many seconds; return whether it could be had."""
+        until = time.monotonic() + seconds
+        while True:
+            (got,) = (await _all(own, LOCK, lock_name(executor)))[0]
+            if got or time.monotonic() >= until:
+                return bool(got)
+            await asyncio.sleep(LOOK_AGAIN_SECONDS)
 
     async def _taken(self, executor: str, *, dry_run: bool) -> list[TakenOver]:
         operator = self._operator

@@ -20,7 +20,7 @@ from stepengine.data.limits import Limits
 from stepengine.data.models import ModelRequest
 from stepengine.data.questions import Interactor, checked_interactor
 from stepengine.data.sources import ToolSource
-from stepengine.data.state import AgentState, RunResult, RunStatus
+from stepengine.data.state import AgentState, RunResult
 from stepengine.data.tools import ToolLike
 from stepengine.data.yields import StepResult
 from stepengine.engine.catalog import Catalog
@@ -74,7 +74,6 @@ if TYPE_CHECKING:
     from stepengine.journal import JournalLike
     from stepengine.journal.journaled_run import JournaledRun
     from stepengine.journal.rerunning import Rerun
-    from stepengine.judging.debugger import Debugger
 
 __all__ = ("Engine",)
 
@@ -384,25 +383,7 @@ class Engine:
         from stepengine.journal import runs
 
         asked = given("replay", ReplayOptions, options)
-        until = asked.pop("until", None)
-        if until is not None:
-            return self._replayed_until(until, journal, asked)
         return await runs.replay(journal, partial(self._launch, agent=asked.pop("agent", None)), **asked)
-
-    def _replayed_until(self, until: int | str, journal: JournalLike, options: dict[str, Any]) -> RunResult[Any]:
-        """Walk to a place, and tell of it; the handlers are closed then."""
-        from stepengine.judging.debugger import told_of
-
-        agent = options.pop("agent", None)
-        if options:
-            msg = (
-                f"replay(until=) performs nothing and compares strictly, so {next(iter(options))}= does not go with it"
-            )
-            raise InputError(msg, issues=("until goes with agent alone",))
-        with self.debug(journal, agent=agent) as debugger:
-            moment = debugger.goto(until)
-            told = told_of(moment, debugger.texts)
-        return RunResult(status=RunStatus.CANCELLED, state=moment.state, moment=told, journal=debugger.journal)
 
     async def extend(self, journal: JournalLike, **options: Unpack[ExtendOptions]) -> RunResult[Any]:
         """
@@ -548,23 +529,6 @@ class Engine:
         from stepengine.journal import as_journal
 
         return Stepper.of(self._launcher, as_journal(journal), agent)
-
-    def debug(self, journal: JournalLike, *, agent: AgentLike | None = None) -> Debugger:
-        """
-        Return a debugger at the start of a recorded run; it goes both ways, and is a context manager.
-
-        Args:
-            journal: The journal, or the path of its file; it is only read.
-            agent: Id or definition of the agent; by default the engine's agent that the journal names.
-
-        Raises:
-            AgentError: when the engine has no agent of the recorded id.
-            JournalError: when the journal is damaged, of a newer version, or holds no run.
-            ReplayDivergence: when the run begins with something else than is recorded.
-        """
-        from stepengine.judging.debugger import Debugger, PausedWalk
-
-        return Debugger(self, PausedWalk(self.stepper(journal, agent=agent)), agent)
 
     # --- beside runs --------------------------------------------------------------------------------------------------
 

@@ -427,6 +427,6 @@ def _recorded_models(session: JournaledRun, forked: Journal | None) -> RecordedM
     root = history.root.get("model") or next((model for model, path in models.items() if not path), None)
     if root is not None:
         models.setdefault(root, "")
-    is_whole = session.mode.is_closed(session.past.history) and not session.past.leeway.is_loose
+    is_whole = session.mode.is_closed(session.past.history)
     chosen = history.root.get("models") or {}
     return RecordedModels(frozenset([*models, *chosen.values()]), root, chosen, is_whole)

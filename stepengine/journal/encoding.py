@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from operator import attrgetter
 from typing import Any, TypeAlias, assert_never, cast
 from zlib import crc32
 
@@ -19,7 +21,8 @@ from stepengine.data.codec import STORED, bare, bare_any, restored, restored_any
 from stepengine.data.effects import AskPerson, CallFunction, CallModel, CallTool, Spawn
 from stepengine.data.fields import PLAIN, within
 from stepengine.data.json import freeze, quoted, thaw
-from stepengine.data.models import ModelRequest
+from stepengine.data.messages import TextPart, ToolCallPart, ToolResult
+from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.outcomes import Failure, Value, quick_value
 from stepengine.data.questions import Question
 from stepengine.data.state import ChildResult, RunStatus
@@ -49,6 +52,7 @@ __all__ = (
     "bare",
     "comparable",
     "describe",
+    "may_be_long",
     "must_last",
     "name_of",
     "outcome_members",
@@ -58,6 +62,7 @@ __all__ = (
     "request_members",
     "restored",
     "storable",
+    "too_long",
     "touched_world",
     "unpacked",
     "without_secret",
@@ -242,6 +247,10 @@ def comparable(child: ChildResult[Any]) -> Form:
 MAX_INLINE = 32 * 1024
 MAX_LINE = 16 * 1024 * 1024
 KEPT_BASES = 4
+ESCAPED = 6
+"""Bytes that a character takes at most."""
+LEAST_WEIGHT = 5
+"""For how many characters a value stands at least, such as a number with what is around it."""
 PLAIN_CALL = 5
 """How many members the stored form of a call has that must not happen twice."""
 WHOLE = frozenset({Value, Failure, ChildResult})
@@ -543,6 +552,64 @@ def packed(value: object, blobs: dict[str, Any], inline: int = MAX_INLINE) -> An
         return value
     members = {k: packed(v, blobs, inline) for k, v in value.items()}
     return {"$obj": members} if _is_special(members) else members
+
+
+def too_long(value: Any, inline: int) -> str:
+    """Return why no record holds *value*, which is JSON, where texts of more than *inline* characters have their own; else ``""``."""
+    if not may_be_long(value):
+        return ""
+    blobs: dict[str, Any] = {}
+    rest = packed(value, blobs, inline)
+    length = max([len(to_text(each).encode()) for each in (rest, *blobs.values())])
+    return f"its record would have {length:,} bytes, and one has at most {MAX_LINE:,}" if length > MAX_LINE else ""
+
+
+def may_be_long(value: Any) -> bool:
+    """
+    Return whether what is written of *value* may have more than ``MAX_LINE`` bytes; cheap, and never false for what has.
+
+    What is never stored counts for nothing.
+    """
+    left, waiting = MAX_LINE // ESCAPED, [value]
+    while waiting and left >= 0:
+        one = waiting.pop()
+        kind: Any = type(one)
+        left -= LEAST_WEIGHT
+        if kind is str:
+            left -= len(one)
+        elif kind is tuple:
+            waiting += one
+        elif (members := HEAVY.get(kind)) is not None:
+            waiting += [member for member in members(one) if member]
+            left -= LEAST_WEIGHT * WIDEST
+        elif isinstance(one, Mapping):
+            waiting += one.values()
+            left -= sum(map(len, one))
+        elif isinstance(one, list):
+            waiting += one
+        elif isinstance(one, bytes):
+            left -= len(one)
+        else:
+            waiting += [getattr(one, name) for name in _stored(kind)]
+    return left < 0
+
+
+@cache
+def _stored(kind: Any) -> Sequence[str]:
+    if not attrs.has(kind):
+        return ()
+    return tuple([field.name for field in attrs.fields(kind) if field.metadata.get("stored", True)])
+
+
+HEAVY: Mapping[type, Callable[[Any], Sequence[Any]]] = {
+    ModelReply: attrgetter("content", "provider_data"),
+    TextPart: attrgetter("text", "provider_data"),
+    ToolCallPart: attrgetter("input", "raw_input", "provider_data"),
+    ToolResult: attrgetter("content", "structured", "change", "side_effects"),
+}
+"""What may be long in the values of which a journal is full; the rest of them is a few words and numbers."""
+WIDEST = 20
+"""More than these have members."""
 
 
 def _blob(value: object, blobs: dict[str, Any]) -> dict[str, str]:

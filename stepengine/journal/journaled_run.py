@@ -19,6 +19,7 @@ import attrs
 
 from stepengine.data.effects import Spawn
 from stepengine.data.events import Event, RunStarted
+from stepengine.data.json import JsonValue
 from stepengine.data.limits import Limits
 from stepengine.data.makers import changer_of
 from stepengine.data.models import ModelRequest
@@ -26,7 +27,7 @@ from stepengine.data.outcomes import Outcome, Stop, Value
 from stepengine.data.questions import AnswerLike
 from stepengine.data.state import AgentState, RunStatus
 from stepengine.errors import JournalError, StepEngineError, UnknownModel
-from stepengine.journal.encoding import bare, without_secret
+from stepengine.journal.encoding import bare, too_long, without_secret
 from stepengine.journal.fingerprints import Fingerprints
 from stepengine.journal.history import STABLE_CREATED, History, Opening, created_of, new_head, opening_of, root_form
 from stepengine.journal.questions import InDoubt, check_answers, kept_answers, sorted_answers
@@ -50,7 +51,7 @@ __all__ = (
 
 RANK = {"input": 0, "intent": 1, "result": 2}
 LAST = 1 << 62
-_keeping = changer_of(RunPlan, "keeps_output")
+_keeping = changer_of(RunPlan, "keeps_output", "unkept")
 
 
 def in_address_order(records: Sequence[Record]) -> list[Record]:
@@ -343,7 +344,7 @@ class JournaledRun:
         self.opening = opening_of(history)
         if self.mode is Mode.RESUME and not history.is_complete:
             self._tell_of_secrets(self.opening)
-        self.takes_over = self.mode is Mode.REPLAY and not leeway.is_loose
+        self.takes_over = self.mode is Mode.REPLAY
 
     def _tell_of_secrets(self, opening: Opening) -> None:
         """
@@ -511,7 +512,7 @@ class JournaledRun:
         def machine(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:
             known = plan if self.past is None else self.past.with_gone_tools(plan)
             if plan.definition.handle_steps is not None:
-                known = _keeping(known, partial(self._keeps_output, plan.path))
+                known = _keeping(known, partial(self._keeps_output, plan.path), self._unkept)
             if plan.decode_output is not None:
                 self.decoders[plan.path] = plan.decode_output
             running = self.machines[plan.path] = inner(known, state)
@@ -522,6 +523,10 @@ class JournaledRun:
     def _keeps_output(self, path: str) -> bool:
         """Whether what is no JSON is refused as the output of a run; once, the name of its type was recorded."""
         return self.past is None or not self.past.history.named_output(path)
+
+    def _unkept(self, output: JsonValue) -> str:
+        """Return why an output is no record of this journal; what is recorded already was short enough."""
+        return too_long(output, self.source.inline)
 
     def _root(self, running: Generator[Any, Outcome | None, Finished]) -> Generator[Any, Outcome | None, Finished]:
         finished = yield from running
@@ -670,7 +675,7 @@ class JournaledRun:
         """Return how the root ended; a replay keeps the recorded form of the same end, as it does for children."""
         past = self.past
         known = past.history.results.get(ROOT) if past is not None and self._repeats else None
-        if past is None or known is None or past.leeway.is_loose:
+        if past is None or known is None:
             return end
         recorded = past.history.outcome(known)
         return recorded if type(recorded) is Value and past.same_child(recorded, end.value) else end
@@ -684,7 +689,7 @@ class JournaledRun:
                 self.source.extended = self._extension(self.past)
             self._put_in_order(self.journal, self.source)
             self.journal = self.source
-        elif self._repeats and self.past is not None and not self.past.leeway.is_loose:
+        elif self._repeats and self.past is not None:
             assert isinstance(self.journal, MemoryJournal)  # noqa: S101 - what repeats makes one
             put_as_recorded(self.journal, self.past.history.records)
         elif self.mode is Mode.RECORD and self.source.stable:

@@ -17,7 +17,7 @@ from stepengine.data.questions import Answer
 from stepengine.journal.encoding import questions_of, restored
 from stepengine.journal.history import History, parent_of
 from stepengine.journal.records import Address, Input, Intent, Record, Result
-from stepengine.journal.replayer import Cut
+from stepengine.journal.replayer import Cut, for_once
 from stepengine.journal.store import Journal
 
 __all__ = ("permissions_ahead", "take_back")
@@ -123,5 +123,5 @@ def _without(history: History) -> Iterator[Record]:
 
 def _for_once(history: History, result: Result) -> Result:
     outcome: Any = history.outcome(result)
-    answers = tuple([attrs.evolve(answer, text="yes", remember=None, covers="") for answer in outcome.value])
+    answers = tuple(map(for_once, outcome.value))
     return Result(result.path, result.seq, result.at, attrs.evolve(outcome, value=answers), result.attempts)

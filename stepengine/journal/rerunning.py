@@ -380,9 +380,7 @@ class Rerunner(Replayer):
             return True
         if rules.tools == "working-copy" or (rules.tools == "idempotent" and is_repeatable(item)):
             return False
-        error = past.not_recorded(
-            asked, item, self._run.machines.get(item.path), why="was not made up, and must not be performed here"
-        )
+        error = past.not_recorded(asked, item, self._run.machines.get(item.path))
         count.refused = count.refused or _called(past.history.form(asked), asked)
         raise self._run.fail(error)
 

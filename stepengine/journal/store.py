@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 import attrs
 
+from stepengine.data.effects import CallModel
 from stepengine.data.transcript import Transcript
 from stepengine.errors import (
     DataError,
@@ -30,11 +31,11 @@ from stepengine.errors import (
     JournalWriteFailed,
     StepEngineError,
 )
-from stepengine.journal.encoding import MAX_INLINE, Encoder
+from stepengine.journal.encoding import MAX_INLINE, Encoder, may_be_long
 from stepengine.journal.history import History
 from stepengine.journal.places import ROOM, TO_RECORD, Reserve
 from stepengine.journal.reading import Reading, read_lines
-from stepengine.journal.records import Head, Intent, Record, to_text
+from stepengine.journal.records import Head, Input, Intent, Record, Result, to_text
 from stepengine.redaction import Redact, Redactor, RedactRule, redactor_for
 from stepengine.system.after_fork import Lock, renews
 from stepengine.system.threads import ThreadPool
@@ -315,7 +316,17 @@ class _MemoryWriter(Writer):
         self.history = History(self._records, journal.name, journal.missing)
 
     def append(self, record: Record) -> None:
-        """Add a record."""
+        """
+        Add a record.
+
+        Raises:
+            JournalWriteFailed: for one that no line would hold, as where there are lines.
+        """
+        kind: Any = type(record)
+        given = record.given if kind is Result or kind is Intent else record.input if kind is Input else None  # type: ignore[union-attr]
+        if given is not None and type(given) is not CallModel and may_be_long(given):
+            journal = self._journal
+            Encoder(journal.redactor, link=False, inline=journal.inline).lines(record)
         self._records.append(record)
 
     def remember(self, path: str, seq: int, transcript: Transcript) -> None:

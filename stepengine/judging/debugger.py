@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from stepengine.engine import Engine
     from stepengine.engine.options import AgentLike
 
-__all__ = ("Debugger", "ForkedWalk", "PausedWalk", "Walk", "Woken", "can_fork", "told_of", "waited")
+__all__ = ("Debugger", "ForkedWalk", "PausedWalk", "Walk", "Woken", "can_fork", "debug", "waited")
 
 MAX_EXPRESSION = 10_000
 SECONDS = 2.0
@@ -525,37 +525,6 @@ def names_of(frame: Frame) -> dict[str, Any]:
 # --- telling --------------------------------------------------------------------------------------------------------
 
 
-def told_of(moment: Moment, texts: SafeTexts) -> dict[str, Any]:
-    """Return a moment as JSON: nothing but safe texts of the author's values (JG32, JG87)."""
-    outcome = moment.outcome
-    return {
-        "position": moment.position,
-        "step": moment.step,
-        "address": moment.address,
-        "agent_id": moment.agent_id,
-        "asked": texts.clean(moment.asked, 200),
-        "outcome": None if outcome is None else outcome_text(outcome, texts),
-        "location": moment.location,
-        "at": moment.at,
-        "messages": len(moment.view),
-        "frames": [
-            {
-                "function": frame.function,
-                "file": frame.file,
-                "line": frame.line,
-                "kind": frame.kind,
-                "source": texts.clean(frame.source, 400),
-                "locals": {name: texts.named(name, value) for name, value in frame.locals.items()},
-            }
-            for frame in moment.frames
-            if frame.kind != "package"
-        ],
-        "hooks": [{"point": h.point, "hook": h.hook, "said": texts.value(h.said)} for h in moment.hooks],
-        "cost": None if moment.state.cost is None else str(moment.state.cost),
-        "tokens": moment.state.usage.total_tokens,
-    }
-
-
 def outcome_text(outcome: Any, texts: SafeTexts) -> str:
     """Return what came of an effect, in a line."""
     if isinstance(outcome, Failure):
@@ -614,11 +583,28 @@ class _Wanted:
     expression: str = ""
 
 
+def debug(engine: Engine, journal: JournalLike, *, agent: AgentLike | None = None) -> Debugger:
+    """
+    Return a debugger at the start of a recorded run; it goes both ways, and is a context manager.
+
+    Args:
+        engine: The engine that the agents belong to; forks run in it.
+        journal: The journal, or the path of its file; it is only read.
+        agent: Id or definition of the agent; by default the engine's agent that the journal names.
+
+    Raises:
+        AgentError: when the engine has no agent of the recorded id.
+        JournalError: when the journal is damaged, of a newer version, or holds no run.
+        ReplayDivergence: when the run begins with something else than is recorded.
+    """
+    return Debugger(engine, PausedWalk(engine.stepper(journal, agent=agent)), agent)
+
+
 class Debugger:
     """
     Stands in a recorded run, and goes both ways; use it as a context manager, or close it.
 
-    Make one with ``Engine.debug``. What it gives are the real objects of the handler as it is walked through again: code
+    Make one with ``debug``. What it gives are the real objects of the handler as it is walked through again: code
     between yields has run again, and nothing that is recorded was done again.
 
     Args:
@@ -683,6 +669,43 @@ class Debugger:
     def moment(self) -> Moment:
         """Return where everybody stands."""
         return self.stepper.moment()
+
+    def told(self) -> dict[str, Any]:
+        """
+        Return where everybody stands as JSON: nothing but safe texts of the author's values.
+
+        Its keys are ``position``, ``step``, ``address``, ``agent_id``, ``asked``, ``outcome``, ``location``, ``at``, ``messages`` (how
+        many the model is shown), ``frames`` (of handlers and hooks, each with its ``locals``), ``hooks`` and what else ``debug --json``
+        prints of a place.
+        """
+        moment, texts = self.moment(), self.texts
+        outcome = moment.outcome
+        return {
+            "position": moment.position,
+            "step": moment.step,
+            "address": moment.address,
+            "agent_id": moment.agent_id,
+            "asked": texts.clean(moment.asked, 200),
+            "outcome": None if outcome is None else outcome_text(outcome, texts),
+            "location": moment.location,
+            "at": moment.at,
+            "messages": len(moment.view),
+            "frames": [
+                {
+                    "function": frame.function,
+                    "file": frame.file,
+                    "line": frame.line,
+                    "kind": frame.kind,
+                    "source": texts.clean(frame.source, 400),
+                    "locals": {name: texts.named(name, value) for name, value in frame.locals.items()},
+                }
+                for frame in moment.frames
+                if frame.kind != "package"
+            ],
+            "hooks": [{"point": h.point, "hook": h.hook, "said": texts.value(h.said)} for h in moment.hooks],
+            "cost": None if moment.state.cost is None else str(moment.state.cost),
+            "tokens": moment.state.usage.total_tokens,
+        }
 
     def place(self, at: int | str) -> int:
         """

@@ -2,7 +2,7 @@
 The author's generator: started once, advanced by sends and throws, closed on every way out.
 
 Errors that an author sees name the author's own file and line: the innermost frame of the author's own code, found through
-``yield from`` (prototype N5).
+``yield from``.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 
 from stepengine.data.functions import location_of, unwrapped
-from stepengine.data.json import compact, freeze, hint_about
+from stepengine.data.json import JsonValue, compact, freeze, hint_about
 from stepengine.data.messages import UserMessage
 from stepengine.data.wire import to_dicts
 from stepengine.data.yields import StepWith
@@ -110,10 +110,13 @@ def _is_settled(run: RunState, returned: object) -> bool:
 def _take_returned(run: RunState, returned: object) -> None:
     if run.plan.validate_output is None:
         try:
-            run.set_output(freeze(returned))
+            output = freeze(returned)
         except Exception as error:  # noqa: BLE001 - an output that is no JSON is looked at by its own methods
             _check_returned(run, returned, error)
             run.count_output(given=True)
+        else:
+            _check_length(run, output)
+            run.set_output(output)
         return
     run.count_output(given=False)
     try:
@@ -143,6 +146,21 @@ def _check_returned(run: RunState, returned: Any, error: Exception) -> None:
     else:
         return
     raise HandlerError(msg, kind=type(error).__name__, location=where)
+
+
+def _check_length(run: RunState, output: JsonValue) -> None:
+    """
+    Refuse an output that no record holds (reliability GN16).
+
+    Raises:
+        HandlerError: naming how long it is, and how long it may be.
+    """
+    why = run.plan.unkept(output)
+    if why:
+        where = location_of(unwrapped(run.agent.handle_steps))
+        what = f"handle_steps of agent {run.agent.id!r} ({where})"
+        msg = f"{what}: output is too long: {why}; write what is long to a file and return where it is"
+        raise HandlerError(msg, kind="too_long", location=where)
 
 
 def _can_be_kept(returned: object) -> bool:

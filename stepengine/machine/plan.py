@@ -41,6 +41,10 @@ def _as_given(_agent: object, params: JsonValue) -> JsonValue:
     return params
 
 
+def _fits(_: JsonValue) -> str:
+    return ""
+
+
 def _never(_seq: int = 0) -> bool:
     return False
 
@@ -87,6 +91,7 @@ class RunPlan:
         left_cut: Whether the run that is repeated took the cut reply of the effect with that number as it was, as runs did
             before cut texts were continued.
         keeps_output: Whether what its handler returns is written down, and so has to be JSON.
+        unkept: Says why what its handler returns cannot be written down although it is JSON; ``""`` where it can be.
     """
 
     definition: AgentDefinition[Any]
@@ -121,6 +126,7 @@ class RunPlan:
     opened: Callable[[Callable[[], Transcript]], None] | None = attrs.field(default=None, eq=False, repr=False)
     left_cut: Callable[[int], bool] = attrs.field(default=_never, eq=False, repr=False)
     keeps_output: Callable[[], bool] = attrs.field(default=_never, eq=False, repr=False)
+    unkept: Callable[[JsonValue], str] = attrs.field(default=_fits, eq=False, repr=False)
 
 
 quick_plan = maker_of(RunPlan)

@@ -335,14 +335,15 @@ ORDER: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "PhaseChanged:done": "post_run",
         },
         "handler_control": {**_stay("handler_control", *OWN), "ToolFinished": "handler"},
-        "pre_step": {**_stay("pre_step", *HOOKS), "CallModel:step": "asking"},
+        "pre_step": {**_stay("pre_step", *HOOKS), "CallModel:step": "asking", "StepFinished": "handler"},
         "asking": {"Value": "replied", "Failure": "refused"},
-        "refused": {},
+        "refused": {"StepFinished": "handler"},
         "replied": {
             "CallModel:step": "asking",
             "ThinkingCompleted": "thought",
             "TextCompleted": "tools",
             "Warned": "tools",
+            "StepFinished": "handler",
         },
         "thought": {"TextCompleted": "tools"},
         "tools": {**_stay("tools", *HOOKS, *BATCH), "ToolStarted": "control"},
@@ -360,7 +361,7 @@ ORDER: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "failed": {"PhaseChanged:failed": "post_run"},
         "post_run": {**_stay("post_run", *HOOKS), "Finished": "ended"},
         "stopped": {
-            **_stay("stopped", "HookFailed", "PermissionDecided", "HandlerNotice", "RunFailed"),
+            **_stay("stopped", "HookFailed", "PermissionDecided", "StepFinished", "HandlerNotice", "RunFailed"),
             **_stay("stopped", "PhaseChanged:done", "PhaseChanged:failed"),
             "Finished": "ended",
         },
@@ -373,12 +374,10 @@ SILENT: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         # A hook that fails ends the run; otherwise the handler's first advance is not told.
         "pre_run": ("handler",),
-        # No model, or a hook that fails: the step ends before it asked.
-        "pre_step": ("handler",),
-        # A request that was too long is made shorter by the hooks, once; any other failure is the handler's.
-        "refused": ("handler", "pre_step"),
-        # A reply without thinking or text goes straight to its calls; one that ends with an error counts for nothing.
-        "replied": ("tools", "handler"),
+        # A request that was too long is made shorter by the hooks, once.
+        "refused": ("pre_step",),
+        # A reply without thinking or text goes straight to its calls.
+        "replied": ("tools",),
         "thought": ("tools",),
         "tools": ("post_step",),
         "post_step": ("on_stop",),

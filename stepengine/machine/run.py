@@ -26,7 +26,7 @@ from stepengine.machine.handler import converse, run_alone
 from stepengine.machine.output import output_of, settle_output, text_of
 from stepengine.machine.plan import Finished, RunPlan, quick_finished
 from stepengine.machine.protocol import Flow
-from stepengine.machine.signals import Abort, EndRun, Stopped, is_callers
+from stepengine.machine.signals import Abort, EndRun, Stopped, is_callers, status_of
 from stepengine.machine.state import RunState
 
 __all__ = ("run_agent",)
@@ -94,16 +94,12 @@ def _until_end(run: RunState) -> Flow[_Ending]:
 
 
 def _stopped(stop: Stop) -> _Ending:
-    match stop.kind:
-        case "suspended":
-            return _Ending(RunStatus.SUSPENDED, stop=stop)
-        case "cancelled" | "shutdown":
-            return _Ending(RunStatus.CANCELLED, stop.error, stop)
-        case "limit" | "diverged" | "crashed":
-            error = stop.error or StepEngineError(f"the run was stopped: {stop.kind}")
-            return _Ending(RunStatus.FAILED, error, stop)
-        case _:
-            assert_never(stop.kind)
+    status, error = status_of(stop), stop.error
+    if status is RunStatus.SUSPENDED:
+        return _Ending(status, stop=stop)
+    if status is RunStatus.FAILED:
+        error = error or StepEngineError(f"the run was stopped: {stop.kind}")
+    return _Ending(status, error, stop)
 
 
 def _failed(run: RunState, error: StepEngineError) -> _Ending:

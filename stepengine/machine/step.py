@@ -31,6 +31,7 @@ from stepengine.data.messages import (
     system_reminder,
 )
 from stepengine.data.models import ModelReply, ModelRequest, StopReason, quick_request
+from stepengine.data.state import RunStatus
 from stepengine.data.thoughts import parted
 from stepengine.data.usage import Usage, add_cost
 from stepengine.data.yields import StepWith
@@ -40,7 +41,7 @@ from stepengine.machine.batch import called_by_model, run_batch
 from stepengine.machine.blocks import mark_in
 from stepengine.machine.calls import Call
 from stepengine.machine.protocol import Flow
-from stepengine.machine.signals import Stopped
+from stepengine.machine.signals import Stopped, status_after
 from stepengine.machine.state import RunState
 
 __all__ = ("PLAIN", "budgeted_step", "reopened_step", "run_turn", "step_prompt", "step_request", "take_last_word")
@@ -158,11 +159,13 @@ def _step(run: RunState, over: StepWith) -> Flow[bool]:
         if reply.has_words or not calls:
             yield from _heard(run, reply)
         spent = yield from _run_tools(run, reply, calls)
-        if points.post_step:
-            yield from hooks.post_step(run, reply.model)
+        yield from hooks.post_step(run, reply.model) if points.post_step else ()
         ended = _ends(run, calls) and (not points.on_stop or (yield from _may_end(run)))
         if plan.watched():
             yield from run.notify(_finished(run, ended=ended))
+    except BaseException as error:
+        yield from _left(run, error)
+        raise
     finally:
         run.end_step()
     return _over(run, calls, spent, ended=ended)
@@ -182,9 +185,17 @@ def _started(run: RunState) -> ev.Event:
     return ev.StepStarted(path=run.plan.path, seq=run.seq, step=run.step, steps_remaining=run.steps_remaining)
 
 
-def _finished(run: RunState, *, ended: bool) -> ev.Event:
+def _left(run: RunState, error: BaseException) -> Flow[None]:
+    """Tell how a step ended that *error* leaves; whoever closes the machine is told nothing more."""
+    if run.plan.watched() and not isinstance(error, GeneratorExit):
+        yield from run.notify(_finished(run, status=status_after(error)))
+
+
+def _finished(run: RunState, *, ended: bool = False, status: RunStatus = RunStatus.COMPLETED) -> ev.Event:
     usage, cost = run.spent.usage(), run.spent.cost
-    return ev.StepFinished(path=run.plan.path, seq=run.seq, step=run.step, ended_turn=ended, usage=usage, cost=cost)
+    return ev.StepFinished(
+        path=run.plan.path, seq=run.seq, step=run.step, ended_turn=ended, usage=usage, cost=cost, status=status
+    )
 
 
 def reopened_step(run: RunState, message: AssistantMessage, stored: Sequence[ToolMessage]) -> Flow[bool]:

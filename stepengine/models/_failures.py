@@ -25,6 +25,7 @@ from stepengine.models._json import read_json
 from stepengine.models.keys import Credentials, printable
 
 __all__ = (
+    "DANGLING_REASONING",
     "FORCED_THINKING",
     "GIVEN_UP",
     "GRAMMAR",
@@ -34,7 +35,7 @@ __all__ = (
     "NO_SEARCH",
     "ONCE",
     "SMALL_LIMIT",
-    "SOURCES",
+    "UNKNOWN_FIELD",
     "Call",
     "address_of",
     "body_failure",
@@ -57,10 +58,14 @@ GIVEN_UP = "given_up"
 FORCED_THINKING = "forced_thinking"
 LARGE_LIMIT = "large_limit"
 GRAMMAR = "large_grammar"
-SOURCES = "unknown_sources"
+UNKNOWN_FIELD = "unknown_field"
+DANGLING_REASONING = "dangling_reasoning"
 NO_SEARCH = "no_tool_search"
 ONCE = frozenset(
-    {FORCED_THINKING, GIVEN_UP, GRAMMAR, INVALID_SIGNATURE, LARGE_LIMIT, MALFORMED_CALL, NO_SEARCH, SOURCES}
+    {
+        *(DANGLING_REASONING, FORCED_THINKING, GIVEN_UP, GRAMMAR, INVALID_SIGNATURE, LARGE_LIMIT, MALFORMED_CALL),
+        *(NO_SEARCH, UNKNOWN_FIELD),
+    }
 )
 """Kinds of failure after which the same request is worth one more try and no third (MP60, EC97, EC109)."""
 
@@ -150,8 +155,7 @@ PER_MINUTE = "tokens per minute"
 """Groq's 413 for a request larger than a minute's allowance, which says nothing of the window."""
 
 SIGNATURE = re.compile(
-    r"signature|bound to a different conversation|encrypted_content|encrypted content|thinking.{0,40}block"
-    r"|without its required",
+    r"signature|bound to a different conversation|encrypted_content|encrypted content|thinking.{0,40}block",
     re.IGNORECASE,
 )
 """What providers say of thinking that they did not make or that was changed (reliability MP60, ecosystem EC98)."""
@@ -170,6 +174,9 @@ TOO_COMPLEX = (
     "too many strict tools",
 )
 """What Anthropic says, in lower case, of schemas that it cannot promise to keep to."""
+
+DANGLING = re.compile(r"without its required '?(?:following item|reasoning)", re.IGNORECASE)
+"""What OpenAI says of reasoning without the item that it was for, and of an item without its reasoning (PV28)."""
 
 UNKNOWN_SOURCES = re.compile(r"unknown parameter.{0,80}action\.sources", re.IGNORECASE)
 """What OpenAI's API said of a search that goes back with its sources, which its own types allow (PV58)."""
@@ -345,7 +352,7 @@ def _kind_of(problem: _Problem, status: int | None) -> str:
         return MALFORMED_CALL
     if _is_unknown_model(problem, status):
         return UNKNOWN_MODEL
-    return INVALID_SIGNATURE if SIGNATURE.search(problem.text) else _kind_of_refusal(problem.text)
+    return _kind_of_refusal(problem.text)
 
 
 def _is_overflow(problem: _Problem, status: int | None, call: Call) -> bool:
@@ -397,13 +404,17 @@ def _is_wrong_key(problem: _Problem, status: int | None) -> bool:
 def _kind_of_refusal(text: str) -> str:
     """Return what a refused request is worth a second try without; ``""`` for nothing that is known."""
     low = text.casefold()
+    if DANGLING.search(text):
+        return DANGLING_REASONING
+    if SIGNATURE.search(text):
+        return INVALID_SIGNATURE
     if any(words in low for words in FORCED):
         return FORCED_THINKING
     if any(words in low for words in TOO_COMPLEX):
         return GRAMMAR
     if any(words in low for words in UNSEARCHED):
         return NO_SEARCH
-    return SOURCES if UNKNOWN_SOURCES.search(text) else ""
+    return UNKNOWN_FIELD if UNKNOWN_SOURCES.search(text) else ""
 
 
 def _is_unknown_model(problem: _Problem, status: int | None) -> bool:

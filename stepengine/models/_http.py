@@ -2,7 +2,7 @@
 The thin client call that every adapter shares: bytes out through the SDK's own client, bytes back into an accumulator.
 
 One client per event loop, made at the first request and closed by ``close``. The SDK supplies address, authentication,
-headers and error classes; it neither retries nor decodes (design 6, ecosystem EC46, EC51, EC66).
+headers and error classes; it neither retries nor decodes (ecosystem:EC46, ecosystem:EC66).
 """
 
 from __future__ import annotations

@@ -255,7 +255,10 @@ class Tracing:
     def _step_finished(self, event: StepFinished) -> None:
         run = self._run(event)
         if run is not None and run.step is not None:
-            run.step.span.set_attribute("stepengine.ended_turn", event.ended_turn)
+            span = run.step.span
+            span.set_attributes({"stepengine.ended_turn": event.ended_turn, "stepengine.status": event.status.value})
+            if event.status is RunStatus.FAILED:
+                span.set_status(self._trace.StatusCode.ERROR)
             self._close(run.step)
             run.step = None
 

@@ -28,7 +28,6 @@ from stepengine.errors import DefinitionError
 from stepengine.permissions.commands import CONFINED, READ_ONLY, CommandForm, confined
 from stepengine.permissions.rules import (
     ORDER,
-    PATHS,
     Call,
     Category,
     Command,
@@ -263,12 +262,13 @@ class Policy:
         rules = [rule for rule in self._ordered if rule.scope.holds(request)]
         first = self._first(rules, request)
         looks = first is not None and _only_looks(first) and isinstance(first.matcher, Command)
-        denied = [rule.matcher.glob for rule in rules if rule.decision == "deny" and isinstance(rule.matcher, Path)]
+        denied = [rule.matcher.denied for rule in rules if rule.decision == "deny" and isinstance(rule.matcher, Path)]
         guard = Guard(
             file=self._file_guard(rules, request),
             command=partial(confined, first.matcher.form, denied) if looks else None,  # type: ignore[union-attr]
+            named=() if request.tool.about is None else tuple(request.paths),
         )
-        return None if guard == Guard() else guard
+        return None if guard.file is None and guard.command is None else guard
 
     def _first(self, rules: Iterable[Rule], request: Request) -> Rule | None:
         """Return the first rule that allows a call or asks about it, predicates aside."""
@@ -464,7 +464,8 @@ class PolicyFile:
                 return "holds what people have allowed, and is kept from tools"
             return "" if judged is None else judged(root, parts)
 
-        return Guard(file=judge, command=None if ruled is None else ruled.command)
+        named = () if request.tool.about is None else tuple(request.paths)
+        return Guard(file=judge, command=None if ruled is None else ruled.command, named=named)
 
     @property
     def remembered(self) -> tuple[Rule, ...]:
@@ -521,7 +522,7 @@ def _only_looks(rule: Rule) -> bool:
 
 def _instructs(request: Request) -> bool:
     """Return whether a call names a file that instructs later runs."""
-    return any(INSTRUCTS.match(path.split("/")) for path in request.texts(PATHS))
+    return any(INSTRUCTS.match(path.split("/")) for path in request.paths)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ effect is awaited in the run's own task; only the members of a ``Gather`` and th
 
 A run ends early because somebody stops it (``stop``) or because its task is cancelled from outside. Inside, ``stop``
 cancels the task too, to leave the effect under way; that cancellation is taken back (``uncancel``), the one from outside
-never is: it is passed on when the run has finished (reliability SS12, SS13, prototype N7).
+never is: it is passed on when the run has finished (reliability SS12, SS13).
 """
 
 from __future__ import annotations

@@ -31,6 +31,8 @@ from stepengine.data.events import (
     ReplyDiscarded,
     RunFinished,
     RunStarted,
+    StepFinished,
+    StepStarted,
     TextDelta,
     ThinkingDelta,
     ToolInputDelta,
@@ -345,6 +347,7 @@ class Hub:
         self.goes_on = False
         self._epoch = ""
         self._index = 0
+        self._begun: dict[str, Event] = {}
         self._ring: Ring | None = None
         self._seats: dict[str, Seat] = {}
         self._last: RunFinished | None = None
@@ -396,13 +399,35 @@ class Hub:
 
     def emit(self, event: Event) -> None:
         """Give *event* its index and show it, if it is news."""
-        if self.shows is not None and not self.shows(event):
+        for news in (event,) if self.shows is None else self._news(event, self.shows):
+            if not GIVEN.names:
+                self._pass_on(news)
+                continue
+            for clean in self._curtain.through(news):
+                self._pass_on(clean)
+
+    def _news(self, event: Event, shows: Callable[[Event], bool]) -> Iterator[Event]:
+        """
+        Give what of *event* is shown of a run that goes on: the news, whole steps around them.
+
+        A step of which only the rest is news begins with the first of it, so that whoever is shown its end saw it begin.
+        """
+        path, kind, held = event.path, type(event), self._begun
+        if kind is StepStarted:
+            if not shows(event):
+                held[path] = event
+                return
+            held.pop(path, None)
+        elif kind is StepFinished:
+            if held.pop(path, None) is not None:
+                return
+        elif not shows(event):
             return
-        if not GIVEN.names:
-            self._pass_on(event)
-            return
-        for clean in self._curtain.through(event):
-            self._pass_on(clean)
+        for above in sorted([one for one in held if not one or path == one or path.startswith(f"{one}.")], key=len):
+            begun = held.pop(above)
+            object.__setattr__(begun, "resumed", True)  # nobody has seen it yet, as with its stamp
+            yield begun
+        yield event
 
     def _pass_on(self, event: Event) -> None:
         match event:
@@ -433,6 +458,7 @@ class Hub:
     def end(self) -> None:
         """End all subscriptions, unless another run follows."""
         self.history = None
+        self._begun.clear()
         if self.goes_on:
             return
         self._is_over = True

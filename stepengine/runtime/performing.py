@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from datetime import datetime
 from decimal import Decimal
@@ -291,7 +291,8 @@ class Innermost:
             ctx: ToolContext = _Unmade(item, effect, self._tree)  # type: ignore[assignment]
             running = tool.execute(arguments, ctx, overrides=self._services.tools.overrides)
             if self._services.tools.guard is not None:
-                running = _guarded(running, self._services.tools.guard(_request(item, effect, binding.spec)))
+                guard = self._services.tools.guard(_request(item, effect, binding.spec))
+                running = _guarded(running, guard, self._services.tools.workspace)
             result = await (self._delivered(item, running) if is_deferred(item) else running)
         except StepEngineError as error:
             return self._failure(item, error)
@@ -603,8 +604,13 @@ def _request(item: Item, effect: CallTool, spec: ToolSpec) -> Request:
     )
 
 
-async def _guarded(running: Awaitable[ToolResult], guard: Guard | None) -> ToolResult:
-    """Await a call whose files are bound by *guard*; its threads see it, too."""
+async def _guarded(
+    running: Coroutine[Any, Any, ToolResult], guard: Guard | None, workspace: Workspace | None
+) -> ToolResult:
+    """Await a call whose files are bound by *guard*; its threads see it, too. It does not begin where *guard* refuses it."""
+    if guard is not None and (why := guard.refusal(None if workspace is None else workspace.root)):
+        running.close()
+        return ToolResult.error(why)
     token = GUARD.set(guard)
     try:
         return await running

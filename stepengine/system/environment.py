@@ -53,6 +53,8 @@ LOOKING: Mapping[str, str] = {
     # A merge that is made again runs merge drivers.
     "log.diffMerges": "separate",
     "log.showSignature": "false",
+    # What looks like a repository may be files that a model wrote, and its configuration may lead anywhere.
+    "safe.bareRepository": "explicit",
     # `%G?` in a format checks signatures, with these programs, which are git's own defaults.
     "gpg.program": "gpg",
     "gpg.openpgp.program": "gpg",

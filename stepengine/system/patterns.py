@@ -84,7 +84,7 @@ def expanded(pattern: str) -> list[str]:
 
 
 def _compiled(form: str, pattern: str) -> list[Component]:
-    names = [n for n in form.split("/") if n]
+    names = [n for n in form.split("/") if n not in {"", "."}]
     if len(names) > COMPONENTS:
         msg = f"the pattern {pattern!r} cannot be used: it has more than {COMPONENTS} components"
         raise ToolError(msg)

@@ -222,6 +222,34 @@ class Root:
         found = self._files(lambda place: not self.withholds(place))
         return [place for place, info in found if (info.st_dev, info.st_ino) in linked]
 
+    def withheld_in(self, folder: Opened, *, deep: bool) -> list[tuple[str, ...]]:
+        """
+        Return what listings leave out of an open folder, by its place below that; of a folder that is left out not its files.
+
+        Args:
+            folder: The folder; it stays open.
+            deep: Whether what folders in it hold counts, too.
+
+        Raises:
+            ToolError: when the tree is too large to tell.
+        """
+        found: list[tuple[str, ...]] = []
+        start = len(folder.parts)
+
+        def enter(place: tuple[str, ...], _: int) -> bool:
+            if not self.withholds(place):
+                return True
+            found.append(place[start:])
+            return False
+
+        budget = Budget(SECRET_SCAN_ENTRIES)
+        with closing(walk(self.holds if deep else lambda _: False, folder.fd, folder.parts, budget, enter)) as entries:
+            found += [place[start:] for place, entry in entries if not entry.is_dir() and self.withholds(place)]
+        if budget.cut:
+            msg = f"what may be listed of it could not be told: {budget.cut}; name a smaller folder"
+            raise ToolError(msg)
+        return found
+
     def _files(self, wanted: Callable[[Sequence[str]], bool]) -> Iterator[tuple[tuple[str, ...], os.stat_result]]:
         """Yield the places of files that are wanted, with what the system says of them."""
         fd = os.open(".", FOLDER, dir_fd=self.fd)

@@ -176,7 +176,7 @@ def _basic(credential: str) -> Iterable[str]:
 
 def is_credential_exchange(request: RecordedRequest) -> bool:
     """
-    Return whether *request* deals in credentials, so that it is passed on and never recorded (replay K15, SC04).
+    Return whether *request* deals in credentials, so that it is passed on and never recorded (replay:K15, reliability:SC04).
 
     These are token requests of OAuth, cloud metadata, requests with a signature instead of a key (SigV4), and those that
     carry a service account.

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import attrs
 
 from stepengine.data.effects import CallFunction, CallModel, CallTool, Effect, Gather, Leaf, Notify, Spawn
-from stepengine.data.events import PhaseChanged, StepStarted, ToolFinished
+from stepengine.data.events import PhaseChanged, StepFinished, StepStarted, ToolFinished
 from stepengine.data.messages import AssistantMessage, Message, ToolMessage, ToolResult, UserMessage
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Failure, Single, Stop, Value
@@ -163,6 +163,8 @@ class Watched:
     _inputs: list[UserMessage] = attrs.field(factory=list)
     _replaced: bool = False
     _is_over: bool = False
+    _step: int | None = None
+    _left_as: RunStatus | None = None
     _limit: LimitExceeded | None = None
 
     def __attrs_post_init__(self) -> None:
@@ -253,7 +255,12 @@ class Watched:
     def _noted(self, event: object) -> None:
         if isinstance(event, ToolFinished) and event.tool_name == "set_messages" and not event.result.is_error:
             self._replaced = True
+        if isinstance(event, StepFinished):
+            self._finished_step(event)
         if isinstance(event, StepStarted):
+            if self._step is not None:
+                refuse("I9", f"step {event.step} began while step {self._step} was under way")
+            self._step = event.step
             self._replied = False
             limit = self.plan.limits.max_steps
             if limit is not None and self._steps >= limit:
@@ -261,6 +268,17 @@ class Watched:
         if isinstance(event, PhaseChanged) and event.phase in (RunPhase.DONE, RunPhase.FAILED):
             self._is_over = True
             self.expect_closed()
+            if self._step is not None:
+                refuse("I9", f"the run is over, and step {self._step} has no end")
+
+    def _finished_step(self, event: StepFinished) -> None:
+        if event.step != self._step:
+            refuse("I9", f"step {event.step} ended while step {self._step} was under way")
+        self._step = None
+        if self._stop is not None:
+            self._left_as = event.status
+        elif event.status not in (RunStatus.COMPLETED, RunStatus.FAILED):
+            refuse("I9", f"step {event.step} ended as {event.status.value}, and nothing stopped it")
 
     def expect_closed(self) -> None:
         """Check that every handler that was entered was left once (I6)."""
@@ -337,6 +355,8 @@ class Watched:
         if self._stop is not None and finished.status is not due[self._stop.kind]:
             refuse("I12", f"the run was stopped ({self._stop.kind}) and ended as {finished.status.value}")
         limited = (RunStatus.FAILED, RunStatus.MAX_STEPS)
+        if self._left_as not in (None, finished.status):
+            refuse("I12", f"a step that was stopped ended as {self._left_as}, its run as {finished.status.value}")
         if self._stop is None and self._limit is not None and finished.status not in limited:
             refuse("I8", f"the run was refused more ({self._limit.kind}) and ended as {finished.status.value}")
         if (finished.status is RunStatus.FAILED) != (finished.error is not None) and self._stop is None:

@@ -1,5 +1,5 @@
 """
-The input of a tool that is a function: JSON Schema from its signature, validation by pydantic (ecosystem EC42b).
+The input of a tool that is a function: JSON Schema from its signature, validation by pydantic.
 
 pydantic validates a *capture function* with the same parameters, which returns its arguments instead of running the tool.
 """

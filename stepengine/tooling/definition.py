@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, ParamSpec, Protocol, TypedDict, TypeVar, get_origin
 
 import attrs
@@ -15,7 +15,7 @@ from stepengine.data.checks import COUNT, FLAG, NUMBER, TEXT, Fine, an_instance,
 from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object
 from stepengine.data.messages import ToolResult
 from stepengine.data.names import bound
-from stepengine.data.tools import Ordinary, ToolAnnotations, ToolBinding, ToolSpec, Validated
+from stepengine.data.tools import Ordinary, ToolAnnotations, ToolBinding, ToolSpec, Validated, parameters_in
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.tooling.context import ToolContext
 from stepengine.tooling.conversion import decode, encode
@@ -78,6 +78,10 @@ class ToolOptions(TypedDict, total=False):
         preview: A function of the input that returns a ``ToolPreview`` of one call, for whoever is asked; default ``None``.
         aliases: Lists of other names that are accepted from a model, by dotted path of the parameter, such as
             ``"replacements.old_string"``.
+        about: The files that a call touches or shows and the web addresses that it reaches, so that rules bind it by them:
+            texts such as ``"{source}"`` or ``"reports/{name}.csv"``, in which ``{name}`` stands for each text of that
+            parameter; ``()`` for a tool that touches none. Relative paths are below the engine's workspace, else the
+            working directory. Default ``None``: rules judge members such as ``path`` and ``url``.
     """
 
     category: str
@@ -96,10 +100,17 @@ class ToolOptions(TypedDict, total=False):
     deferred: bool
     preview: Callable[[JsonDict], ToolPreview] | None
     aliases: Aliases
+    about: str | Sequence[str] | None
 
 
 NO_TEXT: Mapping[Any, str] = {kind: kind.__name__ for kind in (int, float, bool, list, dict)}
 """Annotations that no text fits."""
+
+
+def _are_places(value: Any) -> bool:
+    places = [value] if isinstance(value, str) else value
+    return isinstance(places, list | tuple) and all(isinstance(place, str) and place.strip() for place in places)
+
 
 OPTIONS = {
     "description": TEXT,
@@ -119,6 +130,7 @@ OPTIONS = {
     "deferred": FLAG,
     "preview": or_none(Fine(callable, "a function of the input")),
     "aliases": Fine(lambda value: isinstance(value, Mapping), "a mapping from a parameter to its other names"),
+    "about": or_none(Fine(_are_places, 'a text or a list of texts such as "reports/{name}.csv"')),
 }
 
 
@@ -133,6 +145,11 @@ def _checked(name: str, given: Mapping[str, object]) -> dict[str, Any]:
         msg = f"tool {name!r}: {problem}"
         raise DefinitionError(msg)
     return dict(given)
+
+
+def _parameters(spec: ToolSpec) -> JsonDict:
+    found = spec.input_schema.get("properties")
+    return found if isinstance(found, JsonDict) else JsonDict()
 
 
 class Inputs(Protocol):
@@ -241,6 +258,9 @@ class Tool(Generic[P, R]):
             problem = f"has timeout={spec.timeout!r}; seconds, None for the default, or math.inf would be fine"
         elif self.runs_inline and spec.timeout not in {None, math.inf}:
             problem = "has a timeout and in_thread=False; a synchronous body on the event loop cannot be timed out"
+        elif unknown := [p for place in spec.about or () for p in parameters_in(place) if p not in _parameters(spec)]:
+            known = ", ".join(_parameters(spec)) or "none"
+            problem = f"says that a call is about {unknown[0]!r}, which is none of its parameters; they are: {known}"
         if problem:
             msg = f"tool {spec.name!r} {problem}"
             raise DefinitionError(msg)

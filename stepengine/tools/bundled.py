@@ -133,8 +133,8 @@ class ShellTools:
     ends, is stopped after its timeout, or its run is cancelled, everything that it started is killed. Background jobs
     end with their run.
 
-    When this process itself is killed (SIGKILL, or a SIGTERM that nobody handles), the program dies with it on Linux;
-    what the program had started goes on.
+    When this process itself is killed (SIGKILL, or a SIGTERM that nobody handles), the program and what it had started
+    die with it on Linux.
 
     A git command that only looks (``status``, ``diff``, ``log``, ``show``, ``blame``, ``branch``, ``grep``, ``ls-files`` and
     the plumbing of ``diff``) runs no program that the repository's configuration or attributes name: no filter, diff

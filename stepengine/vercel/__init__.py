@@ -341,6 +341,9 @@ class _Page:
 
     def _step_started(self, event: StepStarted) -> Iterator[Chunk]:
         yield from self._end_step()
+        if event.resumed:
+            # Calls of it stand in the message that the page has, and are found there only while no other step has begun.
+            return
         self._in_step = True
         yield {"type": "start-step"}
 

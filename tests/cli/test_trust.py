@@ -22,9 +22,11 @@ from stepengine import AgentDefinition, Engine, load_agent, load_agents
 from stepengine.cli import trusting
 from stepengine.cli.app import app
 from stepengine.cli.recording import is_ours
+from stepengine.data.outcomes import Value
+from stepengine.data.state import ChildResult
 from stepengine.engine import trust
 from stepengine.errors import DefinitionError
-from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal
+from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, records
 from stepengine.system.environment import MARKER
 
 AGENT = """\
@@ -438,6 +440,8 @@ def test_a_person_at_a_terminal_is_asked_once(
         ("run", "mine", "Go", "--trust=sha256:" + "0" * 64),
         ("resume", "run.jsonl", "--answer", "q0=yes"),
         ("resume", "run.jsonl", "--trust-answers"),
+        ("extend", "run.jsonl", "--trust-answers"),
+        ("replay", "run.jsonl", "--live", "call_tool", "--trust-answers"),
         ("fork", "run.jsonl", "--at", "-1", "--answer", "q0=yes"),
         ("extend", "run.jsonl", "--answer", "q0=yes"),
         ("answer", "run-1", "q0", "yes", "--db", "postgresql://127.0.0.1:9/none"),
@@ -533,7 +537,10 @@ def _cut_behind_its_yes(place: Place) -> None:
     place.path.joinpath("paid.txt").unlink()
     lines = FileJournal("whole.jsonl").lines()
     yes = next(number for number, line in enumerate(lines) if b'"Answer"' in line)
-    MemoryJournal(lines[: yes + 1]).copy_to(FileJournal("cut.jsonl"))
+    cut = MemoryJournal(lines[: yes + 1])
+    cut.copy_to(FileJournal("cut.jsonl"))
+    end = records.Result("", -1, 99, Value(ChildResult(agent_id="payer", run_id=cut.records()[0].run), 99))
+    FileJournal("ended.jsonl").replace([*cut.records(), end])
 
 
 @pytest.mark.spec("requirements:X72")
@@ -545,8 +552,18 @@ def _cut_behind_its_yes(place: Place) -> None:
         (("fork", "cut.jsonl", "--at", "0"), 2, "q0 would let calls run that nobody here allowed"),
         (("fork", "whole.jsonl", "--at", "0", "--allow-repeat"), 2, "q0 would let calls run that nobody here allowed"),
         (("fork", "cut.jsonl", "--at", "0", "--edit", "no"), 3, ""),
+        (("extend", "ended.jsonl"), 3, "--answer q0=TEXT"),
+        (("replay", "whole.jsonl", "--live", "call_tool"), 1, "nobody here allowed; a replay asks nobody"),
     ],
-    ids=["resume", "extend", "fork", "fork of more", "fork that says it anew"],
+    ids=[
+        "resume",
+        "extend",
+        "fork",
+        "fork of more",
+        "fork that says it anew",
+        "extend of an end",
+        "replay that does it",
+    ],
 )
 def test_a_journal_that_says_yes_itself_runs_nothing(
     payer: Place, words: tuple[str, ...], code: int, said: str
@@ -586,8 +603,10 @@ def test_who_is_asked_again_answers_and_what_one_left_oneself_goes_on(payer: Pla
 def test_whoever_knows_a_journal_takes_its_answers(payer: Place) -> None:
     _cut_behind_its_yes(payer)
     payer.type("resume", "cut.jsonl", "--agent", "payer.py", "--trust-answers", "-q", code=3)
+    payer.type("extend", "ended.jsonl", "--agent", "payer.py", "--trust-answers", "-q", code=3)
+    payer.type("replay", "whole.jsonl", "--agent", "payer.py", "--live", "call_tool", "--trust-answers", "-q", code=3)
 
-    assert "1;" == _paid(payer)
+    assert "1;1;1;" == _paid(payer)
 
 
 @pytest.mark.spec("requirements:X72")

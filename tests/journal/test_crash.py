@@ -262,7 +262,7 @@ def test_a_model_call_in_doubt_is_asked_again_and_the_lost_attempt_is_recorded(w
     assert b'"attempts":[{"error":{"type":"UnknownOutcome"' in journal.lines()[number + 1]
 
 
-@pytest.mark.spec("prototype:N13")
+@pytest.mark.spec("requirements:X73", "replay:J31")
 def test_a_call_in_doubt_inside_a_batch_is_an_error_result_of_its_own(rig):
     schema = {"type": "object"}
     tools = [Tool(name=n, description="d", input_schema=schema, run=lambda given: "ok", in_thread=False) for n in "ab"]

@@ -39,7 +39,7 @@ def recorded(fresh_world):
 # --- forks ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("replay:D11", "prototype:N8", "reliability:R2")
+@pytest.mark.spec("replay:D11", "reliability:R2")
 def test_a_run_can_be_forked_at_every_effect_and_comes_to_the_same_end(recorded, fresh_world):
     expected, journal = recorded
     history = journal.history()
@@ -58,7 +58,7 @@ def test_a_run_can_be_forked_at_every_effect_and_comes_to_the_same_end(recorded,
     assert journal.lines() == recorded[1].lines()
 
 
-@pytest.mark.spec("replay:D11", "prototype:N8", "replay:J21")
+@pytest.mark.spec("replay:D11", "replay:J21")
 def test_a_fork_inside_a_child_keeps_the_sibling_that_had_finished(recorded, fresh_world):
     _, journal = recorded
     made = branch(journal, "9#0", allow_repeat=True)

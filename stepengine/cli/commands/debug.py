@@ -571,10 +571,8 @@ class Session:
 
     def _show(self) -> None:
         """Show where everybody stands."""
-        from stepengine.judging.debugger import told_of
-
         moment = self._debugger.moment()
-        self._tell("\n".join(self._screen(moment)), told_of(moment, self._debugger.texts))
+        self._tell("\n".join(self._screen(moment)), self._debugger.told())
 
     def _screen(self, moment: Moment) -> Iterator[str]:
         stepper, state = self._debugger.stepper, moment.state

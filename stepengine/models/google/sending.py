@@ -1,5 +1,5 @@
 """
-Sending encoded bytes through google-genai, which has no public way to do that (ecosystem EC52, EC53).
+Sending encoded bytes through google-genai, which has no public way to do that.
 
 The fast way uses private names, all of them in ``_post_privately``. The fallback uses public names only: it lets the SDK
 build a request of its own with an empty question, takes that request's address and headers, and never lets it go out. The

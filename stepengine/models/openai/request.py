@@ -13,7 +13,7 @@ from stepengine.data.server_tools import CodeExecution, FileSearch, ServerTool, 
 from stepengine.data.tools import ToolSpec
 from stepengine.errors import ModelError
 from stepengine.models._deferring import hidden_names
-from stepengine.models._failures import INVALID_SIGNATURE, SOURCES
+from stepengine.models._failures import DANGLING_REASONING, INVALID_SIGNATURE, UNKNOWN_FIELD
 from stepengine.models._schemas import strict_form
 from stepengine.models._settings import DROPPED, Said, Way, cache_members, located, no_tool, said_of
 from stepengine.models._thinking import asked_of_responses
@@ -75,8 +75,8 @@ def encode(request: ModelRequest, model: str, preset: Preset, tools: bytes, *, s
         **said,
     }
     members = members_of(request, optional, tools)
-    known = "" if after == INVALID_SIGNATURE else model
-    flags = Flags(preset.name, known, sources=after != SOURCES, hidden=hidden_names(request))
+    known = "" if after in (INVALID_SIGNATURE, DANGLING_REASONING) else model
+    flags = Flags(preset.name, known, sources=after != UNKNOWN_FIELD, hidden=hidden_names(request))
     members["input"] = encode_messages(request, flags, _definitions(request))
     return join_members(members)
 

@@ -236,7 +236,7 @@ def command_tools(shell: Shell) -> list[Tool[..., Any]]:
             timeout_seconds: How long it may take. Has no effect in the background.
         """
         read = shell.read(command)
-        runs = shell.confined(read, cwd)
+        runs = await asyncio.to_thread(shell.confined, read, cwd)
         if process_type == "BACKGROUND":
             return await _started(ctx, shell, read, runs, cwd)
         async with Slots.of(ctx):
