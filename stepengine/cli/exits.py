@@ -46,7 +46,7 @@ class Exit(IntEnum):
     TERMINATED = 143
 
 
-def exit_code(result: RunResult[Any]) -> Exit:
+def exit_code(result: RunResult) -> Exit:
     """Return the exit code of *result*; a run that nobody interrupted and that was cancelled has failed."""
     match result.status:
         case RunStatus.COMPLETED:

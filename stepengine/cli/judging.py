@@ -91,7 +91,7 @@ class Case:
 
     file: str
     journal: Journal
-    agent: AgentDefinition[Any]
+    agent: AgentDefinition
     hooks: Sequence[str]
     bench: Bench
 

@@ -447,7 +447,7 @@ class Recording:
         self._is_new = False
         self._update(run_id=run_id)
 
-    def ended(self, result: RunResult[Any]) -> None:
+    def ended(self, result: RunResult) -> None:
         """Say how the run ended, or that it waits."""
         status = result.status.value
         if self.journal is not None:

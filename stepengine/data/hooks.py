@@ -194,7 +194,7 @@ class HookContext:
     """
 
     state: AgentState
-    agent: AgentDefinition[Any]
+    agent: AgentDefinition
     session_id: str | None = None
     user_id: str | None = None
     metadata: JsonDict = attrs.field(factory=JsonDict, converter=freeze_object)

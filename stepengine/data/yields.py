@@ -672,16 +672,7 @@ class Complete:
 
 
 Yieldable: TypeAlias = (
-    ToolCall
-    | AgentCall[Any]
-    | Sentinel
-    | StepWith
-    | StepText
-    | GenerateN
-    | Complete
-    | Parallel[Any]
-    | Perform[Any]
-    | Ask
+    ToolCall | AgentCall | Sentinel | StepWith | StepText | GenerateN | Complete | Parallel[Any] | Perform[Any] | Ask
 )
 """Everything that a handler may yield."""
 

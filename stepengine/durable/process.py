@@ -115,7 +115,7 @@ class Setting:
                 raise DefinitionError(msg)
 
 
-def release_of(agents: Sequence[AgentDefinition[Any]], specs: Callable[[AgentDefinition[Any]], Sequence[Any]]) -> str:
+def release_of(agents: Sequence[AgentDefinition], specs: Callable[[AgentDefinition], Sequence[Any]]) -> str:
     """
     Return what tells this version of the agents from others: their definitions, the source of their handlers, their tools.
 

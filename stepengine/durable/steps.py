@@ -538,7 +538,7 @@ class Steps:
             cast("Value", outcome), value=attrs.evolve(child, output=self._typed(item, child), left=left)
         )
 
-    def _count(self, item: Item, child: ChildResult[Any], started: int) -> None:
+    def _count(self, item: Item, child: ChildResult, started: int) -> None:
         """Count what a child, below which *started* others ran, has used of this run's budgets."""
         run = self._run
         ledger = cast("RunTree", run.tree).ledger(item.path)
@@ -546,7 +546,7 @@ class Steps:
         ledger.count_children(started, by_model=bool(cast("Spawn", item.effect).tool_call_id))
         ledger.spend(child.usage.total_tokens, child.cost or Decimal(0))
 
-    def _typed(self, item: Item, child: ChildResult[Any]) -> Any:
+    def _typed(self, item: Item, child: ChildResult) -> Any:
         """Return a child's output as its agent's own type."""
         if child.output is None or not child.run_id:
             return child.output
@@ -584,12 +584,12 @@ class _Siblings:
 class _Ended:
     """How a child ended in another process, in the shape of what a machine returns."""
 
-    def __init__(self, child: ChildResult[Any]) -> None:
+    def __init__(self, child: ChildResult) -> None:
         self.status = child.status
         self.pending = child.questions
         self._child = child
 
-    def as_child(self, *, is_inline: bool = False) -> ChildResult[Any]:
+    def as_child(self, *, is_inline: bool = False) -> ChildResult:
         """Return what the parent gets of it."""
         return self._child
 

@@ -344,16 +344,16 @@ def child_form(finished: Finished, *, is_inline: bool, started: int, rules: Sequ
     return _portable({"schema": SCHEMA, "child": members, "started": started, **left})
 
 
-def child_of(form: Mapping[str, object]) -> ChildResult[Any]:
+def child_of(form: Mapping[str, object]) -> ChildResult:
     """Return how a child ended, with what it leaves to its parent; its output is JSON."""
-    child: ChildResult[Any] = restored(form["child"])
+    child: ChildResult = restored(form["child"])
     return attrs.evolve(child, left=restored(form["left"])) if "left" in form else child
 
 
 LISTS = ("tool_calls", "thinking", "children")
 
 
-def result_form(result: RunResult[Any]) -> dict[str, Any]:
+def result_form(result: RunResult) -> dict[str, Any]:
     """Return how a root run ended."""
     output = outcome_members(Value(ChildResult(agent_id="", output=result.output)))["value"].get("output")
     form: dict[str, Any] = {"schema": SCHEMA, "status": result.status.value, "text": result.text, "output": output}
@@ -369,7 +369,7 @@ def result_form(result: RunResult[Any]) -> dict[str, Any]:
     return _portable(form)
 
 
-def result_of(form: Mapping[str, Any], output: object = None) -> RunResult[Any]:
+def result_of(form: Mapping[str, Any], output: object = None) -> RunResult:
     """Return how a root run ended; *output* takes the place of the stored JSON, where the agent's own type is known."""
     return RunResult(
         status=RunStatus(form["status"]),

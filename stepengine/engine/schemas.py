@@ -53,7 +53,7 @@ class Compiled(NamedTuple):
     output_schema: JsonDict | None = None
 
 
-def compiled(agent: AgentDefinition[Any]) -> Compiled:
+def compiled(agent: AgentDefinition) -> Compiled:
     """
     Compile the schemas of *agent*.
 
@@ -79,7 +79,7 @@ def compiled(agent: AgentDefinition[Any]) -> Compiled:
     )
 
 
-def _renamer(agent: AgentDefinition[Any]) -> Callable[[Any], Any]:
+def _renamer(agent: AgentDefinition) -> Callable[[Any], Any]:
     """Return what mends the names in an agent's params; its schema is made when the first ones come."""
 
     @cache

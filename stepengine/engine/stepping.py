@@ -460,7 +460,7 @@ class Stepper:
         except ReplayDivergence:
             raise
         except StepEngineError as error:
-            child: ChildResult[Any] = ChildResult(agent_id=effect.agent_id, status=RunStatus.FAILED, error=error)
+            child: ChildResult = ChildResult(agent_id=effect.agent_id, status=RunStatus.FAILED, error=error)
         else:
             child = self._ended(run).as_child(is_inline=effect.is_inline)
             del self._runs[path]

@@ -224,14 +224,14 @@ def outcome_of(members: Mapping[str, Any]) -> Value | Failure:
         raise within(error, ".value") from None
 
 
-def _plain_child(child: ChildResult[Any]) -> ChildResult[Any]:
+def _plain_child(child: ChildResult) -> ChildResult:
     """Return a child's result with an output that is JSON; in process the child is run again, so it is only compared."""
     output = _argument(child.output)
     error = storable(child.error) if child.error is not None else None
     return attrs.evolve(child, output=output, error=error)
 
 
-def comparable(child: ChildResult[Any]) -> Form:
+def comparable(child: ChildResult) -> Form:
     """
     Return what two results of one child are compared by.
 

@@ -57,7 +57,7 @@ def offered_tool(spec: ToolSpec) -> dict[str, Any]:
     return {"name": spec.name, "description": spec.description, "input_schema": spec.input_schema}
 
 
-def definition_fingerprint(definition: AgentDefinition[Any], tools: Sequence[ToolSpec]) -> str:
+def definition_fingerprint(definition: AgentDefinition, tools: Sequence[ToolSpec]) -> str:
     """Return the fingerprint of an agent: a hint that its code has changed, never a reason to refuse it (replay J36)."""
     prompts = [definition.system_prompt, definition.instructions_prompt, definition.step_prompt]
     return fingerprint(

@@ -576,7 +576,7 @@ def _version() -> str:
 
 def new_head(plan: RunPlan, seed: str, *, link: bool) -> Head:
     """Return the head of a new journal."""
-    definition: AgentDefinition[Any] = plan.definition
+    definition: AgentDefinition = plan.definition
     # What the machine itself does by a tool's name has no code of the agent's that could have changed.
     own = [plan.tools[name] for name in plan.offered if name in plan.tools]
     specs = [binding.spec for binding in own if type(binding.runs) is not Control]

@@ -450,7 +450,7 @@ class Recorder:
                 self._append(Input(item.path, effect.seq, at, {"type": "Answered", **said}))
 
 
-def _child(outcome: Single) -> ChildResult[Any] | None:
+def _child(outcome: Single) -> ChildResult | None:
     if type(outcome) is Stop:
         return outcome.child
     value = getattr(outcome, "value", None)

@@ -397,7 +397,7 @@ class Past:
         """Return whether what has this fingerprint was accepted here when the run went on after an edit."""
         return (address, fp) in self.history.kept
 
-    def same_child(self, known: Value, child: ChildResult[Any]) -> bool:
+    def same_child(self, known: Value, child: ChildResult) -> bool:
         """Return whether a child that was run again ended as it is recorded."""
         return not self._child_fields(known.value, child)
 
@@ -432,11 +432,11 @@ class Past:
             and self.history.form(intent).get("tool_call_id") == tool_call_id
         ]
 
-    def end_print(self, child: ChildResult[Any]) -> str:
+    def end_print(self, child: ChildResult) -> str:
         """Return the fingerprint of how a child ended."""
         return self.prints.value(comparable(child))
 
-    def _child_fields(self, known: Any, child: ChildResult[Any]) -> Sequence[Field]:
+    def _child_fields(self, known: Any, child: ChildResult) -> Sequence[Field]:
         clean = self.prints.redactor.value
         return list(fields_between(clean(comparable(known)), clean(comparable(child))))
 
@@ -842,7 +842,7 @@ class Replayer:
             else:
                 self._accept(error)
         decode = run.decoders.get(child_path(*address), _as_it_is)
-        was: ChildResult[Any] = recorded.value
+        was: ChildResult = recorded.value
         try:
             output = None if was.output is None else decode(was.output)
         except Exception as cause:  # the type is the author's, and may be another one by now

@@ -139,7 +139,7 @@ def run_tree(journal: Journal) -> Tree:
     return tree
 
 
-def result_tree(result: RunResult[Any]) -> Tree:
+def result_tree(result: RunResult) -> Tree:
     """Return what a result without a journal tells: messages and children stand in for the effects, which nobody noted."""
     state = result.state
     tree = _heading(state.agent_id, result.status.value, result.spending)
@@ -161,7 +161,7 @@ def _heading(agent: str, status: str, spending: Spending) -> Tree:
     return tree
 
 
-def ended_of(history: History) -> ChildResult[Any] | None:
+def ended_of(history: History) -> ChildResult | None:
     """Return how the root run ended; ``None`` when it has not."""
     known = history.results.get(ROOT)
     value = getattr(history.outcome(known), "value", None) if known is not None else None
@@ -319,7 +319,7 @@ def _settings(stored: object) -> Any:
     return None if stored is None else {k: v for k, v in plain(stored).items() if k != "type"}
 
 
-def _ending(ended: ChildResult[Any]) -> Tree:
+def _ending(ended: ChildResult) -> Tree:
     """Return output or text of a run that ended, its error and its open questions."""
     output = plain(ended.output)
     said = {"text": ended.text} if ended.text and output is None else _filled(output=output)

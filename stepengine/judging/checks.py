@@ -69,7 +69,7 @@ class Check:
     """
 
     text: str
-    judge: Callable[[RunResult[Any]], Any]
+    judge: Callable[[RunResult], Any]
 
     @classmethod
     def of_text(cls, text: str, root: Path | None = None) -> Check:
@@ -97,12 +97,12 @@ class Check:
             msg = f"{text!r} is no expression: {error}; one is like 'output == 3', over {NAMES}, or MODULE:FN"
             raise DataError(msg) from None
 
-        def judge(result: RunResult[Any]) -> object:
+        def judge(result: RunResult) -> object:
             return eval(code, {"__builtins__": HELPERS, **_names(result)})  # noqa: S307 - the caller's own, as typed
 
         return cls(text, judge)
 
-    def of(self, result: RunResult[Any]) -> Checked:
+    def of(self, result: RunResult) -> Checked:
         """
         Return whether *result* passes.
 
@@ -120,7 +120,7 @@ class Check:
             raise DataError(msg) from error
 
 
-def _names(result: RunResult[Any]) -> dict[str, Any]:
+def _names(result: RunResult) -> dict[str, Any]:
     return {
         "output": plain(result.output),
         "text": result.text,

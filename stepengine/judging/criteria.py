@@ -268,7 +268,7 @@ class JudgedRun:
     """
 
     case: Case
-    result: RunResult[Any]
+    result: RunResult
     journal: Journal
     files: WorkingFiles
     ask: Callable[[Any, str], Awaitable[Any]] | None = attrs.field(default=None, repr=False, eq=False)

@@ -979,7 +979,7 @@ class Debugger:
         allow_repeat: bool = False,
         served: bool = False,
         limits: object = None,
-    ) -> RunResult[Any]:
+    ) -> RunResult:
         """
         Go on from the effect that waits here, in a new journal, which the result names (JG28).
 
@@ -1027,7 +1027,7 @@ class Debugger:
         copy.replace([changed if record is known else record for record in history.records])
         return copy
 
-    async def _answered(self, address: Address, answer: Any, into: JournalLike | None, options: Any) -> RunResult[Any]:
+    async def _answered(self, address: Address, answer: Any, into: JournalLike | None, options: Any) -> RunResult:
         """Go on from a question that is open, on a copy (JG111)."""
         questions = [q.id for where, q in self.stepper.history.open_questions().values() if where == address]
         if not questions or answer is None:

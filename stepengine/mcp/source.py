@@ -463,7 +463,7 @@ class _Held:
         return []
 
 
-class _ServerTool(Tool[..., Any]):
+class _ServerTool(Tool):
     """A tool whose call may go on after its body; see ``Ordinary.follow``."""
 
     def __init__(self, *args: Any, follow: Any, **options: Any) -> None:

@@ -361,7 +361,7 @@ class Innermost:
             plan, state = self._services.planner(item.plan, effect, path)
         except StepEngineError as error:
             error.__traceback__ = None
-            refused: ChildResult[Any] = ChildResult(agent_id=effect.agent_id, status=RunStatus.FAILED, error=error)
+            refused: ChildResult = ChildResult(agent_id=effect.agent_id, status=RunStatus.FAILED, error=error)
             return self._value(item, refused)
         self._tree.spawned_by[path] = effect.tool_call_id
         finished = await io.drive(plan, state, path)

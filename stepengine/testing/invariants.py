@@ -158,7 +158,7 @@ class Watched:
     _stop: Stop | None = None
     _states: list[tuple[AgentState, list[Message], list[Message]]] = attrs.field(factory=list)
     _used: Usage = Usage()
-    _children: list[ChildResult[Any]] = attrs.field(factory=list)
+    _children: list[ChildResult] = attrs.field(factory=list)
     _results: dict[str, ToolResult] = attrs.field(factory=dict)
     _inputs: list[UserMessage] = attrs.field(factory=list)
     _replaced: bool = False

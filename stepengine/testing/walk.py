@@ -154,7 +154,7 @@ def _block_result(answer: Any) -> ToolResult:
     return ToolResult.text(answer) if isinstance(answer, str) else ToolResult.json(answer)
 
 
-def _child(asked: AgentCall[Any], answer: object) -> ChildResult[Any]:
+def _child(asked: AgentCall, answer: object) -> ChildResult:
     if isinstance(answer, ChildResult):
         return answer
     if isinstance(answer, BaseException):
@@ -198,7 +198,7 @@ def _misfit(asked: object, answer: object, fine: str) -> DataError:
     return DataError(f"{answer!r}{MISFIT}{asked!r}; send {fine}, or a StepResult")
 
 
-Handler: TypeAlias = "Callable[[StepContext[Any]], Generator[Any, Any, Any]] | AgentDefinition[Any]"
+Handler: TypeAlias = "Callable[[StepContext], Generator[Any, Any, Any]] | AgentDefinition"
 
 
 @attrs.frozen
@@ -468,7 +468,7 @@ def _notify(notes: list[Note]) -> Callable[[str, Any], None]:
     return notify
 
 
-def _handler_of(handler: Any) -> tuple[Callable[[Any], Generator[Any, Any, Any]], AgentDefinition[Any] | None]:
+def _handler_of(handler: Any) -> tuple[Callable[[Any], Generator[Any, Any, Any]], AgentDefinition | None]:
     if not isinstance(handler, AgentDefinition):
         if isinstance(handler, str):
             msg = f"a handler or an AgentDefinition is walked, not {handler!r}; load_agent(id) gives the agent of an id"
@@ -481,7 +481,7 @@ def _handler_of(handler: Any) -> tuple[Callable[[Any], Generator[Any, Any, Any]]
     return handler.handle_steps, handler
 
 
-def _params_of(definition: AgentDefinition[Any] | None, params: object) -> object:
+def _params_of(definition: AgentDefinition | None, params: object) -> object:
     schema = definition.input_schema.params if definition and definition.input_schema else None
     validate = getattr(schema, "model_validate", None)
     if validate is not None and not isinstance(params, schema):  # type: ignore[arg-type]

@@ -73,7 +73,7 @@ PLAIN: Mapping[str, Callable[[Random], Any]] = {
 LAST = "done"
 
 
-def stand_in(name: str) -> Tool[..., Any]:
+def stand_in(name: str) -> Tool:
     """Return a tool that nobody described: it takes every input."""
     return Tool(name, "", {}, lambda _: None)
 
@@ -249,7 +249,7 @@ class Setting:
     """
 
     catalog: Catalog
-    agent: AgentDefinition[Any]
+    agent: AgentDefinition
     prompt: str
     params: Any
     canned: Callable[[int], Saying]

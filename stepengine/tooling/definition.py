@@ -6,10 +6,10 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, ParamSpec, Protocol, TypedDict, TypeVar, get_origin
+from typing import Any, Generic, Protocol, TypedDict, get_origin
 
 import attrs
-from typing_extensions import Unpack
+from typing_extensions import ParamSpec, TypeVar, Unpack
 
 from stepengine.data.checks import COUNT, FLAG, NUMBER, TEXT, Fine, an_instance, or_none
 from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object
@@ -27,8 +27,8 @@ from stepengine.tooling.signatures import Body, Signature, body_of
 
 __all__ = ("Inputs", "Tool", "ToolOptions", "ToolPreview", "check_name", "decode_result")
 
-P = ParamSpec("P")
-R = TypeVar("R")
+P = ParamSpec("P", default=...)
+R = TypeVar("R", default=Any)
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 NO_OVERRIDES: Overrides = {}

@@ -73,7 +73,7 @@ class ConsoleLogger:
         """Print a step that begins."""
         self.debug("step", step=step, messages=len(messages))
 
-    def on_complete(self, result: RunResult[Any]) -> None:
+    def on_complete(self, result: RunResult) -> None:
         """Print how a run ended."""
         usage = result.usage
         self.info(

@@ -179,7 +179,7 @@ class Progress:
         crowd.told = crowd.ended
         self._line(path, f"agents {crowd.agent_id}: {crowd.ended}/{crowd.asked}", self._colors.agent)
 
-    def finish(self, result: RunResult[Any]) -> None:
+    def finish(self, result: RunResult) -> None:
         """Show how the run ended and what it spent."""
         for path in list(self._partial):
             self._flush(path)

@@ -187,7 +187,7 @@ def _member(head: str, value: object, indent: str) -> Iterator[str]:
     yield from [f"{head} {lines[0].lstrip(' ')}".rstrip()] if is_short else [head, *lines]
 
 
-def json_of(result: RunResult[Any]) -> dict[str, Any]:
+def json_of(result: RunResult) -> dict[str, Any]:
     """Return *result* as one JSON object: everything but the final state, of which it keeps ids and counts."""
     state = result.state
     return {

@@ -565,7 +565,7 @@ def _change(change: object) -> Form:
     return {k: v for k, v in plain(bare(change)).items() if k != "type" and v not in (None, {}, [], ())}
 
 
-def _said(ended: ChildResult[Any]) -> list[Form]:
+def _said(ended: ChildResult) -> list[Form]:
     """Return what a run gave, as the parts of a result: its output, or its text, and its error."""
     output = plain(ended.output)
     parts: list[Form] = []

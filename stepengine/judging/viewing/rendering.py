@@ -64,7 +64,7 @@ class Rendered:
     missing: tuple[str, ...] = ()
 
 
-AgentGiven: TypeAlias = "Engine | AgentDefinition[Any] | str | Path"
+AgentGiven: TypeAlias = "Engine | AgentDefinition | str | Path"
 
 
 def render_run(

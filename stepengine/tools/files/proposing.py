@@ -37,7 +37,7 @@ PREFIX = "proposed:"
 PROPOSES = ToolAnnotations(read_only=True, idempotent=True)
 
 
-def proposing_tools(root: Root) -> list[Tool[..., Any]]:
+def proposing_tools(root: Root) -> list[Tool]:
     """Return the tools that propose changes to files below *root*."""
     desk = _Desk(root)
 

@@ -60,7 +60,7 @@ class FileWindow(TypedDict):
     limit: NotRequired[Annotated[int, Field(description="How many lines to read.", ge=1)]]
 
 
-def reading_tools(root: Root) -> list[Tool[..., Any]]:
+def reading_tools(root: Root) -> list[Tool]:
     """Return the tools that read below *root*."""
     aliases = {"paths": ("path", "file_paths", "files"), "start_line": ("first_line",)}
 

@@ -189,7 +189,7 @@ FOREVER = float("inf")
 CONFINED = "files that may hold secrets, or that a rule denies, are left out"
 
 
-def command_tools(shell: Shell) -> list[Tool[..., Any]]:
+def command_tools(shell: Shell) -> list[Tool]:
     """Return the tools that run programs below the root of *shell*."""
 
     @tool(
