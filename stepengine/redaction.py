@@ -881,7 +881,7 @@ def _without_field(value: object, steps: tuple[str, ...], begun: Iterable[tuple[
     if not isinstance(value, Mapping | list | tuple):
         return value
     members = value.items() if isinstance(value, Mapping) else enumerate(value)
-    made: dict[Any, Any] = {}
+    made: dict[Any, object] = {}
     for key, member in members:
         left = {end[1:] for end in (steps, *begun) if end[0] in ("*", str(key))}
         made[key] = f"<redacted:{steps[-1]}>" if () in left else _without_field(member, steps, left)

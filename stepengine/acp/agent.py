@@ -226,7 +226,7 @@ class EditorAgent:
         from stepengine.acp.updates import Shown
 
         shown = Shown(number + 1, session.kept.cwd, is_live=False)
-        updates: list[Any] = [acp.update_user_message_text(turn.prompt)]
+        updates: list[object] = [acp.update_user_message_text(turn.prompt)]
 
         def observe(event: Event) -> None:
             updates.extend(shown.of(event))

@@ -619,7 +619,7 @@ def _schema(question: Question) -> dict[str, Any]:
     if question.tool_name is not None:
         said = {"approved": {"type": "boolean"}, "reason": {"type": "string"}, "editedInput": {"type": "object"}}
         return {"type": "object", "properties": said, "required": ["approved"]}
-    one: dict[str, Any] = {"type": "string"}
+    one: dict[str, object] = {"type": "string"}
     if question.options and not question.allow_text:
         one["enum"] = list(question.options)
     return {"type": "array", "items": one} if question.multi_select else one

@@ -52,7 +52,7 @@ MODULES = (hooks, limits, messages, models, outcomes, questions, server_tools, s
 
 
 def _stored() -> dict[str, type[Any]]:
-    found: dict[str, type[Any]] = {}
+    found: dict[str, type[object]] = {}
     for module in MODULES:
         for name in module.__all__:
             member = getattr(module, name)
@@ -267,7 +267,7 @@ def _encode_object(value: object) -> dict[str, Any]:
 def _encode_slowly(value: Any, shape: _Shape) -> dict[str, Any]:
     """Raise the error of a value that cannot be stored, and say where."""
     cls = type(value)
-    data: dict[str, Any] = {"type": shape.name}
+    data: dict[str, object] = {"type": shape.name}
     field = ""
     try:
         if cls is Transcript:
@@ -360,7 +360,7 @@ def _encode_transcript(value: Any) -> dict[str, Any]:
 
 def _encoder_of(name: str, members: Mapping[str, _Member]) -> Callable[[Any], dict[str, Any]]:
     """Return what makes a JSON object of an instance: a member for each field that has not its default."""
-    known: dict[str, Any] = {}
+    known: dict[str, object] = {}
     lines = [f"data = {{'type': {name!r}}}"]
     for number, (field, member) in enumerate(members.items()):
         known[f"encode{number}"] = member.codec.encode
@@ -374,7 +374,7 @@ def _writer_of(name: str, members: Mapping[str, _Member], style: Style) -> Calla
         return lambda value: style.json(_encode_transcript(value))
     names = [field for field in ("type", *members) if field not in style.without]
     style = style.inside or style
-    known: dict[str, Any] = {"style": style, "json": style.json, "quoted": quoted, "JsonDict": JsonDict}
+    known: dict[str, object] = {"style": style, "json": style.json, "quoted": quoted, "JsonDict": JsonDict}
     if style.is_sorted:
         names.sort()
     lines, text, is_open = [], "", True
@@ -452,7 +452,7 @@ def _decoder_of(
     cls: type[Any], members: Mapping[str, _Member], make: Callable[..., object]
 ) -> Callable[[dict[str, Any]], object]:
     """Return what makes an instance of a JSON object by a quick maker: what was decoded needs no converter any more."""
-    known: dict[str, Any] = {"MISSING": object(), "make": make, "put": object.__setattr__}
+    known: dict[str, object] = {"MISSING": object(), "make": make, "put": object.__setattr__}
     known["slowly"] = lambda data: _decode_slowly(data, cls, _SHAPES[cls])
     lines, after = ["count = 1"], []
     for number, (field, member) in enumerate(members.items()):
@@ -610,7 +610,7 @@ class _Raw:
 
 
 def _names() -> dict[str, Any]:
-    names: dict[str, Any] = {}
+    names: dict[str, object] = {}
     for module in MODULES:
         names.update(vars(module))
     return {**names, **STORED, "JsonDict": JsonDict, "JsonValue": _Raw}

@@ -197,7 +197,7 @@ def sequence(item: Codec) -> Codec:
         if not isinstance(values, (list, tuple)):
             msg = f"expected a list, not {shown(values)}"
             raise fault(msg)
-        done: list[Any] = []
+        done: list[object] = []
         try:
             for value in values:
                 done.append(convert(value))  # noqa: PERF401 - the error below needs to know how far it came
@@ -224,7 +224,7 @@ def mapping(item: Codec) -> Codec:
         if not isinstance(values, Mapping):
             msg = f"expected an object, not {shown(values)}"
             raise fault(msg)
-        done: dict[str, Any] = {}
+        done: dict[str, object] = {}
         for key, value in values.items():
             name = SCALARS[str].decode(key)
             try:

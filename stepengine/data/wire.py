@@ -180,7 +180,7 @@ def _each(content: object, read: Callable[[Mapping[str, Any]], object], member: 
         content = [{"type": "text", "text": content}] if content else []
     if not isinstance(content, (list, tuple)):
         raise within(fault(f"expected text or a list of blocks, not {shown(content)}"), f".{member}")
-    made: list[Any] = []
+    made: list[object] = []
     try:
         for block in content:
             made.append(read(freeze_object(block)))  # noqa: PERF401 - the error below needs to know how far it came

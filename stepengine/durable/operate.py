@@ -421,7 +421,7 @@ class Operator:
             queue: Another queue than that of its depth.
             attributes: What is kept with it beside its agent.
         """
-        options: dict[str, Any] = {
+        options: dict[str, object] = {
             "workflow_name": WORKFLOW,
             "queue_name": queue or queue_name(order.pool, len(order.spawns)),
             "workflow_id": order.id,

@@ -269,7 +269,7 @@ class Process:
 
     async def _launch(self, package: Any) -> None:
         setting = self.setting
-        config: dict[str, Any] = {
+        config: dict[str, object] = {
             "name": setting.app,
             "system_database_url": setting.url,
             "executor_id": setting.executor,

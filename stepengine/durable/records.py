@@ -435,7 +435,7 @@ def seeded(journal: Journal, redactor: Redactor, *, pool: str) -> tuple[Order, S
         msg = f"the run of {journal.name} has ended, so nothing of it can go on elsewhere; replay or fork it"
         raise JournalError(msg)
     prints = Fingerprints(redactor)
-    outcomes: dict[Address, tuple[str, str, dict[str, Any] | None]] = {}
+    outcomes: dict[Address, tuple[str, str, dict[str, object] | None]] = {}
     for address, intent in history.intents.items():
         result = history.results.get(address)
         if intent.type == "Spawn" and result is None:
@@ -447,7 +447,7 @@ def seeded(journal: Journal, redactor: Redactor, *, pool: str) -> tuple[Order, S
         )
         if form is not None or touched_world(intent.effect):
             outcomes[address] = KINDS[intent.type], fp, form
-    lookups: dict[str, dict[str, Any]] = {}
+    lookups: dict[str, dict[str, object]] = {}
     for path in {*history.prompts, *history.windows}:
         lookups[path] = {"prompt": history.prompts.get(path), "window": history.windows.get(path)}
     order = Order(

@@ -414,7 +414,7 @@ class Steps:
 
     async def _leaf(self, item: Item, io: IO, place: _Place) -> Single:
         run, seq = self._run, item.effect.seq
-        attempts: list[Any] = []
+        attempts: list[object] = []
 
         async def act() -> dict[str, Any]:
             run.is_live = True
@@ -514,7 +514,7 @@ class Steps:
     async def _child(self, item: Item, io: IO, place: _Place) -> Single:
         run = self._run
         effect = cast("Spawn", item.effect)
-        ended: dict[str, Any] = {}
+        ended: dict[str, object] = {}
 
         async def act() -> dict[str, Any]:
             with self._sharing(item) as share:
@@ -629,7 +629,7 @@ class _Elsewhere:
             slice=self._share,
             rules=tree.desk.remembered.rules,
         )
-        options: dict[str, Any] = {
+        options: dict[str, object] = {
             "workflow_name": WORKFLOW,
             "queue_name": queue_name(order.pool, len(child.spawns)),
             "workflow_id": child.id,
@@ -674,7 +674,7 @@ class _Elsewhere:
         more = [seed.form()] if seed.outcomes else []
         handle = await run.dbos.enqueue_workflow_with_options_async(options, child.form(), *more)
         try:
-            form: dict[str, Any] = await handle.get_result(polling_interval_sec=CHILD_POLL)
+            form: dict[str, object] = await handle.get_result(polling_interval_sec=CHILD_POLL)
             return form
         except errors.DBOSAwaitedWorkflowCancelledError:
             status = await handle.get_status()

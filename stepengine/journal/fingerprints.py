@@ -132,7 +132,7 @@ class Fingerprints:
 
     def _frame(self, request: ModelRequest) -> str:
         """Return the canonical JSON of a request after its messages; in a run it is nearly always the same."""
-        view: dict[str, Any] = {
+        view: dict[str, object] = {
             "type": "CallModel",
             "model": request.model,
             "system_prompt": self.prompt(request.system_prompt),

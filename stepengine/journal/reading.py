@@ -405,7 +405,7 @@ def strict_members(line: bytes, where: str) -> Mapping[str, object]:
         return members
 
     try:
-        members: dict[str, Any] = json.loads(line, object_pairs_hook=once)
+        members: dict[str, object] = json.loads(line, object_pairs_hook=once)
         is_ours = to_text(members).encode() == line
     except UNREADABLE as error:
         msg = f"{where} cannot be read: {type(error).__name__}: {error}"

@@ -235,7 +235,7 @@ class Recorder:
             await beginning
         if self._replayer is not None or self._run.fatal is not None:
             return await self.perform(item, io)
-        attempts: list[Any] = []
+        attempts: list[object] = []
         try:
             outcome = await self._inner.perform(item, Attempts(io, attempts) if type(item.effect) is CallModel else io)
         except BaseException:
@@ -504,7 +504,7 @@ class Attempts:
 
     def attempt(self, failure: Failure, usage: Usage | None) -> None:
         """Note a failed attempt."""
-        entry: dict[str, Any] = {"error": bare(storable(failure.error))}
+        entry: dict[str, object] = {"error": bare(storable(failure.error))}
         self._noted.append(entry | ({"usage": bare(usage)} if usage is not None else {}))
         self._io.attempt(failure, usage)
 

@@ -302,7 +302,7 @@ class ForkedWalk:
 
     def _read(self) -> dict[str, Any]:
         size = int.from_bytes(self._shared[:4], "big")
-        known: dict[str, Any] = json.loads(self._shared[4 : 4 + size])
+        known: dict[str, object] = json.loads(self._shared[4 : 4 + size])
         return known
 
     def _write(self, known: Mapping[str, object]) -> None:
@@ -961,7 +961,7 @@ class Debugger:
         Messages and members that came (``+``), went (``-``) or changed (``~``), variables by name and safe text (JG27).
         """
         stood, one, two = self.position, self.place(a), self.place(b)
-        known: dict[int, dict[str, Any]] = {}
+        known: dict[int, dict[str, object]] = {}
         for position in sorted({one, two}):
             self._walk.to(position)
             known[position] = self.summary()

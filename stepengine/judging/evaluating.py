@@ -148,7 +148,7 @@ class Evaluation:
         ]
 
     def _problems_of(self, case: Case, root: Path) -> Iterator[str]:
-        checks: list[Any] = [*self.checks, *case.checks]
+        checks: list[object] = [*self.checks, *case.checks]
         if not checks:
             yield "it has no check, so that nothing can be said of it"
         yield from [f"{check!r} is no check; one is a function" for check in checks if not callable(check)]

@@ -37,7 +37,7 @@ class Asking:
 
     def answered(self, requests: Mapping[str, Any]) -> Generator[Any, Any, dict[str, Any]]:
         """Return the answer to every request, by key, as JSON."""
-        answers: dict[str, Any] = {}
+        answers: dict[str, object] = {}
         for key, request in sorted(requests.items()):
             params = request.get("params", request)
             if "messages" in params:
@@ -72,7 +72,7 @@ class Asking:
             said = yield from Ask(self._text(message, many), [YES, NO])
             if said != YES or not fields:
                 return {"action": "accept", "content": {}} if said == YES else DECLINED
-        content: dict[str, Any] = {}
+        content: dict[str, object] = {}
         for name, field in fields.items():
             value = yield from self._field(message, name, field)
             if value is not None:

@@ -364,7 +364,7 @@ class Connection:
         can = session.server_capabilities
 
         async def pages(ask: Callable[..., Awaitable[Any]], what: str) -> list[dict[str, Any]]:
-            found: list[dict[str, Any]] = []
+            found: list[dict[str, object]] = []
             cursor: str | None = None
             for _ in range(PAGES):
                 page = await self.guarded(ask(params=PaginatedRequestParams(cursor=cursor)), self._options.timeout)

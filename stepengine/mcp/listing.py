@@ -173,7 +173,7 @@ def offered_prompts(raw: Sequence[Mapping[str, Any]], left_out: list[str]) -> li
     """Return what is shown of a server's prompts; why some are not goes to *left_out*."""
     if len(raw) > PROMPTS:
         left_out.append(f"{len(raw) - PROMPTS:,} prompts after the first {PROMPTS:,}")
-    made: list[dict[str, Any]] = []
+    made: list[dict[str, object]] = []
     for prompt in raw[:PROMPTS]:
         name = prompt["name"]
         if len(name) > PROMPT_CHARS or visible(name, strict=True) != name:
@@ -231,7 +231,7 @@ def _depth(value: object) -> int:
 def _kept(schema: object, without: frozenset[str] = frozenset()) -> Any:
     if not isinstance(schema, Mapping):
         return schema
-    made: dict[str, Any] = {}
+    made: dict[str, object] = {}
     for word, value in schema.items():
         if word in without or word in UNFOLLOWED:
             continue

@@ -223,7 +223,7 @@ def _form(question: Question) -> Any:
 
     details = "" if question.details is None else f"\n{visible(compact(question.details))}"
     options = list(question.options) or (["yes", "no"] if question.tool_name else [])
-    one: dict[str, Any] = {"type": "string"}
+    one: dict[str, object] = {"type": "string"}
     if options and not question.allow_text:
         one["enum"] = options
     elif options:

@@ -137,7 +137,7 @@ class PresetProvider(HttpProvider):
         """
         if not self._preset.holds_files:
             return await super().upload(data, mime_type=mime_type, name=name, expires_in=expires_in)
-        until: dict[str, Any] = {}
+        until: dict[str, object] = {}
         if expires_in is not None:
             until["expires_after"] = {"anchor": "created_at", "seconds": expires_in}
         file = (name or "file", data, mime_type)
@@ -204,7 +204,7 @@ class PresetProvider(HttpProvider):
                     said = ""
             msg = f"{self.name} refused the batch {batch}: {printable(said, MAX_SAID) or 'no reason given'}"
             raise ModelError(msg, kind="batch")
-        results: dict[str, Any] = {}
+        results: dict[str, object] = {}
         for member in ("output_file_id", "error_file_id"):
             file = told.get(member)
             if isinstance(file, str) and file:

@@ -204,7 +204,7 @@ class _Anthropic(_Strict):
 
     def _parts(self, rest: dict[str, Any], level: int) -> dict[str, Any]:
         """Take out of *rest* what is made of further schemas, and what is kept of bounds and formats."""
-        found: dict[str, Any] = {}
+        found: dict[str, object] = {}
         for word in ("anyOf", "oneOf", "allOf"):
             if word in rest:
                 found["anyOf" if word == "oneOf" else word] = self.all(rest.pop(word), level + 1)

@@ -282,8 +282,8 @@ class BedrockProvider(_Several):
             session_token=session_token,
             api_key=api_key,
         )
-        shared: dict[str, Any] = {"transport": transport, "timeouts": timeouts, "headers": headers}
-        own: dict[str, Any] = {"max_tokens": max_tokens, "prompt_cache": prompt_cache}
+        shared: dict[str, object] = {"transport": transport, "timeouts": timeouts, "headers": headers}
+        own: dict[str, object] = {"max_tokens": max_tokens, "prompt_cache": prompt_cache}
         if endpoint == "mantle":
             self._wires["claude"] = _MantleClaude(self._aws, _below(base_url, "/anthropic"), name=name, **own, **shared)
         else:
@@ -318,7 +318,7 @@ class _AwsClaude(_CloudClaude):
     def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
         bearer = self._aws.bearer()
         if bearer is not None:
-            access: dict[str, Any] = {"api_key": bearer.reveal()}
+            access: dict[str, object] = {"api_key": bearer.reveal()}
         else:
             access = {f"aws_{name}": value for name, value in self._aws.keys().items()}
         return getattr(self._sdk(), self.client_name)(
@@ -446,7 +446,7 @@ class VertexProvider(_Several):
     ) -> None:
         super().__init__(name)
         access = GoogleAccess(name, project=project, location=location, credentials=credentials)
-        shared: dict[str, Any] = {"transport": transport, "timeouts": timeouts, "headers": headers}
+        shared: dict[str, object] = {"transport": transport, "timeouts": timeouts, "headers": headers}
         self._wires["gemini"] = _VertexGemini(access, base_url, name=name, **shared)
         claude = {"name": f"{name}_claude", "max_tokens": max_tokens, "prompt_cache": prompt_cache}
         self._wires["claude"] = _VertexClaude(access, _below(base_url, "/v1"), **claude, **shared)
@@ -629,7 +629,7 @@ class FoundryProvider(_WithoutFiles, AnthropicProvider):
 
     def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
         tokens = self._tokens()
-        access: dict[str, Any] = {"azure_ad_token_provider": tokens}
+        access: dict[str, object] = {"azure_ad_token_provider": tokens}
         if tokens is None:
             access = {"api_key": NO_KEY if credentials.key is None else credentials.key.reveal()}
         return self._sdk().AsyncAnthropicFoundry(

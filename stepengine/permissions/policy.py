@@ -594,7 +594,7 @@ def _stored_matcher(rule: Rule) -> object:
         case ToolNamed(name) | Category(name):
             return name
         case Command(form):
-            given: dict[str, Any] = {
+            given: dict[str, object] = {
                 "exact": form.exact or None,
                 "operands": form.operands if form.operands != "any" else None,
             }

@@ -223,7 +223,7 @@ class EventFile:
     def _of(self, event: Event) -> dict[str, Any]:
         if isinstance(event, RunFinished):
             # The hub shows the result as its caller gets it, which may hold a key.
-            told: dict[str, Any] = KNOWN.value((event if self._full else _brief(event)).to_json())
+            told: dict[str, object] = KNOWN.value((event if self._full else _brief(event)).to_json())
             return told
         return (
             attrs.evolve(event, request=None) if isinstance(event, ModelStarted) and not self._full else event

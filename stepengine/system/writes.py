@@ -93,7 +93,7 @@ class FileWrite:
 
     def form(self) -> dict[str, Any]:
         """Return the write as JSON."""
-        form: dict[str, Any] = {"root": self.root, "path": self.path, "before": None, "after": self.after}
+        form: dict[str, object] = {"root": self.root, "path": self.path, "before": None, "after": self.after}
         if self.before is not None:
             old = self.before
             form["before"] = {"hash": old.hash, "mode": old.mode, **_content_form(old)}

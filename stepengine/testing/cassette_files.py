@@ -411,7 +411,7 @@ def _dumper() -> object:
 
 def _written_interaction(interaction: Interaction) -> dict[str, Any]:
     request, response = interaction.request, interaction.response
-    tree: dict[str, Any] = {
+    tree: dict[str, object] = {
         "request": {
             "method": request.method,
             "uri": request.url,

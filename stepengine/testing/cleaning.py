@@ -86,7 +86,7 @@ def clean_events(stream: str, redactor: Redactor) -> str:
 
 
 def _trees(lines: list[str]) -> dict[int, Any]:
-    trees: dict[int, Any] = {}
+    trees: dict[int, object] = {}
     for number, line in enumerate(lines):
         if line.startswith("data:") and line[5:].lstrip()[:1] in ("{", "["):
             try:

@@ -57,7 +57,7 @@ def tree_of(run: object, *, cost: bool = False) -> dict[str, Any]:
         raise DataError(msg)
     if not cost:
         del tree["cost_usd"]
-    clean: dict[str, Any] = clean_tree(tree, portable=True)
+    clean: dict[str, object] = clean_tree(tree, portable=True)
     return clean
 
 

@@ -200,7 +200,7 @@ class RecordTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
             headers = [(n, v) for n, v in headers if n.lower() != "content-encoding"]
         kept = RecordedResponse(response.status_code, response.reason_phrase, headers, raw)
         cleaner = Cleaner(slot.secrets, base=self.cassette.redactor)
-        extras: dict[str, Any] = {} if complete else {"complete": False}
+        extras: dict[str, object] = {} if complete else {"complete": False}
         clean = cleaner.response(kept)
         if self._keep_chunks and is_stream(kept) and clean.body == b"".join(pieces):
             extras["chunks"] = [len(piece) for piece in pieces]

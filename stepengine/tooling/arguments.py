@@ -241,7 +241,7 @@ class FunctionInputs:
         return f"{where}: {error['msg']}" if where else error["msg"]
 
     def _as_input(self, given: JsonDict, arguments: Mapping[str, object]) -> JsonDict:
-        changed: dict[str, Any] = {}
+        changed: dict[str, object] = {}
         for name, value in arguments.items():
             place = self._place(name, given) if name in self._aliases else name
             if place in given:

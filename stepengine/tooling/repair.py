@@ -113,7 +113,7 @@ class _Mender:
         known = self._spellings(properties, path)
         if not any(name in known or name == DROPPED for name in value if name not in properties):
             return value
-        made: dict[str, Any] = {}
+        made: dict[str, object] = {}
         for name, member in value.items():
             right = name if name in properties else known.get(name, name)
             if right != name and (right in value or right in made):

@@ -194,8 +194,8 @@ def _input_schema(definition: AgentDefinition) -> JsonDict:
     known = definition.input_schema
     prompt = (known.prompt if known is not None else None) or "What the agent should do."
     params = params_schema(definition)
-    shown: dict[str, Any] = {"type": "object", "description": "The agent's parameters."}
-    top: dict[str, Any] = {}
+    shown: dict[str, object] = {"type": "object", "description": "The agent's parameters."}
+    top: dict[str, object] = {}
     if params is not None:
         shown = _rebased({"type": "object", **thaw(params)})
         if "$defs" in shown:

@@ -180,7 +180,7 @@ def _example(spec: ToolSpec) -> JsonDict:
     if spec.name in EXAMPLES:
         return freeze_object(EXAMPLES[spec.name])
     behind = spec.description.partition("Examples:")[2]
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     while not found and behind.lstrip(" \nor").startswith("{"):
         behind = behind.lstrip(" \nor")
         found, end = json.JSONDecoder().raw_decode(behind)

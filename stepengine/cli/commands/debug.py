@@ -504,7 +504,7 @@ class Session:
         if not said:
             msg = "looking for it ended early: its code, or that of the handler, ended the process"
             raise _Refused(msg)
-        found: dict[str, Any] = json.loads(said)
+        found: dict[str, object] = json.loads(said)
         return found
 
     def _looked(self, what: str, problem: str, looked_at: int, *, found: bool) -> None:

@@ -44,7 +44,7 @@ def suite(files: Files, *, agent: Agent = "", as_json: Json = False, config: Con
       stepengine test journals/
       stepengine test journals/*.jsonl --agent ./agents/mine.py
     """
-    told: list[dict[str, Any]] = []
+    told: list[dict[str, object]] = []
     options = Options(agent=agent, quiet=True, config=config).in_force()
     for file in spread(files):
         told.append(_replayed(file, options))

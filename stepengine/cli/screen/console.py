@@ -892,7 +892,7 @@ class TerminalInteractor:
 
     async def ask(self, question: Question, /) -> Any:
         """Return what is typed, or ``None`` when nothing more will be."""
-        answers: list[Any] = []
+        answers: list[object] = []
 
         def answer(said: Any) -> None:
             if problem := answer_problem(said, question):

@@ -581,5 +581,5 @@ def _said(ended: ChildResult) -> list[Form]:
 def _previous(root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     state = root.get("previous") or {}
     transcript = state.get("view") or state.get("message_history") or {"messages": []}
-    messages: list[Mapping[str, Any]] = transcript["messages"]
+    messages: list[Mapping[str, object]] = transcript["messages"]
     return messages

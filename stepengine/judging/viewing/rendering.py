@@ -125,7 +125,7 @@ def _page(source: Source, other: Source | None, *, locals: bool, title: str, lon
     files: list[dict[str, str]] = []
     view, walked, told = _one(source, texts, files, locals=locals)
     found = [(source, walked)]
-    payload: dict[str, Any] = {"format": FORMAT, **told}
+    payload: dict[str, object] = {"format": FORMAT, **told}
     if other is not None:
         second, walked_too, told_too = _one(other, texts, files, locals=locals)
         found.append((other, walked_too))

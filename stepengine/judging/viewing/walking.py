@@ -150,7 +150,7 @@ class _Walker:
                     left -= len(name) + len(now[name])
             changed = {name: self._view.texts.number(text) for name, text in now.items() if old.get(name) != text}
             self._spent += sum([len(name) + len(now[name]) for name in changed])
-            one: dict[str, Any] = {
+            one: dict[str, object] = {
                 "fn": frame.function,
                 "kind": frame.kind,
                 "line": frame.line,
@@ -189,7 +189,7 @@ class _Walker:
 
 def _stored(change: Change) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = plain(bare(change))
+        found: dict[str, object] = plain(bare(change))
     except DataError:
         # Python objects for tools, and functions, have no JSON: their names tell enough.
         return {

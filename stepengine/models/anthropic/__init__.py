@@ -143,7 +143,7 @@ class AnthropicProvider(HttpProvider):
         Raises:
             ModelError: when the upload fails.
         """
-        until: dict[str, Any] = {} if expires_in is None else {"expires_in_seconds": expires_in}
+        until: dict[str, object] = {} if expires_in is None else {"expires_in_seconds": expires_in}
         file = (name or "file", data, mime_type)
         held = await self._on_files(lambda to: to.files.upload(file=file, extra_headers=self._headers, **until))
         return str(held.id)

@@ -187,7 +187,7 @@ class GoogleProvider(HttpProvider):
         if state == "FAILED":
             call = Call(provider=self.name, model=f"{self.name}/batches", credentials=self._ready().credentials)
             raise body_failure({"error": told.get("error")}, None, {}, call)
-        results: dict[str, Any] = {} if state not in LOST else {"": {"ended": LOST[state]}}
+        results: dict[str, object] = {} if state not in LOST else {"": {"ended": LOST[state]}}
         for place in (about.get("output"), told.get("response")):
             match place:
                 case {"inlinedResponses": {"inlinedResponses": list(answers)}}:

@@ -192,7 +192,7 @@ def _function(block: str, data: Mapping[str, object]) -> ToolCallPart | None:
     name, closed, rest = head.removeprefix(FUNCTION).partition(">")
     if not closed or not name.strip() or rest.strip():
         return None
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, object] = {}
     for entry in given:
         key, closed, value = entry.partition(">")
         if not closed:

@@ -327,7 +327,7 @@ def _file_entry(root: Root, path: str, max_tokens: int, problem: ToolError) -> d
         if used > max_tokens * CHARS_PER_TOKEN:
             break
         kept.append(name)
-    entry: dict[str, Any] = {"path": display(opened.parts), "type": "file", "variables": kept}
+    entry: dict[str, object] = {"path": display(opened.parts), "type": "file", "variables": kept}
     if len(kept) < len(names):
         entry["message"] = f"dropped: {len(names) - len(kept)} more names"
     return {**entry, "spent": estimate_tokens(" ".join(kept))}

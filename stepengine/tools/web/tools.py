@@ -164,7 +164,7 @@ def _url_tool(fetcher: Fetcher, counter: _Counter) -> Tool:
         counter.count(ctx)
         fetched = await fetcher.fetch(url)
         page = await page_of(fetched)
-        made: dict[str, Any] = {"url": url, "final_url": fetched.url, "status": fetched.status}
+        made: dict[str, object] = {"url": url, "final_url": fetched.url, "status": fetched.status}
         named = {"content_type": fetched.content_type, "title": page.title, "description": page.description}
         made.update({name: text for name, text in named.items() if text})
         made["text"] = page.text[:max_chars]
