@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from stepengine.data import events as ev
-from stepengine.data.effects import AskPerson, Leaf
+from stepengine.data.effects import AskPerson, Leaf, Notify
 from stepengine.data.json import canonical
 from stepengine.data.messages import ToolCallPart, ToolResult
 from stepengine.data.outcomes import Failure, Single, Stop
@@ -98,9 +98,7 @@ def _in_turn(run: RunState, calls: Sequence[Call]) -> Flow[None]:
                     yield from _passed_on(call)
                 else:
                     (effect,) = call.effects()
-                    if run.must_prepare():
-                        yield from run.prepare(effect)
-                    conclude(call, (run.receive((yield effect), effect),))
+                    conclude(call, ((yield effect),))
             except LimitReached:
                 why = SPENT
             except StepEngineError as error:
@@ -317,7 +315,7 @@ def _ask_round(run: RunState, asking: Sequence[_Asking], *, together: bool) -> F
         ask_effect(run, same[0].question, purpose="permission", tool_call_id=same[0].call.asked.tool_call_id)
         for same in alike
     ]
-    outcomes = (yield from run.gather(effects)) if together else [(yield from run.exchange(effects[0]))]
+    outcomes = (yield from run.gather(effects)) if together else [(yield effects[0])]
     stops: list[Stop] = []
     again: list[_Asking] = []
     for same, effect, outcome in zip(alike, effects, outcomes, strict=True):
@@ -401,7 +399,7 @@ def _decided(call: Call, decision: str, rule_id: str | None, answer: Answer = UN
         reason=answer.reason,
         edited_input=answer.edited_input,
     )
-    yield from call.run.notify(event)
+    yield Notify(event)
 
 
 def _after(call: Call) -> Flow[None]:

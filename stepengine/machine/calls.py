@@ -19,7 +19,7 @@ import attrs
 from stepengine.data import effects as ef
 from stepengine.data import events as ev
 from stepengine.data import yields as y
-from stepengine.data.effects import Leaf, quick_call_tool
+from stepengine.data.effects import Leaf, Notify, quick_call_tool
 from stepengine.data.json import JsonDict
 from stepengine.data.messages import ToolCallPart, ToolResult, quick_call, quick_log, quick_result
 from stepengine.data.models import ModelReply, ModelRequest
@@ -122,10 +122,7 @@ def _carried_out(member: Member) -> Flow[Any]:
     if member.is_gathered:
         outcomes = yield from run.gather(effects)
     elif effects:
-        effect = effects[0]
-        if run.must_prepare():
-            yield from run.prepare(effect)
-        outcomes = (run.receive((yield effect), effect),)
+        outcomes = ((yield effects[0]),)
     result = conclude(member, outcomes)
     if type(member) is Call and member.is_followed:
         yield from follow_up(member)
@@ -152,7 +149,7 @@ def follow_up(call: Call) -> Flow[None]:
         LimitReached: when a budget was spent; the call has an error result.
     """
     runs, given = cast("Ordinary", cast("ToolBinding", call.binding).runs), call.result
-    yield from call.run.notify(call.started())
+    yield Notify(call.started())
     author = Author(f"the tool {call.asked.tool_name!r}", runs.follow(call.input, given))  # type: ignore[misc,arg-type]
     try:
         result = yield from _followed(call.run, author)
@@ -167,7 +164,7 @@ def follow_up(call: Call) -> Flow[None]:
     finally:
         call.run.warn(*author.close())
     call.settle(result, call.run.now)
-    yield from call.run.notify(call.finished())
+    yield Notify(call.finished())
 
 
 def _followed(run: RunState, author: Author) -> Flow[ToolResult]:
@@ -188,12 +185,12 @@ def _followed(run: RunState, author: Author) -> Flow[ToolResult]:
 
 def _carried_out_shown(call: Call) -> Flow[Any]:
     """Carry out a call whose start and end nobody else shows."""
-    yield from call.run.notify(call.started())
+    yield Notify(call.started())
     try:
         return (yield from _carried_out(call))
     finally:
         if call.run.stop is None and call.result is not None:
-            yield from call.run.notify(call.finished())
+            yield Notify(call.finished())
 
 
 # --- what handlers and hooks ask for ----------------------------------------------------------------------------------
@@ -720,8 +717,8 @@ class Call(Member):
 
     def show(self) -> Flow[None]:
         """Show a call that never ran: unknown, invalid, denied or skipped (requirements X66)."""
-        yield from self.run.notify(self.started())
-        yield from self.run.notify(self.finished())
+        yield Notify(self.started())
+        yield Notify(self.finished())
 
     def started(self) -> ev.Event:
         """Return the event that it begins."""
