@@ -21,7 +21,7 @@ from stepengine.data.tools import FIND_TOOLS
 from stepengine.data.yields import Parallel
 from stepengine.errors import LimitExceeded, LimitReached, StepEngineError
 from stepengine.machine import hooks
-from stepengine.machine.calls import Call, Member, ask_effect, carry_out, conclude, follow_up, named, unavailable
+from stepengine.machine.calls import Call, Member, ask_effect, carry_out, follow_up, named, unavailable
 from stepengine.machine.finding import shown_first
 from stepengine.machine.protocol import Flow
 from stepengine.machine.signals import Stopped, merged
@@ -86,19 +86,19 @@ def _is_parallel(calls: Sequence[Call]) -> bool:
 
 
 def _in_turn(run: RunState, calls: Sequence[Call]) -> Flow[None]:
-    """Run calls one after another; one of an ordinary tool that no hook looks at takes no generator of its own."""
-    why, before = "", run.limit
-    is_judged = bool(run.plan.hooks.pre_tool or run.plan.hooks.post_tool)
+    """Run calls one after another: each is judged, carried out where it may run, or only shown, and looked at by the hooks."""
+    why, before, points = "", run.limit, run.plan.hooks
     try:
         for call in calls:
             try:
-                if not _may_run(call, why):
+                if _may_run(call, why) and points.pre_tool:
+                    yield from _asked(run, (yield from _judged(call)), together=False)
+                if call.result is not None:
                     yield from call.show()
-                elif is_judged or not call.is_plain:
-                    yield from _passed_on(call)
                 else:
-                    (effect,) = call.effects()
-                    conclude(call, ((yield effect),))
+                    yield from carry_out(call)
+                    if points.post_tool:
+                        yield from _after(call)
             except LimitReached:
                 why = SPENT
             except StepEngineError as error:
@@ -120,18 +120,6 @@ def _may_run(call: Call, why: str) -> bool:
         call.skip(f"Skipped: {why} before this call.")
         return False
     return _is_valid(call)
-
-
-def _passed_on(call: Call) -> Flow[None]:
-    """Judge a valid call, carry it out where it may run, and let the hooks look at it; only show one that has its result."""
-    run = call.run
-    if run.plan.hooks.pre_tool:
-        yield from _asked(run, (yield from _judged(call)), together=False)
-    if call.result is not None:
-        yield from call.show()
-        return
-    yield from carry_out(call)
-    yield from _after(call)
 
 
 def _raise_to_author(call: Call, error: StepEngineError) -> None:

@@ -54,7 +54,6 @@ __all__ = (
     "Performed",
     "ask_effect",
     "carry_out",
-    "conclude",
     "follow_up",
     "hook_call",
     "member_of",
@@ -123,20 +122,13 @@ def _carried_out(member: Member) -> Flow[Any]:
         outcomes = yield from run.gather(effects)
     elif effects:
         outcomes = ((yield effects[0]),)
-    result = conclude(member, outcomes)
-    if type(member) is Call and member.is_followed:
-        yield from follow_up(member)
-        return member.result
-    return result
-
-
-def conclude(member: Member, outcomes: Sequence[Single]) -> Any:
-    """Give a member that stands alone the outcomes of its effects; return its result, or raise as ``carry_out`` does."""
     stop = member.take(outcomes)
     if stop is not None:
         raise Stopped(stop)
     if member.failure is not None:
         raise raised(member.failure)
+    if type(member) is Call and member.is_followed:
+        yield from follow_up(member)
     return member.result
 
 
@@ -491,12 +483,6 @@ class Call(Member):
     def input(self) -> JsonDict:
         """The input as validated, once it was; else as it came."""
         return self._validated.input if self._validated else self.asked.input
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether one effect is all that its tool can need."""
-        runs = self.binding.runs if self.binding else None
-        return type(runs) is Ordinary and runs.follow is None
 
     @property
     def is_followed(self) -> bool:

@@ -144,11 +144,8 @@ def _step(run: RunState, over: StepWith) -> Flow[bool]:
         request = step_request(
             run, over, (yield from _tail(run)) if points.pre_step else step_prompt(run) if run.agent.step_prompt else ()
         )
-        effect = quick_call_model(run.number(), request, "step", run.coming_call_id)
         try:
-            model = run.take_reply((yield effect), effect)
-            if model.stop_reason in UNFINISHED:
-                model = yield from _whole(run, request, "step", model)
+            model = yield from _ask(run, request, "step")
         except ContextOverflow as error:
             request = yield from _shorter(run, over, error)
             model = yield from _ask(run, request, "step")
@@ -267,10 +264,10 @@ def _shorter(run: RunState, over: StepWith, error: ContextOverflow) -> Flow[Mode
 
 
 def _ask(run: RunState, request: ModelRequest, purpose: Purpose) -> Flow[ModelReply]:
-    """Call the model; a reply that the provider paused is continued (reliability MP56)."""
+    """Call the model, and again for what its reply leaves out."""
     effect = quick_call_model(run.number(), request, purpose, run.coming_call_id)
     reply = run.take_reply((yield effect), effect)
-    return (yield from _whole(run, request, purpose, reply))
+    return (yield from _whole(run, request, purpose, reply)) if reply.stop_reason in UNFINISHED else reply
 
 
 def _whole(run: RunState, request: ModelRequest, purpose: Purpose, reply: ModelReply) -> Flow[ModelReply]:
