@@ -381,11 +381,21 @@ class Recorder:
             self._unseen = plan, is_unseen
         return is_unseen
 
-    async def _until(self, waiting: asyncio.Future[None], owed: Kept) -> None:
-        try:
-            await _to_the_end(waiting, self._run.durable)
-        except StepEngineError as error:
-            raise self._failed(error, owed) from error.__cause__
+    async def _until(self, waiting: asyncio.Future[None] | None, owed: Kept) -> None:
+        """
+        Wait until what is owed is durable, and do not stop waiting when the run is stopped: what has happened is not called cancelled.
+
+        A run that was cancelled meanwhile is noticed by whoever drives it.
+        """
+        while waiting is not None:
+            try:
+                return await waiting
+            except asyncio.CancelledError:
+                # Cancelling took the future along. The commit goes on, and the next one ends no sooner.
+                waiting = self._run.durable()
+            except StepEngineError as error:
+                raise self._failed(error, owed) from error.__cause__
+        return None
 
     def _failed(self, error: StepEngineError, owed: Kept) -> StepEngineError:
         """Say in the error what happened although no record of it could be kept (reliability JR09), and let nothing go on."""
@@ -496,19 +506,3 @@ class Attempts:
     def drive(self, plan: RunPlan, state: AgentState, path: str) -> Awaitable[Finished]:
         """Run a child."""
         return self._io.drive(plan, state, path)
-
-
-async def _to_the_end(waiting: asyncio.Future[None], again: Callable[[], asyncio.Future[None] | None]) -> None:
-    """
-    Wait, and do not stop waiting when the run is stopped: what has happened is not called cancelled.
-
-    A run that was cancelled meanwhile is noticed by whoever drives it.
-    """
-    wanted: asyncio.Future[None] | None = waiting
-    while wanted is not None:
-        try:
-            return await wanted
-        except asyncio.CancelledError:
-            # Cancelling took the future along. The commit goes on, and the next one ends no sooner.
-            wanted = again()
-    return None

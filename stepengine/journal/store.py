@@ -16,6 +16,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -555,11 +556,11 @@ class Commits:
         """Begin one commit for all who wait by now."""
         batch, self._waiting = self._waiting, []
         try:
-            self._threads().begin("journal", self._writer.commit, lambda _, error: self._ended(batch, error))
+            self._threads().begin("journal", self._writer.commit, partial(self._ended, batch))
         except RuntimeError as error:  # the system gives no thread
-            self._ended(batch, error)
+            self._ended(batch, None, error)
 
-    def _ended(self, batch: Sequence[asyncio.Future[None]], error: BaseException | None) -> None:
+    def _ended(self, batch: Sequence[asyncio.Future[None]], _: None, error: BaseException | None) -> None:
         for future in batch:
             if not future.done():
                 future.set_result(None) if error is None else future.set_exception(error)

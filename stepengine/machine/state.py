@@ -340,7 +340,7 @@ class RunState:
 
     def before(self, effect: Effect) -> Sequence[ev.Event]:
         """Return what is shown before *effect*: what was said on the side, and the phase that the run enters with it."""
-        said = self.side_events.take()
+        said = self.side_events.take() if self.side_events.waiting else ()
         first = effect.effects[0] if type(effect) is Gather else effect
         phase = PHASES[type(first)](first)
         return said if phase is None else (*said, *self.enter(*phase, first.seq))  # type: ignore[union-attr]

@@ -247,7 +247,7 @@ async def drive(machine: Generator[Any, Outcome | None, Finished], run: RunTask)
 async def _alone(run: RunTask, item: Item) -> Single:
     """Perform one effect in the run's own task, and show it; whatever happens is an outcome."""
     tree, kind = run.tree, type(item.effect)
-    shows = tree.hub.watched and not _is_known(tree, item)
+    shows = tree.hub.watched and not (kind is AskPerson and _is_known(tree, item))
     began = _show_start(tree, item) if shows and kind is not AskPerson else None
     performer = run.performer_of(kind)
     outcome: Single
@@ -273,7 +273,8 @@ async def _alone(run: RunTask, item: Item) -> Single:
 async def _perform_member(run: RunTask, item: Item) -> Single:
     """Perform a member of a ``Gather`` that has begun, and show it; whatever happens is an outcome."""
     tree = run.tree
-    began = _show_start(tree, item) if tree.hub.watched and not _is_known(tree, item) else None
+    shows = tree.hub.watched and not (type(item.effect) is AskPerson and _is_known(tree, item))
+    began = _show_start(tree, item) if shows else None
     outcome: Single
     try:
         outcome = await tree.performer.perform(item, tree)
@@ -294,8 +295,8 @@ def _remember(tree: RunTree, effect: AskPerson, outcome: Single) -> None:
 
 
 def _is_known(tree: RunTree, item: Item) -> bool:
-    """Return whether an effect asks what somebody allowed for good: that is shown to nobody."""
-    return type(item.effect) is AskPerson and all(map(tree.desk.knows, item.effect.questions))
+    """Return whether a question asks what somebody allowed for good: that is shown to nobody."""
+    return all(map(tree.desk.knows, item.effect.questions))  # type: ignore[union-attr]
 
 
 def _show_start(tree: RunTree, item: Item) -> int:
