@@ -33,7 +33,6 @@ from stepengine.journal.records import Input, Intent, Result, shown_address, to_
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.asking import shown_questions
 from stepengine.runtime.performer import IO, Item, Performer, is_repeatable
-from stepengine.runtime.performing import NOTHING
 
 if TYPE_CHECKING:
     from stepengine.journal.journaled_run import JournaledRun
@@ -228,24 +227,6 @@ class Recorder:
         except StepEngineError as error:
             raise self._run.fail(error) from error.__cause__
 
-    async def at_once(self, item: Item, io: IO) -> Single:
-        """Begin an effect that is asked for alone, and perform it."""
-        beginning = self.begin((item,))
-        if beginning is not NOTHING:
-            await beginning
-        if self._replayer is not None or self._run.fatal is not None:
-            return await self.perform(item, io)
-        attempts: list[object] = []
-        try:
-            outcome = await self._inner.perform(item, Attempts(io, attempts) if type(item.effect) is CallModel else io)
-        except BaseException:
-            self._note_stopped(item, io)
-            raise
-        kept, owed, waiting = self._keep(item, outcome, attempts, io)
-        if waiting is not None:
-            await self._until(waiting, owed)
-        return kept
-
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
         """Answer an effect from the record, or perform and record it."""
         run, replayer = self._run, self._replayer
@@ -400,11 +381,21 @@ class Recorder:
             self._unseen = plan, is_unseen
         return is_unseen
 
-    async def _until(self, waiting: asyncio.Future[None], owed: Kept) -> None:
-        try:
-            await _to_the_end(waiting)
-        except StepEngineError as error:
-            raise self._failed(error, owed) from error.__cause__
+    async def _until(self, waiting: asyncio.Future[None] | None, owed: Kept) -> None:
+        """
+        Wait until what is owed is durable, and do not stop waiting when the run is stopped: what has happened is not called cancelled.
+
+        A run that was cancelled meanwhile is noticed by whoever drives it.
+        """
+        while waiting is not None:
+            try:
+                return await waiting
+            except asyncio.CancelledError:
+                # Cancelling took the future along. The commit goes on, and the next one ends no sooner.
+                waiting = self._run.durable()
+            except StepEngineError as error:
+                raise self._failed(error, owed) from error.__cause__
+        return None
 
     def _failed(self, error: StepEngineError, owed: Kept) -> StepEngineError:
         """Say in the error what happened although no record of it could be kept (reliability:JR09), and let nothing go on."""
@@ -515,15 +506,3 @@ class Attempts:
     def drive(self, plan: RunPlan, state: AgentState, path: str) -> Awaitable[Finished]:
         """Run a child."""
         return self._io.drive(plan, state, path)
-
-
-async def _to_the_end(future: asyncio.Future[None]) -> None:
-    """
-    Wait, and do not stop waiting when the run is stopped: what has happened is not called cancelled.
-
-    A run that was cancelled meanwhile is noticed by whoever drives it.
-    """
-    while not future.done():
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait((future,))
-    future.result()

@@ -279,11 +279,9 @@ class Path:
         """Return whether the rule is about calls of this tool at all."""
         return _is_tool(self.tool, request)
 
-    def fits(self, parts: Sequence[str], decision: Effect) -> bool:
-        """Return whether the rule is about a file, by its place below the root of a tool, links resolved."""
-        if decision == "allow":
-            return self._exact.match(parts)
-        return self._folded.match(_parts(folded(parts)))
+    def fits(self, parts: Sequence[str], low: Sequence[str], decision: Effect) -> bool:
+        """Return whether the rule is about a file, by its place below the root of a tool, links resolved; *low*: see ``lowered``."""
+        return self._exact.match(parts) if decision == "allow" else self._folded.match(low)
 
     def _may_be(self, path: str) -> bool:
         parts = _climbed(_parts(folded([path])))
@@ -294,6 +292,11 @@ class Path:
 
     def __str__(self) -> str:
         return f"path {self.glob}" + (f" of {self.tool}" if self.tool else "")
+
+
+def lowered(parts: Sequence[str]) -> tuple[str, ...]:
+    """Return a path as denies and questions compare it, in whatever case its letters are."""
+    return _parts(folded(parts))
 
 
 def _stays(path: str) -> bool:

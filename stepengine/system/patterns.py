@@ -98,6 +98,8 @@ def _compiled(form: str, pattern: str) -> list[Component]:
 
 
 def _matches(form: Sequence[Component], parts: Sequence[str]) -> bool:
+    if form and parts and form[0] is not None and not form[0](parts[0]):
+        return False  # so it is with most files that a rule is not about
     places = _reached(form, {0})
     for part in parts:
         if not places:
