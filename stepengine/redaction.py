@@ -236,7 +236,7 @@ class RedactValue:
     name: str = "value"
 
     def __attrs_post_init__(self) -> None:
-        text: Any = self.text
+        text: object = self.text
         if not isinstance(text, str) or not text:
             msg = "the text of a RedactValue is a string that is not empty"
             raise DataError(msg)
@@ -678,7 +678,7 @@ class Redactor:
             value = _without_field(value, steps)
         return _asked(self.rules.functions, self._walk(value, 0))
 
-    def seen(self, value: Any) -> Any:
+    def seen(self, value: object) -> Any:
         """Return *value* as a run may see it: without secrets, but with what tells of the machine it runs on."""
         return self._within.value(value)
 
@@ -698,7 +698,7 @@ class Redactor:
         clean = self._walk(tree, level) if level else self.value(tree)
         return text if clean == tree else json.dumps(clean, ensure_ascii=False, separators=(",", ":"))
 
-    def member(self, name: str, value: Any, level: int = 0) -> Any:
+    def member(self, name: str, value: object, level: int = 0) -> Any:
         """Return the value of the member *name*, replaced when the name tells that it is secret."""
         return f"<redacted:{name}>" if self._telling(name, value) else self._walk(value, level)
 
@@ -735,7 +735,7 @@ class Redactor:
                 changed[alias] = new
         return attrs.evolve(value, **changed) if changed else value
 
-    def findings(self, value: Any, place: str = "") -> Iterator[tuple[str, str]]:
+    def findings(self, value: object, place: str = "") -> Iterator[tuple[str, str]]:
         """Give the JSON pointer and the rule of each secret that is in a JSON value."""
         if isinstance(value, Mapping):
             for key, member in value.items():
@@ -750,7 +750,7 @@ class Redactor:
         elif isinstance(value, str):
             yield from ((place, rule) for rule in self.secrets(value).values())
 
-    def refuse(self, value: Any, where: str) -> None:
+    def refuse(self, value: object, where: str) -> None:
         """
         Raise unless *value* is free of secrets.
 
@@ -764,7 +764,7 @@ class Redactor:
             )
             raise SecretFound(msg, path=place or "/", rule=rule)
 
-    def _walk(self, value: object, level: int) -> Any:
+    def _walk(self, value: object, level: int) -> object:
         if isinstance(value, Mapping):
             return {self.text(k): self.member(k, v, level) for k, v in value.items()}
         if isinstance(value, list | tuple):
@@ -876,12 +876,12 @@ def _machine_pattern(machine: Mapping[str, str]) -> re.Pattern[str] | None:
     return re.compile(rf"(?<![\w.-])(?:{texts})(?![\w-]|\.\w)") if texts else None
 
 
-def _without_field(value: object, steps: tuple[str, ...], begun: Iterable[tuple[str, ...]] = ()) -> Any:
+def _without_field(value: object, steps: tuple[str, ...], begun: Iterable[tuple[str, ...]] = ()) -> object:
     """Return *value* with a placeholder at each place that *steps* lead to; *begun* are the ends of those under way."""
     if not isinstance(value, Mapping | list | tuple):
         return value
     members = value.items() if isinstance(value, Mapping) else enumerate(value)
-    made: dict[Any, Any] = {}
+    made: dict[Any, object] = {}
     for key, member in members:
         left = {end[1:] for end in (steps, *begun) if end[0] in ("*", str(key))}
         made[key] = f"<redacted:{steps[-1]}>" if () in left else _without_field(member, steps, left)
@@ -924,7 +924,7 @@ def _may_tell(text: str) -> bool:
     )
 
 
-def json_in(text: str) -> Any:
+def json_in(text: str) -> object:
     """
     Return the JSON object or array that *text* holds, else the text.
 

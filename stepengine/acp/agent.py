@@ -62,7 +62,7 @@ class _Session:
     state: AgentState | None = None
     broken: str = ""
     is_busy: bool = False
-    handle: RunHandle[Any] | None = None
+    handle: RunHandle | None = None
     turn: Turn | None = None
     events: AsyncGenerator[Event, None] | None = None
     shown: Shown | None = None
@@ -226,7 +226,7 @@ class EditorAgent:
         from stepengine.acp.updates import Shown
 
         shown = Shown(number + 1, session.kept.cwd, is_live=False)
-        updates: list[Any] = [acp.update_user_message_text(turn.prompt)]
+        updates: list[object] = [acp.update_user_message_text(turn.prompt)]
 
         def observe(event: Event) -> None:
             updates.extend(shown.of(event))
@@ -344,7 +344,7 @@ class EditorAgent:
         msg = "the run ended without a result"
         raise StepEngineError(msg)
 
-    async def _response(self, session: _Session, result: RunResult[Any]) -> schema.PromptResponse:
+    async def _response(self, session: _Session, result: RunResult) -> schema.PromptResponse:
         from acp import schema
 
         await self._ended(session, result)
@@ -362,7 +362,7 @@ class EditorAgent:
         reason: Any = REASONS.get(result.status, "end_turn")
         return schema.PromptResponse(stop_reason=reason, usage=usage)
 
-    async def _ended(self, session: _Session, result: RunResult[Any]) -> None:
+    async def _ended(self, session: _Session, result: RunResult) -> None:
         """Keep where the next turn goes on; one that failed is left out of the conversation."""
         is_kept = result.status is not RunStatus.FAILED
         if is_kept:
@@ -373,7 +373,7 @@ class EditorAgent:
             await session.events.aclose()
         session.handle = session.turn = session.events = session.question = None
 
-    async def cancel(self, session_id: str, **_: Any) -> None:
+    async def cancel(self, session_id: str, **_: object) -> None:
         """End the turn of a session; a question that is open is not answered any more."""
         session = self._open.get(session_id)
         if session is None or session.handle is None:

@@ -384,7 +384,7 @@ class _Page:
             metadata={"stepengine": {"run_id": event.run_id, "status": result.status.value}},
         )
 
-    def _usage(self, result: RunResult[Any]) -> list[Any]:
+    def _usage(self, result: RunResult) -> list[Any]:
         return [
             self._core.TokenUsage(
                 provider=model.partition("/")[0] if "/" in model else None,
@@ -404,7 +404,7 @@ class _Page:
         self._asked[event.question.id] = self._call_id(event.path, event.tool_call_id)
         yield from ()
 
-    def _interrupt(self, question: Question) -> Any:
+    def _interrupt(self, question: Question) -> object:
         is_permission = question.tool_name is not None
         about = {"tool_name": question.tool_name, "input": thaw(question.details), "preview": thaw(question.preview)}
         return self._core.Interrupt(
@@ -619,7 +619,7 @@ def _schema(question: Question) -> dict[str, Any]:
     if question.tool_name is not None:
         said = {"approved": {"type": "boolean"}, "reason": {"type": "string"}, "editedInput": {"type": "object"}}
         return {"type": "object", "properties": said, "required": ["approved"]}
-    one: dict[str, Any] = {"type": "string"}
+    one: dict[str, object] = {"type": "string"}
     if question.options and not question.allow_text:
         one["enum"] = list(question.options)
     return {"type": "array", "items": one} if question.multi_select else one

@@ -46,7 +46,7 @@ class Exit(IntEnum):
     TERMINATED = 143
 
 
-def exit_code(result: RunResult[Any]) -> Exit:
+def exit_code(result: RunResult) -> Exit:
     """Return the exit code of *result*; a run that nobody interrupted and that was cancelled has failed."""
     match result.status:
         case RunStatus.COMPLETED:
@@ -155,7 +155,7 @@ class _Stderr:
     def __init__(self, stream: Any) -> None:
         self._stream = stream
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:

@@ -91,7 +91,7 @@ class Case:
 
     file: str
     journal: Journal
-    agent: AgentDefinition[Any]
+    agent: AgentDefinition
     hooks: Sequence[str]
     bench: Bench
 
@@ -178,7 +178,7 @@ def confirm(said: str) -> None:
 # --- what users write -----------------------------------------------------------------------------------------------
 
 
-def models_of_script(file: str) -> Callable[[], Any] | None:
+def models_of_script(file: str) -> Callable[[], object] | None:
     """
     Return what gives a scripted model that starts at the first reply; ``None`` without a script; errors as ``script_of``.
     """
@@ -243,7 +243,7 @@ def cleaner() -> Redactor:
     return redactor_for("all", os.environ)
 
 
-def cleaned(report: object) -> Any:
+def cleaned(report: object) -> object:
     """Return a report without what looks like a secret."""
     return cleaner().value(report)
 

@@ -158,7 +158,7 @@ class Entry:
 
     def text(self, *names: str) -> str:
         """Return a text of the companion; ``""`` where there is none."""
-        value: Any = self.info
+        value: object = self.info
         for name in names:
             value = value.get(name) if isinstance(value, Mapping) else None
         return value if isinstance(value, str) else ""
@@ -447,7 +447,7 @@ class Recording:
         self._is_new = False
         self._update(run_id=run_id)
 
-    def ended(self, result: RunResult[Any]) -> None:
+    def ended(self, result: RunResult) -> None:
         """Say how the run ended, or that it waits."""
         status = result.status.value
         if self.journal is not None:
@@ -487,7 +487,7 @@ class Recording:
 
 
 def _companion(
-    options: Options, journal: str, *, command: str, agent_id: str, prompt: str = "", forked_from: Any = None
+    options: Options, journal: str, *, command: str, agent_id: str, prompt: str = "", forked_from: object = None
 ) -> dict[str, Any]:
     from importlib.metadata import PackageNotFoundError, version
 

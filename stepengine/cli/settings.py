@@ -76,7 +76,7 @@ class Key:
         return len(mine) == len(theirs) and all(m == t or m.startswith("<") for m, t in zip(mine, theirs, strict=True))
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ValueError
     return value
@@ -88,13 +88,13 @@ def _bool(value: object) -> bool:
     return value
 
 
-def _parse_bool(text: str) -> Any:
+def _parse_bool(text: str) -> object:
     return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}.get(
         text.strip().lower(), text
     )
 
 
-def _parse_number(text: str) -> Any:
+def _parse_number(text: str) -> object:
     for kind in (int, float):
         try:
             return kind(text)
@@ -332,7 +332,7 @@ def key_of(name: str, origin: Origin | None = None) -> Key:
     raise UsageProblem(msg)
 
 
-def _checked(key: Key, given: _Given) -> Any:
+def _checked(key: Key, given: _Given) -> object:
     try:
         return key.read(given.value)
     except DefinitionError as error:
@@ -346,7 +346,7 @@ def _checked(key: Key, given: _Given) -> Any:
         raise UsageProblem(msg) from None
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     try:
         text = repr(value)
     except ValueError:  # a number of more digits than Python writes
@@ -422,7 +422,7 @@ def _of_file(path: Path, source: Source) -> list[_Given]:
     return [_Given(name, value, Origin(source, f"{path}:{lines(name)}")) for name, value in _leaves(data)]
 
 
-def _leaves(data: Mapping[str, Any], start: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(data: Mapping[str, object], start: str = "") -> Iterator[tuple[str, Any]]:
     """Give every setting of a file: tables down to where a key begins, whose value may be a table itself."""
     for member, value in data.items():
         name = f"{start}{member}"

@@ -151,7 +151,7 @@ Check: TypeAlias = Callable[[Any, "attrs.Attribute[Any]", Any], None]
 def option(test: Callable[[Any], bool], words: str) -> Check:
     """Return the validator of an option of a policy: *words* say what it is, for the error that names policy and option."""
 
-    def check(policy: Any, field: attrs.Attribute[Any], value: Any) -> None:
+    def check(policy: object, field: attrs.Attribute[Any], value: object) -> None:
         if isinstance(value, bool) or not isinstance(value, int | float | None) or not test(value):
             msg = f"{type(policy).__name__}: {field.name} is {words}, not {value!r}"
             raise DefinitionError(msg)

@@ -237,7 +237,7 @@ def clipped(text: str, chars: int) -> str:
     return line if len(line) <= chars else f"{line[: chars - 1]}…"
 
 
-def _said(value: Any) -> str:
+def _said(value: object) -> str:
     """Return a JSON value as text: strings as they are, lists of them joined by commas."""
     if isinstance(value, str):
         return value
@@ -262,7 +262,7 @@ def _search(given: Mapping[str, Any]) -> str:
     return f"Searched code for {_said(given.get('pattern'))}" + (f" ({flags})" if flags else "")
 
 
-def _command(given: Mapping[str, Any]) -> str:
+def _command(given: Mapping[str, object]) -> str:
     command = given.get("command")
     words = " ".join(map(_said, command)) if isinstance(command, list) else _said(command)
     return f"Ran {clipped(words, COMMAND_CHARS)}"

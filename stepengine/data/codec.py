@@ -52,7 +52,7 @@ MODULES = (hooks, limits, messages, models, outcomes, questions, server_tools, s
 
 
 def _stored() -> dict[str, type[Any]]:
-    found: dict[str, type[Any]] = {}
+    found: dict[str, type[object]] = {}
     for module in MODULES:
         for name in module.__all__:
             member = getattr(module, name)
@@ -102,7 +102,7 @@ def bare(value: object) -> dict[str, Any]:
         raise fault(msg) from None
 
 
-def bare_any(value: object) -> Any:
+def bare_any(value: object) -> object:
     """Return what ``restored_any`` reads: a stored value as ``bare`` does, several of them, or JSON."""
     try:
         return _encode_any(value)
@@ -117,7 +117,7 @@ def written_any(value: object, style: Style) -> str:
     return written(value, style) if cls in style.writers or _is_stored(cls) else style.json(bare_any(value))
 
 
-def written(value: Any, style: Style) -> str:
+def written(value: object, style: Style) -> str:
     """
     Return the JSON text of ``bare(value)`` in a style, without making that object.
 
@@ -157,7 +157,7 @@ def from_json(data: object) -> Any:
     return restored({k: v for k, v in data.items() if k != "stepengine"})
 
 
-def restored(data: Any) -> Any:
+def restored(data: object) -> Any:
     """
     Return the value that ``bare`` stored in *data*.
 
@@ -167,7 +167,7 @@ def restored(data: Any) -> Any:
     return _read(data, _decode_object)
 
 
-def restored_any(data: Any) -> Any:
+def restored_any(data: object) -> Any:
     """
     Return the value of a member that may hold any stored value, or JSON.
 
@@ -185,7 +185,7 @@ def _read(data: object, decode: Callable[[Any], object]) -> Any:
         raise fault(msg) from None
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """
     Return *value* as JSON for people to look at; it never fails.
 
@@ -202,7 +202,7 @@ def plain(value: Any) -> Any:
     return _plain_object(value)
 
 
-def _plain_object(value: Any) -> Any:
+def _plain_object(value: Any) -> object:
     if _is_stored(type(value)):
         try:
             return _encode_object(value)
@@ -267,7 +267,7 @@ def _encode_object(value: object) -> dict[str, Any]:
 def _encode_slowly(value: Any, shape: _Shape) -> dict[str, Any]:
     """Raise the error of a value that cannot be stored, and say where."""
     cls = type(value)
-    data: dict[str, Any] = {"type": shape.name}
+    data: dict[str, object] = {"type": shape.name}
     field = ""
     try:
         if cls is Transcript:
@@ -283,7 +283,7 @@ def _encode_slowly(value: Any, shape: _Shape) -> dict[str, Any]:
     return data
 
 
-def _decode_object(data: Any, allowed: tuple[type[Any], ...] = (object,)) -> Any:
+def _decode_object(data: object, allowed: tuple[type[Any], ...] = (object,)) -> object:
     name = data.get("type") if type(data) is dict or isinstance(data, Mapping) else None
     if not isinstance(name, str):
         msg = f"expected an object with a 'type', not {shown(data)}"
@@ -302,7 +302,7 @@ def _decode_object(data: Any, allowed: tuple[type[Any], ...] = (object,)) -> Any
     return _decode_slowly(data, cls, shape)
 
 
-def _decode_slowly(data: Any, cls: type[Any], shape: _Shape) -> Any:
+def _decode_slowly(data: Any, cls: type[Any], shape: _Shape) -> object:
     """Return the instance that *data* holds, or say where it holds none."""
     name, members, values = shape.name, shape.members, dict[str, Any]()
     for field, item in data.items():
@@ -360,7 +360,7 @@ def _encode_transcript(value: Any) -> dict[str, Any]:
 
 def _encoder_of(name: str, members: Mapping[str, _Member]) -> Callable[[Any], dict[str, Any]]:
     """Return what makes a JSON object of an instance: a member for each field that has not its default."""
-    known: dict[str, Any] = {}
+    known: dict[str, object] = {}
     lines = [f"data = {{'type': {name!r}}}"]
     for number, (field, member) in enumerate(members.items()):
         known[f"encode{number}"] = member.codec.encode
@@ -374,7 +374,7 @@ def _writer_of(name: str, members: Mapping[str, _Member], style: Style) -> Calla
         return lambda value: style.json(_encode_transcript(value))
     names = [field for field in ("type", *members) if field not in style.without]
     style = style.inside or style
-    known: dict[str, Any] = {"style": style, "json": style.json, "quoted": quoted, "JsonDict": JsonDict}
+    known: dict[str, object] = {"style": style, "json": style.json, "quoted": quoted, "JsonDict": JsonDict}
     if style.is_sorted:
         names.sort()
     lines, text, is_open = [], "", True
@@ -450,9 +450,9 @@ def _unless_usual(number: int, field: str, member: _Member, known: dict[str, Any
 
 def _decoder_of(
     cls: type[Any], members: Mapping[str, _Member], make: Callable[..., object]
-) -> Callable[[dict[str, Any]], Any]:
+) -> Callable[[dict[str, Any]], object]:
     """Return what makes an instance of a JSON object by a quick maker: what was decoded needs no converter any more."""
-    known: dict[str, Any] = {"MISSING": object(), "make": make, "put": object.__setattr__}
+    known: dict[str, object] = {"MISSING": object(), "make": make, "put": object.__setattr__}
     known["slowly"] = lambda data: _decode_slowly(data, cls, _SHAPES[cls])
     lines, after = ["count = 1"], []
     for number, (field, member) in enumerate(members.items()):
@@ -528,7 +528,7 @@ def _codec_of_class(cls: type[Any], arguments: tuple[object, ...]) -> Codec:
 
 
 def _objects(classes: tuple[type[Any], ...]) -> Codec:
-    def checked(value: Any) -> Any:
+    def checked(value: object) -> object:
         if isinstance(value, classes):
             return value
         msg = f"expected one of {[c.__name__ for c in classes]}, not {shown(value)}"
@@ -556,7 +556,7 @@ def _union(options: tuple[Any, ...]) -> Codec:
 
 def _first_of(codecs: Sequence[Codec]) -> Codec:
     def first(way: str) -> Callable[[Any], Any]:
-        def convert(value: object) -> Any:
+        def convert(value: object) -> object:
             failures = []
             for codec in codecs:
                 try:
@@ -580,7 +580,7 @@ def _or_none(codec: Codec) -> Codec:
     )
 
 
-def _encode_any(value: object) -> Any:
+def _encode_any(value: object) -> object:
     if _is_stored(type(value)):
         return _encode_object(value)
     if type(value) is tuple and all(_is_stored(type(v)) for v in value):
@@ -588,14 +588,14 @@ def _encode_any(value: object) -> Any:
     return {"type": "json", "value": RAW.encode(value)}
 
 
-def _decode_any(data: Any) -> Any:
+def _decode_any(data: Any) -> object:
     kind = data.get("type") if isinstance(data, (dict, Mapping)) else None
     if kind == "json":
         return _decode_only(data, "value", RAW)
     return _decode_only(data, "items", _ITEMS) if kind == "tuple" else _decode_object(data)
 
 
-def _decode_only(data: Mapping[str, Any], member: str, codec: Codec) -> Any:
+def _decode_only(data: Mapping[str, object], member: str, codec: Codec) -> object:
     if data.keys() != {"type", member}:
         msg = f"an object of type {data['type']!r} has exactly the member {member!r}"
         raise fault(msg)
@@ -610,7 +610,7 @@ class _Raw:
 
 
 def _names() -> dict[str, Any]:
-    names: dict[str, Any] = {}
+    names: dict[str, object] = {}
     for module in MODULES:
         names.update(vars(module))
     return {**names, **STORED, "JsonDict": JsonDict, "JsonValue": _Raw}

@@ -517,7 +517,7 @@ class RunFailed(Event):
 class RunFinished(Event):
     """The last event of a root run, exactly once."""
 
-    result: RunResult[Any] = attrs.field(repr=False)
+    result: RunResult = attrs.field(repr=False)
     _clean: Callable[[Any], Any] | None = attrs.field(default=None, repr=False, eq=False)
 
     def to_json(self) -> dict[str, Any]:

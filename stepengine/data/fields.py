@@ -103,7 +103,7 @@ def _checked(check: Callable[[Any], object]) -> Codec:
 
 
 def _frozen_scalar(kinds: tuple[type, ...], what: str) -> Codec:
-    def check(value: Any) -> Any:
+    def check(value: object) -> Any:
         if type(value) in kinds or (isinstance(value, kinds) and not isinstance(value, bool)):
             return freeze(value)
         msg = f"expected {what}, not {shown(value)}"
@@ -166,11 +166,11 @@ SCALARS: dict[Any, Codec] = {
 }
 
 
-def _time_to_json(value: object) -> Any:
+def _time_to_json(value: object) -> object:
     return "inf" if value == float("inf") else value if value is None else SCALARS[float].encode(value)
 
 
-def _json_to_time(data: object) -> Any:
+def _json_to_time(data: object) -> object:
     return float("inf") if data == "inf" else data if data is None else SCALARS[float].decode(data)
 
 
@@ -181,7 +181,7 @@ ENDLESS = Codec(_time_to_json, _json_to_time)
 def literal(values: tuple[object, ...], make: type[Enum] | None = None) -> Codec:
     """Return the codec of a choice between strings; *make* turns them into members of an enumeration."""
 
-    def check(data: Any) -> Any:
+    def check(data: object) -> Any:
         if isinstance(data, str) and data in values:
             return make(data) if make else str.__str__(data)
         msg = f"expected one of {list(values)}, not {shown(data)}"
@@ -197,7 +197,7 @@ def sequence(item: Codec) -> Codec:
         if not isinstance(values, (list, tuple)):
             msg = f"expected a list, not {shown(values)}"
             raise fault(msg)
-        done: list[Any] = []
+        done: list[object] = []
         try:
             for value in values:
                 done.append(convert(value))  # noqa: PERF401 - the error below needs to know how far it came
@@ -224,7 +224,7 @@ def mapping(item: Codec) -> Codec:
         if not isinstance(values, Mapping):
             msg = f"expected an object, not {shown(values)}"
             raise fault(msg)
-        done: dict[str, Any] = {}
+        done: dict[str, object] = {}
         for key, value in values.items():
             name = SCALARS[str].decode(key)
             try:

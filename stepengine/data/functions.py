@@ -32,7 +32,7 @@ BETWEEN = frozenset({0, opmap["RESUME"], opmap["YIELD_VALUE"]})
 """What CPython has between a call or ``yield`` and what becomes of its result; 0 is room for caches."""
 
 
-def unwrapped(fn: object) -> Any:
+def unwrapped(fn: object) -> object:
     """Return what runs when *fn* is called: the function behind a partial, the ``__call__`` of an object."""
     while isinstance(fn, partial):
         fn = fn.func

@@ -9,7 +9,7 @@ from typing import Any
 __all__ = ("generated",)
 
 
-def generated(what: str, source: str, known: dict[str, Any]) -> Callable[..., Any]:
+def generated(what: str, source: str, known: dict[str, Any]) -> Callable[..., object]:
     """
     Return the one function that *source* defines.
 
@@ -29,5 +29,5 @@ def generated(what: str, source: str, known: dict[str, Any]) -> Callable[..., An
     before = set(known)
     exec(compile(source, file, "exec"), known)  # noqa: S102 - see *source*
     (name,) = known.keys() - before - {"__builtins__"}
-    function: Callable[..., Any] = known[name]
+    function: Callable[..., object] = known[name]
     return function

@@ -35,7 +35,7 @@ def maker_of(cls: Callable[P, T]) -> Callable[P, T]:
         TypeError: for a class that has no such maker.
     """
     frozen = cast("type[Any]", cls)
-    known: dict[str, Any] = {"_twin": _twin_of(frozen), "_frozen": frozen}
+    known: dict[str, object] = {"_twin": _twin_of(frozen), "_frozen": frozen}
     required, optional, lines = [], [], []
     for field in attrs.fields(frozen):
         default: Any = field.default
@@ -64,7 +64,7 @@ def changer_of(cls: type[T], *names: str) -> Callable[..., T]:
     Raises:
         TypeError: for a class that has no quick maker.
     """
-    known: dict[str, Any] = {"_twin": _twin_of(cls), "_frozen": cls}
+    known: dict[str, object] = {"_twin": _twin_of(cls), "_frozen": cls}
     fields = [field.name for field in attrs.fields(cls)]  # type: ignore[arg-type]
     lines = [f"    made.{name} = {name if name in names else f'_of.{name}'}" for name in fields]
     what = f"changer of {cls.__name__}: {', '.join(names)}"

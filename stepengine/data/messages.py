@@ -322,7 +322,7 @@ def strings(value: str | Iterable[str]) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
 
 
-def tuple_of(value: Iterable[object]) -> tuple[Any, ...]:
+def tuple_of(value: Iterable[object]) -> tuple[object, ...]:
     """Turn several values into a tuple of them."""
     return value if type(value) is tuple else tuple(value)
 
@@ -353,7 +353,7 @@ class _Text:
     def __get__(self, instance: None, owner: type[ToolResult]) -> Callable[..., ToolResult]: ...
     @overload
     def __get__(self, instance: ToolResult, owner: type[ToolResult]) -> str: ...
-    def __get__(self, instance: ToolResult | None, owner: type[ToolResult]) -> Any:
+    def __get__(self, instance: ToolResult | None, owner: type[ToolResult]) -> object:
         if instance is not None:
             return joined_text(instance.content)
         return lambda text, **fields: owner(TextPart(text), **fields)

@@ -90,7 +90,7 @@ class Stop:
     at: int = 0
     error: BaseException | None = None
     questions: tuple[Question, ...] = ()
-    child: ChildResult[Any] | None = None
+    child: ChildResult | None = None
     begun: Begun | None = None
 
 

@@ -20,7 +20,7 @@ __all__ = ("CodeExecution", "FileSearch", "ServerTool", "UrlContext", "WebSearch
 PLACE = ("city", "country", "region", "timezone")
 
 
-def _texts(value: Any) -> Any:
+def _texts(value: object) -> object:
     return strings(value) if isinstance(value, str | list | tuple) else value
 
 

@@ -341,7 +341,7 @@ class Ended(Bill, Generic[Out]):
     spending: Spending = Spending()
     tool_calls: tuple[ToolCallLog, ...] = ()
     thinking: tuple[str, ...] = ()
-    children: tuple[ChildResult[Any], ...] = ()
+    children: tuple[ChildResult, ...] = ()
     error: BaseException | None = None
     warnings: tuple[str, ...] = attrs.field(default=(), eq=False)
 

@@ -170,7 +170,7 @@ class Transcript(Sequence[Message]):
     def __deepcopy__(self, _: object) -> Transcript:
         return self
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return Transcript, (self._items(),)
 
     @classmethod
@@ -302,7 +302,7 @@ class Transcript(Sequence[Message]):
             values[known:length] = [_memoised(m, key, fn) for m in buffer.items[known:length]]
         return _Prefix(values, length)
 
-    def fold(self, key: Any, fn: Callable[[T, Message], T], start: T) -> T:
+    def fold(self, key: object, fn: Callable[[T, Message], T], start: T) -> T:
         """
         Return ``fn(... fn(fn(start, m0), m1) ..., mn)``, going on from where an earlier version stopped.
 

@@ -159,7 +159,7 @@ def _wait_for_database() -> None:
     vars(_sys_db)["retriable_postgres_exception"] = is_away
 
 
-def _refuse_pickle(_: object) -> Any:
+def _refuse_pickle(_: object) -> object:
     msg = "a row of the database holds pickled Python, which is never read; every process has to use stepengine's own clients"
     raise StepEngineError(msg)
 

@@ -115,7 +115,7 @@ class Setting:
                 raise DefinitionError(msg)
 
 
-def release_of(agents: Sequence[AgentDefinition[Any]], specs: Callable[[AgentDefinition[Any]], Sequence[Any]]) -> str:
+def release_of(agents: Sequence[AgentDefinition], specs: Callable[[AgentDefinition], Sequence[Any]]) -> str:
     """
     Return what tells this version of the agents from others: their definitions, the source of their handlers, their tools.
 
@@ -269,7 +269,7 @@ class Process:
 
     async def _launch(self, package: Any) -> None:
         setting = self.setting
-        config: dict[str, Any] = {
+        config: dict[str, object] = {
             "name": setting.app,
             "system_database_url": setting.url,
             "executor_id": setting.executor,
@@ -298,7 +298,7 @@ class Process:
                 on_conflict="update_if_latest_version",
             )
 
-    async def execute(self, form: Mapping[str, Any], seed: Mapping[str, Any] | None) -> dict[str, Any]:
+    async def execute(self, form: Mapping[str, object], seed: Mapping[str, object] | None) -> dict[str, Any]:
         """Drive the run that *form* orders, as the body of its workflow; it begins with what *seed* holds."""
         order = Order.of(form)
         run = DurableRun(

@@ -630,7 +630,7 @@ def begun(order: Order, found: Mapping[str, Any]) -> Order:
     )
 
 
-def left_by_turn(order: Order, result: RunResult[Any], rules: Sequence[object], *, began: bool) -> dict[str, Any]:
+def left_by_turn(order: Order, result: RunResult, rules: Sequence[object], *, began: bool) -> dict[str, Any]:
     """Return what a turn leaves for the next one beside its state; one that did not begin leaves what it found."""
     assert order.before is not None  # noqa: S101 - it has entered its session
     before = order.before["session"]

@@ -471,7 +471,7 @@ def _is_waiting(name: str) -> bool:
 
 
 async def _all(own: Any, sql: str, *given: Any) -> list[Any]:
-    rows: list[Any] = await (await own.execute(sql, given)).fetchall()
+    rows: list[object] = await (await own.execute(sql, given)).fetchall()
     return rows
 
 

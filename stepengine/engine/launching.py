@@ -97,7 +97,7 @@ class Launcher:
     seed: str | None = None
     allowed: PolicyFile | None = None
     active: set[EngineRun] = attrs.field(factory=set, init=False)
-    handles: dict[RunHandle[Any], None] = attrs.field(factory=dict, init=False)
+    handles: dict[RunHandle, None] = attrs.field(factory=dict, init=False)
     _remembered: dict[str, Remembered] = attrs.field(factory=dict, init=False)
     _windows: weakref.WeakKeyDictionary[Models, dict[str, int | None]] = attrs.field(
         factory=weakref.WeakKeyDictionary, init=False
@@ -377,7 +377,7 @@ class StepRun:
         )
         return attrs.evolve(plan, run_id=run_id), state
 
-    def result(self, ended: RunResult[Any]) -> StepResult:
+    def result(self, ended: RunResult) -> StepResult:
         """
         Return the state after the step and whether the turn ended.
 

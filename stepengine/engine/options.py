@@ -56,7 +56,7 @@ __all__ = (
     "watcher_of",
 )
 
-AgentLike: TypeAlias = str | AgentDefinition[Any]
+AgentLike: TypeAlias = str | AgentDefinition
 
 ModelsLike: TypeAlias = "Models | Provider | Mapping[str, Any] | None"
 SessionsLike: TypeAlias = "SessionStore | VersionedStore | None"

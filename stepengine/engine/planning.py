@@ -135,7 +135,7 @@ def _check_answer(answers: Mapping[str, AnswerLike], question: Question) -> None
         raise AnswerRejected(problem)
 
 
-def not_from_state(agent: AgentDefinition[Any], state: AgentState) -> str | None:
+def not_from_state(agent: AgentDefinition, state: AgentState) -> str | None:
     """Return why a suspended run cannot go on from its state alone; ``None`` when it can."""
     if agent.handle_steps is not None:
         return f"agent {agent.id!r} has a handler, which a state does not bring back to where it waits"
@@ -355,7 +355,7 @@ class Planner:
         canonical = self._models.check(model)
         return model if self._keep_names or model in recorded.models else canonical
 
-    def _mended_params(self, spawner: Agent, asked: str | AgentDefinition[Any], params: JsonValue) -> JsonValue:
+    def _mended_params(self, spawner: Agent, asked: str | AgentDefinition, params: JsonValue) -> JsonValue:
         """Return params with names mended; those of an agent that will be refused anyway stay as they are."""
         try:
             if not isinstance(asked, str):

@@ -53,7 +53,7 @@ class Compiled(NamedTuple):
     output_schema: JsonDict | None = None
 
 
-def compiled(agent: AgentDefinition[Any]) -> Compiled:
+def compiled(agent: AgentDefinition) -> Compiled:
     """
     Compile the schemas of *agent*.
 
@@ -62,7 +62,7 @@ def compiled(agent: AgentDefinition[Any]) -> Compiled:
     """
     given = agent.input_schema.params if agent.input_schema is not None else None
     params = _params(agent.id, given)
-    schema: Any = agent.output_schema
+    schema: object = agent.output_schema
     rename = _renamer(agent)
     if schema is None:
         return Compiled(params, rename)
@@ -79,7 +79,7 @@ def compiled(agent: AgentDefinition[Any]) -> Compiled:
     )
 
 
-def _renamer(agent: AgentDefinition[Any]) -> Callable[[Any], Any]:
+def _renamer(agent: AgentDefinition) -> Callable[[Any], Any]:
     """Return what mends the names in an agent's params; its schema is made when the first ones come."""
 
     @cache
@@ -128,7 +128,7 @@ def _params(agent_id: str, schema: object) -> Callable[[Any], Params]:
     return lambda given: _model_params(agent_id, model, given)
 
 
-def _object(agent_id: str, given: Any) -> JsonDict:
+def _object(agent_id: str, given: object) -> JsonDict:
     if given is None:
         return JsonDict()
     dump = getattr(given, "model_dump", None)
@@ -187,7 +187,7 @@ def _missing(agent_id: str, issues: list[str]) -> OutputMissing:
 def _json_output(agent_id: str, schema: Mapping[str, object], where: str) -> Callable[[Any], JsonValue]:
     issues = _checker(schema, where)
 
-    def validate(value: Any) -> JsonValue:
+    def validate(value: object) -> JsonValue:
         frozen = _frozen(agent_id, value)
         found = issues(frozen)
         if found:
@@ -207,7 +207,7 @@ def _model_output(agent_id: str, model: Any) -> Callable[[Any], JsonValue]:
     return validate
 
 
-def _frozen(agent_id: str, value: Any) -> JsonValue:
+def _frozen(agent_id: str, value: object) -> JsonValue:
     dump = getattr(value, "model_dump", None)
     try:
         frozen: JsonValue = freeze(dump(mode="json") if dump is not None else value, "output")

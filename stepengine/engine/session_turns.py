@@ -144,7 +144,7 @@ class Sessions(AnyStore):
         DefinitionError: when the store cannot do that.
     """
 
-    def __init__(self, store: Any, *, children: bool = False) -> None:
+    def __init__(self, store: object, *, children: bool = False) -> None:
         super().__init__(store)
         self.children = children
         if children and not self.is_whole:
@@ -417,7 +417,7 @@ class Turn:
         self._name = name
         return recording
 
-    def _agent(self, recording: JournaledRun) -> AgentDefinition[Any] | None:
+    def _agent(self, recording: JournaledRun) -> AgentDefinition | None:
         """Return the definition of a recorded run's agent where the caller gave it; else the engine knows it by its id."""
         own, opening = self._request.agent.definition, recording.opening
         return own if opening is not None and opening.agent_id == own.id else None
@@ -511,7 +511,7 @@ class Turn:
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
-    async def close(self, result: RunResult[Any], plan: RunPlan, *, began: bool) -> RunResult[Any]:
+    async def close(self, result: RunResult, plan: RunPlan, *, began: bool) -> RunResult:
         """Save the session as *result* leaves it; return the result, which says whether it was saved."""
         if isinstance(result.error, ReplayDivergence) or not (began or self._continues):
             return attrs.evolve(result, session_saved=False, warnings=(*result.warnings, *self._warnings))
@@ -525,7 +525,7 @@ class Turn:
             await self._save_the_rest()
         return attrs.evolve(result, session_saved=is_saved, warnings=(*result.warnings, *self._warnings))
 
-    def _after(self, result: RunResult[Any], plan: RunPlan, name: str | None, turns: int) -> Session:
+    def _after(self, result: RunResult, plan: RunPlan, name: str | None, turns: int) -> Session:
         before = self._before
         waits = result.status is RunStatus.SUSPENDED and name is not None and self._journals is not None
         journal = self._journals.stored(name) if waits and name and self._journals else None

@@ -460,7 +460,7 @@ class Stepper:
         except ReplayDivergence:
             raise
         except StepEngineError as error:
-            child: ChildResult[Any] = ChildResult(agent_id=effect.agent_id, status=RunStatus.FAILED, error=error)
+            child: ChildResult = ChildResult(agent_id=effect.agent_id, status=RunStatus.FAILED, error=error)
         else:
             child = self._ended(run).as_child(is_inline=effect.is_inline)
             del self._runs[path]
@@ -607,7 +607,7 @@ def _said(effect: Leaf) -> str:
             return " / ".join([question.text for question in questions])
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
@@ -689,7 +689,7 @@ def _noting(hooks: Hooks, note: Callable[[HookCall], None]) -> Hooks:
 class _Noted:
     """A hook that tells what it said. For whoever asks who it is, it is the hook itself: names and places stand in messages."""
 
-    def __init__(self, hook: Callable[..., Any], point: str, note: Callable[[HookCall], None]) -> None:
+    def __init__(self, hook: Callable[..., object], point: str, note: Callable[[HookCall], None]) -> None:
         self._hook = hook
         self._point = point
         self._note = note
@@ -706,7 +706,7 @@ class _Noted:
         said = yield from steps
         return self._tell(said)
 
-    def _tell(self, said: Any) -> Any:
+    def _tell(self, said: object) -> Any:
         self._note(HookCall(self._point, self.__qualname__, said))
         return said
 

@@ -190,7 +190,7 @@ def _outcome(history: History, address: Address) -> Any:
     return None if known is None else _lasting(outcome_members(history.outcome(known)))
 
 
-def _lasting(value: object) -> Any:
+def _lasting(value: object) -> object:
     if isinstance(value, Mapping):
         return {k: _lasting(v) for k, v in value.items() if k not in VOLATILE}
     return [_lasting(v) for v in value] if isinstance(value, list | tuple) else value

@@ -79,7 +79,7 @@ def describe(item: Item) -> CallModel | Form:
         case CallModel():
             return effect
         case CallTool():
-            form: dict[str, Any] = {
+            form: dict[str, object] = {
                 "type": "CallTool",
                 "tool_name": effect.tool_name,
                 "input": effect.input,
@@ -109,14 +109,14 @@ def _asked(question: Question) -> dict[str, Any]:
     return bare(question if is_bare else attrs.evolve(question, remember=None, wider=(), descriptions=()))
 
 
-def _argument(value: object) -> Any:
+def _argument(value: object) -> object:
     try:
         return _shown_argument(value)
     except Exception:  # noqa: BLE001  (what an author hands on may raise whatever is asked of it)
         return {"type": "object", "name": type(value).__qualname__}
 
 
-def _shown_argument(value: object) -> Any:
+def _shown_argument(value: object) -> object:
     try:
         return freeze(value)
     except DataError:
@@ -200,7 +200,7 @@ def outcome_members(outcome: Value | Failure) -> dict[str, Any]:
     return members
 
 
-def _stored_value(value: object) -> Any:
+def _stored_value(value: object) -> object:
     try:
         return bare_any(value)
     except DataError as error:
@@ -224,14 +224,14 @@ def outcome_of(members: Mapping[str, Any]) -> Value | Failure:
         raise within(error, ".value") from None
 
 
-def _plain_child(child: ChildResult[Any]) -> ChildResult[Any]:
+def _plain_child(child: ChildResult) -> ChildResult:
     """Return a child's result with an output that is JSON; in process the child is run again, so it is only compared."""
     output = _argument(child.output)
     error = storable(child.error) if child.error is not None else None
     return attrs.evolve(child, output=output, error=error)
 
 
-def comparable(child: ChildResult[Any]) -> Form:
+def comparable(child: ChildResult) -> Form:
     """
     Return what two results of one child are compared by.
 
@@ -370,7 +370,7 @@ class Encoder:
             return [self._line({name: value for name, value in line.items() if name != "crc"}, record)]
         return [self._line(m, record) for m in self._packed(record, to_text(self._members(record)), NO_FRAME)]
 
-    def _line(self, members: Mapping[str, Any] | str, record: Record) -> bytes:
+    def _line(self, members: Mapping[str, object] | str, record: Record) -> bytes:
         line, crc = to_line(members, self._previous)
         if len(line) > MAX_LINE:
             where = shown_address(getattr(record, "path", ""), getattr(record, "seq", -1))
@@ -379,7 +379,7 @@ class Encoder:
         self._previous = crc if self._link else 0
         return line
 
-    def _packed(self, record: Record, text: str, frame: _Frame) -> Iterator[Mapping[str, Any]]:
+    def _packed(self, record: Record, text: str, frame: _Frame) -> Iterator[Mapping[str, object]]:
         """Give what stands in lines without secrets and long texts."""
         members: dict[str, Any] = json.loads(text)
         for name, _, _ in frame.shared:
@@ -390,7 +390,7 @@ class Encoder:
             text = to_text(members)
         # The head names no blob: it stands before all of them.
         if type(record) is not Head and (len(text) > self._inline or '"$' in text):
-            blobs: dict[str, Any] = {}
+            blobs: dict[str, object] = {}
             members = packed(members, blobs, self._inline)
             for fp, data in blobs.items():
                 yield from self._new_blob(fp, data)
@@ -400,7 +400,7 @@ class Encoder:
         yield members
 
     def _cleaned(self, members: dict[str, Any], kind: str) -> dict[str, Any]:
-        clean: dict[str, Any] = self._redactor.value(members)
+        clean: dict[str, object] = self._redactor.value(members)
         if self._redactor.shapes:
             self._redactor.refuse(clean, f"the {kind} record")
         return clean
@@ -414,7 +414,7 @@ class Encoder:
             shared.append(("tools", self.prints.tools(request.tools), request.tools))
         return shared
 
-    def _share(self, frame: _Frame) -> Iterator[Mapping[str, Any]]:
+    def _share(self, frame: _Frame) -> Iterator[Mapping[str, object]]:
         """Give the blobs of what the members name by fingerprints."""
         frame.is_shared = True
         for name, fp, value in frame.shared:
@@ -493,7 +493,7 @@ class Encoder:
         return frame
 
     def _result(self, record: Result) -> dict[str, Any]:
-        members: dict[str, Any] = {"kind": "result", "path": record.path, "seq": record.seq, "at": record.at}
+        members: dict[str, object] = {"kind": "result", "path": record.path, "seq": record.seq, "at": record.at}
         if record.attempts:
             members["attempts"] = list(record.attempts)
         if record.writes:
@@ -511,7 +511,7 @@ class Encoder:
 
 def head_members(head: Head) -> dict[str, Any]:
     """Return the members of a head."""
-    members: dict[str, Any] = {"kind": "head", "format": head.format, "engine": head.engine, "agent": head.agent}
+    members: dict[str, object] = {"kind": "head", "format": head.format, "engine": head.engine, "agent": head.agent}
     members |= {"definition": head.definition, "run": head.run, "seed": head.seed, "created": head.created}
     members |= {"parent": head.parent} if head.parent else {}
     members |= {"hooks": list(head.hooks)} if head.hooks else {}
@@ -520,7 +520,7 @@ def head_members(head: Head) -> dict[str, Any]:
 
 def request_members(request: ModelRequest, messages: Sequence[object], *, whole: bool) -> dict[str, Any]:
     """Return the stored form of a request whose history is *messages*; *whole* says whether prompt and tools are in it."""
-    members: dict[str, Any] = {"model": request.model}
+    members: dict[str, object] = {"model": request.model}
     if request.system_prompt:
         members["system_prompt"] = request.system_prompt if whole else None
     members["messages"] = list(messages)
@@ -558,7 +558,7 @@ def too_long(value: Any, inline: int) -> str:
     """Return why no record holds *value*, which is JSON, where texts of more than *inline* characters have their own; else ``""``."""
     if not may_be_long(value):
         return ""
-    blobs: dict[str, Any] = {}
+    blobs: dict[str, object] = {}
     rest = packed(value, blobs, inline)
     length = max([len(to_text(each).encode()) for each in (rest, *blobs.values())])
     return f"its record would have {length:,} bytes, and one has at most {MAX_LINE:,}" if length > MAX_LINE else ""
@@ -691,8 +691,8 @@ class _Bases:
         if base is None:
             return list(transcript)
         (path, seq), known, shared = base
-        where: dict[str, Any] = {"type": "Slice"} | ({"path": path} if path != address[0] else {}) | {"seq": seq}
-        made: list[Any] = [{**where, "start": 0, "stop": shared}] if shared else []
+        where: dict[str, object] = {"type": "Slice"} | ({"path": path} if path != address[0] else {}) | {"seq": seq}
+        made: list[object] = [{**where, "start": 0, "stop": shared}] if shared else []
         if shared in (len(known), len(transcript)):
             return made + list(transcript[shared:])
         return made + list(self._matched(where, known, transcript, shared))
@@ -719,7 +719,7 @@ class _Bases:
 
     def _matched(
         self, where: Mapping[str, object], known: Transcript, transcript: Transcript, start: int
-    ) -> Iterator[Any]:
+    ) -> Iterator[object]:
         """Give the part of *transcript* from *start* on, with runs that stand in *known* as slices."""
         places: dict[bytes, int] = {}
         theirs, ours = self._prints.digests(known), self._prints.digests(transcript)

@@ -43,7 +43,7 @@ UNSEEN = ("tags", "ttl")
 SEEN_OF_MESSAGE = CANONICAL._replace(writers={}, without=UNSEEN, inside=CANONICAL)
 
 
-def fingerprint(value: Any) -> str:
+def fingerprint(value: object) -> str:
     """Return the fingerprint of a JSON value as it is."""
     return _digits(frozen_text(value))
 
@@ -57,7 +57,7 @@ def offered_tool(spec: ToolSpec) -> dict[str, Any]:
     return {"name": spec.name, "description": spec.description, "input_schema": spec.input_schema}
 
 
-def definition_fingerprint(definition: AgentDefinition[Any], tools: Sequence[ToolSpec]) -> str:
+def definition_fingerprint(definition: AgentDefinition, tools: Sequence[ToolSpec]) -> str:
     """Return the fingerprint of an agent: a hint that its code has changed, never a reason to refuse it."""
     prompts = [definition.system_prompt, definition.instructions_prompt, definition.step_prompt]
     return fingerprint(
@@ -132,7 +132,7 @@ class Fingerprints:
 
     def _frame(self, request: ModelRequest) -> str:
         """Return the canonical JSON of a request after its messages; in a run it is nearly always the same."""
-        view: dict[str, Any] = {
+        view: dict[str, object] = {
             "type": "CallModel",
             "model": request.model,
             "system_prompt": self.prompt(request.system_prompt),
@@ -181,7 +181,7 @@ class Fingerprints:
         data = bare(message)
         return frozen_text(self.redactor.value({name: data[name] for name in data if name not in UNSEEN}))
 
-    def _clean(self, value: Any) -> str:
+    def _clean(self, value: object) -> str:
         text = frozen_text(value)
         return frozen_text(self.redactor.value(value)) if self.redactor.suspicious(text) else text
 

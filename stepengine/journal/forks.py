@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from typing import Any
 
 import attrs
 
@@ -31,7 +30,7 @@ MAX_FORKS = 10_000
 def branch(
     journal: JournalLike,
     at: int | str,
-    edit: Any = None,
+    edit: object = None,
     *,
     allow_repeat: bool = False,
     into: JournalLike | None = None,

@@ -314,7 +314,7 @@ class History:
             return cast("Mapping[str, Any]", effect)
         address = (intent.path, intent.seq)
         with self._reading(intent):
-            form: Mapping[str, Any] = unpacked(effect, self.blobs)
+            form: Mapping[str, object] = unpacked(effect, self.blobs)
             if address not in self._sound:
                 check_effect(form, is_start=address == ROOT)
                 self._sound.add(address)
@@ -396,10 +396,10 @@ class History:
         """Return the history of a recorded request as JSON, its slices put together."""
         if intent.live is not None:
             return [bare(m) for m in intent.live.request.messages]
-        found: list[Mapping[str, Any]] = []
+        found: list[Mapping[str, object]] = []
         opened = 0
         # From the last message to the first, without recursion: one request may lead through all before it.
-        waiting: list[Mapping[str, Any] | _Part] = [_Part((intent.path, intent.seq))]
+        waiting: list[Mapping[str, object] | _Part] = [_Part((intent.path, intent.seq))]
         while waiting:
             entry = waiting.pop()
             if isinstance(entry, _Part):
@@ -450,7 +450,7 @@ class History:
             return _view_of(self.root)
         if intent.live is not None:
             return [bare(m) for m in intent.live.request.messages]
-        items: list[Mapping[str, Any]] = self.form(intent)["request"]["messages"]
+        items: list[Mapping[str, object]] = self.form(intent)["request"]["messages"]
         return items
 
     def request(self, intent: Intent) -> ModelRequest:
@@ -533,7 +533,7 @@ class History:
 def _view_of(root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     state = root.get("previous") or {}
     transcript = state.get("view") or state.get("message_history") or {"messages": []}
-    messages: list[Mapping[str, Any]] = transcript["messages"]
+    messages: list[Mapping[str, object]] = transcript["messages"]
     return messages
 
 
@@ -576,7 +576,7 @@ def _version() -> str:
 
 def new_head(plan: RunPlan, seed: str, *, link: bool) -> Head:
     """Return the head of a new journal."""
-    definition: AgentDefinition[Any] = plan.definition
+    definition: AgentDefinition = plan.definition
     # What the machine itself does by a tool's name has no code of the agent's that could have changed.
     own = [plan.tools[name] for name in plan.offered if name in plan.tools]
     specs = [binding.spec for binding in own if type(binding.runs) is not Control]
@@ -639,7 +639,7 @@ def root_form(
         model: A model that the agent itself does not name.
         models: Models that were chosen in place of those that agents name, by agent id.
     """
-    form: dict[str, Any] = {"type": "Spawn", "agent_id": plan.definition.id, "prompt": plan.prompt}
+    form: dict[str, object] = {"type": "Spawn", "agent_id": plan.definition.id, "prompt": plan.prompt}
     form |= {"params": plan.params_json, "run_id": plan.run_id}
     if state.message_history or state.context or state.next_call != 1:
         form["previous"] = bare(attrs.evolve(state, system_prompt="", tool_definitions=JsonDict(), steps_remaining=0))

@@ -712,5 +712,5 @@ def _nothing(_: ModelRequest) -> None:
 
 
 def _stopped(stop: Stop, at: int) -> Input:
-    error: Mapping[str, Any] = {"error": bare(stop.error)} if isinstance(stop.error, StepEngineError) else {}
+    error: Mapping[str, object] = {"error": bare(stop.error)} if isinstance(stop.error, StepEngineError) else {}
     return Input("", -1, at, {"type": "Stop", "kind": stop.kind, **error})

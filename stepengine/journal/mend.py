@@ -270,7 +270,7 @@ def _renamed(records: list[Record], numbers: set[int]) -> list[Record]:
     return [_with(r, _exchanged(r.line, names)) for r in records] if names else records
 
 
-def _exchanged(value: object, names: Mapping[str, str]) -> Any:
+def _exchanged(value: object, names: Mapping[str, str]) -> object:
     if isinstance(value, dict):
         return {k: _exchanged(v, names) for k, v in value.items()}
     if isinstance(value, list):

@@ -238,7 +238,7 @@ def outcome_for(history: History, intent: Intent, value: object, at: int) -> Val
         raise JournalError(msg) from error
 
 
-def _value(history: History, intent: Intent, value: Any) -> Any:
+def _value(history: History, intent: Intent, value: Any) -> object:
     match intent.type:
         case "CallModel":
             return value if isinstance(value, ModelReply) else ModelReply(value)

@@ -64,7 +64,7 @@ MAX_TIME = 10**13
 ESCAPED_DOLLAR = rb"\u0024"
 
 
-def _no_number(name: str) -> Any:
+def _no_number(name: str) -> object:
     msg = f"{name} is no number of JSON"
     raise ValueError(msg)
 
@@ -207,7 +207,7 @@ def _is_plain(members: Mapping[str, object]) -> bool:
     return members.keys() == PLAIN_RESULT and members["kind"] == "result" and type(at) is int and 0 <= at <= MAX_TIME
 
 
-def members_of(line: bytes, where: object) -> Mapping[str, Any]:
+def members_of(line: bytes, where: object) -> Mapping[str, object]:
     """
     Return the members of a line; *where* is the text, or has the text, that an error begins with.
 
@@ -389,7 +389,7 @@ def _damaged(records: Sequence[Record], offset: int, source: Source, *, is_moved
     return JournalCorrupt(msg)
 
 
-def strict_members(line: bytes, where: str) -> Mapping[str, Any]:
+def strict_members(line: bytes, where: str) -> Mapping[str, object]:
     """
     Return a line's members, read with suspicion: no name twice, nothing that we would have written differently.
 
@@ -405,7 +405,7 @@ def strict_members(line: bytes, where: str) -> Mapping[str, Any]:
         return members
 
     try:
-        members: dict[str, Any] = json.loads(line, object_pairs_hook=once)
+        members: dict[str, object] = json.loads(line, object_pairs_hook=once)
         is_ours = to_text(members).encode() == line
     except UNREADABLE as error:
         msg = f"{where} cannot be read: {type(error).__name__}: {error}"

@@ -235,7 +235,7 @@ class Recorder:
             await beginning
         if self._replayer is not None or self._run.fatal is not None:
             return await self.perform(item, io)
-        attempts: list[Any] = []
+        attempts: list[object] = []
         try:
             outcome = await self._inner.perform(item, Attempts(io, attempts) if type(item.effect) is CallModel else io)
         except BaseException:
@@ -450,7 +450,7 @@ class Recorder:
                 self._append(Input(item.path, effect.seq, at, {"type": "Answered", **said}))
 
 
-def _child(outcome: Single) -> ChildResult[Any] | None:
+def _child(outcome: Single) -> ChildResult | None:
     if type(outcome) is Stop:
         return outcome.child
     value = getattr(outcome, "value", None)
@@ -474,7 +474,7 @@ def _note_outcome(error: StepEngineError, item: Item, outcome: Value | Failure) 
     error.add_note(f"{what} happened, but its result is not in the journal, so resuming calls it in doubt: {said}")
 
 
-def _given(outcome: Value | Failure, at: int) -> Any:
+def _given(outcome: Value | Failure, at: int) -> object:
     """Return what a record holds of an outcome: see ``Result``."""
     is_bare = type(outcome) is Value and outcome.at == at and not outcome.inputs and outcome.value is not None
     return outcome.value if is_bare else outcome  # type: ignore[union-attr]
@@ -504,7 +504,7 @@ class Attempts:
 
     def attempt(self, failure: Failure, usage: Usage | None) -> None:
         """Note a failed attempt."""
-        entry: dict[str, Any] = {"error": bare(storable(failure.error))}
+        entry: dict[str, object] = {"error": bare(storable(failure.error))}
         self._noted.append(entry | ({"usage": bare(usage)} if usage is not None else {}))
         self._io.attempt(failure, usage)
 

@@ -101,7 +101,7 @@ INPUTS: Mapping[str, Shape] = {
 OUTCOMES: Mapping[str, type] = {"CallModel": ModelReply, "CallTool": ToolResult, "Spawn": ChildResult, "Ask": tuple}
 
 
-def check_members(value: Any, shape: Shape, what: str) -> None:
+def check_members(value: object, shape: Shape, what: str) -> None:
     """Raise unless *value* is an object with the members of *shape*."""
     if not isinstance(value, Mapping):
         msg = f"{what} should be an object, not a {type(value).__name__}"
@@ -179,7 +179,7 @@ def _check_request(request: Mapping[str, Any]) -> None:
             raise ValueError(msg)
 
 
-def _check_stored(values: Sequence[Any], kind: Any) -> None:
+def _check_stored(values: Sequence[object], kind: Any) -> None:
     for value in values:
         if not isinstance(made := restored(value), kind):
             msg = f"a {type(made).__name__} stands where it cannot"
@@ -331,7 +331,7 @@ class Intent:
     def effect(self) -> CallModel | Mapping[str, Any]:
         """The effect's stored form; for a model call of this process the effect itself."""
         if self.given is None:
-            form: Mapping[str, Any] = cast("Any", self.line)["effect"]
+            form: Mapping[str, object] = cast("Any", self.line)["effect"]
             return form
         return self.given
 
@@ -408,7 +408,7 @@ class Result:
     def attempts(self) -> Sequence[Mapping[str, Any]]:
         """The failed attempts before it, as JSON objects."""
         if self._attempts is None:
-            found: Sequence[Mapping[str, Any]] = cast("Any", self.line).get("attempts", ())
+            found: Sequence[Mapping[str, object]] = cast("Any", self.line).get("attempts", ())
             return found
         return self._attempts
 
@@ -416,7 +416,7 @@ class Result:
     def writes(self) -> Sequence[Mapping[str, Any]]:
         """What is needed to undo the writes of a tool call, in order, as JSON objects."""
         if self._writes is None:
-            found: Sequence[Mapping[str, Any]] = cast("Any", self.line).get("writes", ())
+            found: Sequence[Mapping[str, object]] = cast("Any", self.line).get("writes", ())
             return found
         return self._writes
 
@@ -530,7 +530,7 @@ def record_of(members: Mapping[str, object], where: object) -> Record:
         raise JournalCorrupt(msg) from error
 
 
-def _typed(members: Mapping[str, Any], name: str, kind: type) -> Any:
+def _typed(members: Mapping[str, object], name: str, kind: type) -> Any:
     value = members[name]
     if type(value) is not kind:
         msg = f"the member {name!r} should be of type {kind.__name__}"
@@ -580,7 +580,7 @@ def _intent(members: Mapping[str, Any]) -> Intent:
     return Intent(*_address(members), effect, fp, gather, members, _typed(effect, "type", str))
 
 
-def _result(members: Mapping[str, Any]) -> Result:
+def _result(members: Mapping[str, object]) -> Result:
     if ("value" in members) == ("error" in members):
         msg = "it has either a value or an error"
         raise ValueError(msg)

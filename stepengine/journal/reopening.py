@@ -75,7 +75,7 @@ def _answers(history: History, address: Address) -> Sequence[Answer]:
     if known is None:
         ids = {question.id for question in questions_of(history.form(history.intents[address]))}
         return [restored(each.input["answer"]) for each in history.inputs if _answers_one_of(each, ids)]
-    outcome: Any = history.outcome(known)
+    outcome: object = history.outcome(known)
     return outcome.value if type(outcome) is Value else ()
 
 

@@ -397,7 +397,7 @@ class Past:
         """Return whether what has this fingerprint was accepted here when the run went on after an edit."""
         return (address, fp) in self.history.kept
 
-    def same_child(self, known: Value, child: ChildResult[Any]) -> bool:
+    def same_child(self, known: Value, child: ChildResult) -> bool:
         """Return whether a child that was run again ended as it is recorded."""
         return not self._child_fields(known.value, child)
 
@@ -432,11 +432,11 @@ class Past:
             and self.history.form(intent).get("tool_call_id") == tool_call_id
         ]
 
-    def end_print(self, child: ChildResult[Any]) -> str:
+    def end_print(self, child: ChildResult) -> str:
         """Return the fingerprint of how a child ended."""
         return self.prints.value(comparable(child))
 
-    def _child_fields(self, known: Any, child: ChildResult[Any]) -> Sequence[Field]:
+    def _child_fields(self, known: Any, child: ChildResult) -> Sequence[Field]:
         clean = self.prints.redactor.value
         return list(fields_between(clean(comparable(known)), clean(comparable(child))))
 
@@ -473,7 +473,7 @@ class Past:
 
     def other_child(self, known: Value, outcome: Single, item: Item, machine: object) -> ReplayDivergence:
         """Return the error for a child that ended in another way than it is recorded."""
-        ours: Any = outcome.value if type(outcome) is Value else None
+        ours: object = outcome.value if type(outcome) is Value else None
         fields = self._child_fields(known.value, ours) if isinstance(ours, ChildResult) else ()
         said = f"the child {known.value.agent_id} ended in another way"
         hint = "the child's handler computes its output differently"
@@ -746,7 +746,7 @@ class Replayer:
 
     def _stop_in(self, ended: Result) -> Stop | None:
         """Return what stopped a recorded child from outside, such as its time limit, if anything did."""
-        child: Any = getattr(self._past.history.outcome(ended), "value", None)
+        child: object = getattr(self._past.history.outcome(ended), "value", None)
         return stop_of(child.status, child.error) if isinstance(child, ChildResult) else None
 
     def was_begun(self, address: Address) -> bool:
@@ -832,7 +832,7 @@ class Replayer:
         """Return the recorded end of a child that ended in another way now, where that serves nevertheless."""
         run, past, address = self._run, self._past, (item.path, item.effect.seq)
         error = past.other_child(recorded, outcome, item, run.machines.get(item.path))
-        child: Any = outcome.value if type(outcome) is Value else None
+        child: object = outcome.value if type(outcome) is Value else None
         if not isinstance(child, ChildResult):
             raise run.fail(error)
         fp = past.end_print(child)
@@ -842,7 +842,7 @@ class Replayer:
             else:
                 self._accept(error)
         decode = run.decoders.get(child_path(*address), _as_it_is)
-        was: ChildResult[Any] = recorded.value
+        was: ChildResult = recorded.value
         try:
             output = None if was.output is None else decode(was.output)
         except Exception as cause:  # the type is the author's, and may be another one by now

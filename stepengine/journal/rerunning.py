@@ -148,7 +148,7 @@ class Rerun:
         journal: What was recorded of it; its head names the run and the place that it came from.
     """
 
-    result: RunResult[Any]
+    result: RunResult
     broke_at: str
     difference: ReplayDivergence | None
     by_request: bool
@@ -192,7 +192,7 @@ class _Rules:
 
 async def rerun(
     journal: JournalLike,
-    launch: Callable[[JournaledRun], Awaitable[RunResult[Any]]],
+    launch: Callable[[JournaledRun], Awaitable[RunResult]],
     *,
     at: int | str | None = None,
     tools: RerunTools = "recorded",

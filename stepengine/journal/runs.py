@@ -28,7 +28,7 @@ from stepengine.journal.undoing import Roots
 
 __all__ = ("Accepting", "Deciding", "Launch", "OnDivergence", "begin", "extend", "fork", "record", "replay", "resume")
 
-Launch: TypeAlias = Callable[[JournaledRun], Awaitable[RunResult[Any]]]
+Launch: TypeAlias = Callable[[JournaledRun], Awaitable[RunResult]]
 OnDivergence: TypeAlias = Literal["raise", "stop", "keep"]
 """What becomes of a run whose agent was edited since; see ``ResumeOptions``."""
 
@@ -72,7 +72,7 @@ async def resume(
     in_doubt: InDoubt = "fail",
     on_divergence: OnDivergence = "raise",
     ask_again: bool = False,
-) -> RunResult[Any]:
+) -> RunResult:
     """
     Go on with a run that was suspended, interrupted or cut off by a crash; what is recorded is not done again.
 
@@ -111,7 +111,7 @@ async def replay(
     complete: bool = True,
     on_divergence: OnDivergence | Accepting = "raise",
     ask_again: bool = False,
-) -> RunResult[Any]:
+) -> RunResult:
     """
     Repeat a run from its record: no model, no tool, no network, no key is needed, and nothing is performed.
 
@@ -150,7 +150,7 @@ async def extend(
     answers: Mapping[str, AnswerLike] | None = None,
     allow_repeat: bool = False,
     ask_again: bool = False,
-) -> RunResult[Any]:
+) -> RunResult:
     """
     Repeat a run as far as its record holds, then go on live; the journal is replaced unless the run fails.
 
@@ -186,7 +186,7 @@ async def fork(
     allow_repeat: bool = False,
     into: JournalLike | None = None,
     restore_files: Roots | None = None,
-) -> RunResult[Any]:
+) -> RunResult:
     """
     Go on from the middle of a run in a journal of its own; see ``branch`` for the arguments.
 
@@ -219,7 +219,7 @@ def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
         raise JournalError(msg)
 
 
-async def _run(run: JournaledRun, launch: Launch, on_divergence: OnDivergence) -> RunResult[Any]:
+async def _run(run: JournaledRun, launch: Launch, on_divergence: OnDivergence) -> RunResult:
     try:
         result = await launch(run)
     finally:

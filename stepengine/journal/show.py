@@ -139,7 +139,7 @@ def run_tree(journal: Journal) -> Tree:
     return tree
 
 
-def result_tree(result: RunResult[Any]) -> Tree:
+def result_tree(result: RunResult) -> Tree:
     """Return what a result without a journal tells: messages and children stand in for the effects, which nobody noted."""
     state = result.state
     tree = _heading(state.agent_id, result.status.value, result.spending)
@@ -161,7 +161,7 @@ def _heading(agent: str, status: str, spending: Spending) -> Tree:
     return tree
 
 
-def ended_of(history: History) -> ChildResult[Any] | None:
+def ended_of(history: History) -> ChildResult | None:
     """Return how the root run ended; ``None`` when it has not."""
     known = history.results.get(ROOT)
     value = getattr(history.outcome(known), "value", None) if known is not None else None
@@ -315,11 +315,11 @@ def _mark(role: str, parts: list[Tree]) -> str:
     return f"{role} {canonical([{k: v for k, v in part.items() if k != 'call'} for part in parts])}"
 
 
-def _settings(stored: Any) -> Any:
+def _settings(stored: object) -> Any:
     return None if stored is None else {k: v for k, v in plain(stored).items() if k != "type"}
 
 
-def _ending(ended: ChildResult[Any]) -> Tree:
+def _ending(ended: ChildResult) -> Tree:
     """Return output or text of a run that ended, its error and its open questions."""
     output = plain(ended.output)
     said = {"text": ended.text} if ended.text and output is None else _filled(output=output)
@@ -392,7 +392,7 @@ def _hash(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()[:HASH_DIGITS]}"
 
 
-def _filled(**members: Any) -> Tree:
+def _filled(**members: object) -> Tree:
     """Return the members that say something."""
     return {name: value for name, value in members.items() if value not in EMPTY}
 
@@ -420,7 +420,7 @@ def clean_tree(tree: object, *, portable: bool = False, whole: bool = False) -> 
     return clean if whole else _mapped(clean, _cut)
 
 
-def _mapped(value: object, change: Callable[[str], str]) -> Any:
+def _mapped(value: object, change: Callable[[str], str]) -> object:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):
@@ -435,7 +435,7 @@ def _cut(text: str) -> str:
     return f"{text[:MAX_TEXT]}\n... (cut: {len(text):,} characters, sha256:{mark})"
 
 
-def render(tree: Mapping[str, Any]) -> str:
+def render(tree: Mapping[str, object]) -> str:
     """
     Return a tree of ``run_tree`` or ``result_tree`` as text that ends with a line end.
 
@@ -451,7 +451,7 @@ def render_effects(tree: Mapping[str, object], addresses: Collection[str]) -> st
     return "".join([f"{line}\n" for line in lines])
 
 
-def _found(tree: Mapping[str, Any], addresses: Collection[str]) -> Iterator[Mapping[str, Any]]:
+def _found(tree: Mapping[str, object], addresses: Collection[str]) -> Iterator[Mapping[str, object]]:
     for effect in _list(tree, "steps"):
         if effect["address"] in addresses:
             yield {name: member for name, member in effect.items() if name not in ("system", "said")}
@@ -560,7 +560,7 @@ def _outcome(outcome: object) -> Iterator[str]:
         yield f"stop {outcome['stop']}"
 
 
-def _said(message: Any) -> Iterator[str]:
+def _said(message: object) -> Iterator[str]:
     if not isinstance(message, Mapping):
         yield from _value(message)
         return
@@ -615,7 +615,7 @@ def _asked(before: str, question: Any) -> Iterator[str]:
 # --- values -----------------------------------------------------------------------------------------------------------
 
 
-def _named(name: str, value: Any, *, quoted: bool = False) -> Iterator[str]:
+def _named(name: str, value: object, *, quoted: bool = False) -> Iterator[str]:
     """Give *name* and its value below it; nothing for a value that is not there."""
     if value in (None, "") and not quoted:
         return

@@ -322,7 +322,7 @@ class _MemoryWriter(Writer):
         Raises:
             JournalWriteFailed: for one that no line would hold, as where there are lines.
         """
-        kind: Any = type(record)
+        kind: object = type(record)
         given = record.given if kind is Result or kind is Intent else record.input if kind is Input else None  # type: ignore[union-attr]
         if given is not None and type(given) is not CallModel and may_be_long(given):
             journal = self._journal

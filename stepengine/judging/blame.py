@@ -222,7 +222,7 @@ async def blame(
     journal: Journal,
     check: Check,
     *,
-    agent: AgentDefinition[Any] | None = None,
+    agent: AgentDefinition | None = None,
     k: int = 8,
     steps: tuple[int, int] | None = None,
     purse: Purse | None = None,

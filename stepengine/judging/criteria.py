@@ -70,7 +70,7 @@ PASSES = 0.5
 BLOCK = 1 << 20
 
 
-def as_tuple(values: Iterable[object]) -> tuple[Any, ...]:
+def as_tuple(values: Iterable[object]) -> tuple[object, ...]:
     """Return what was given as a list, or anything else that can be gone through."""
     return tuple(values)
 
@@ -268,7 +268,7 @@ class JudgedRun:
     """
 
     case: Case
-    result: RunResult[Any]
+    result: RunResult
     journal: Journal
     files: WorkingFiles
     ask: Callable[[Any, str], Awaitable[Any]] | None = attrs.field(default=None, repr=False, eq=False)
@@ -374,7 +374,7 @@ async def verdict_of(check: CheckFunction, run: JudgedRun) -> Verdict:
         DataError: when it says something that is no verdict.
         Exception: whatever the check raises.
     """
-    said: Any = check(run)
+    said: object = check(run)
     if inspect.isawaitable(said):
         said = await said
     if isinstance(said, bool):
@@ -394,7 +394,7 @@ def _holds(holds: bool, reason: str) -> Verdict:  # noqa: FBT001 - what it is ab
     return Verdict(float(holds), holds, "" if holds else reason)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     text = value if isinstance(value, str) else repr(value)
     return visible(text if len(text) <= MAX_SAID else f"{text[:MAX_SAID]}...", strict=True)
 
@@ -470,7 +470,7 @@ def fits(schema: Any) -> Criterion:
 # --- what was done ----------------------------------------------------------------------------------------------------
 
 
-def called(tool: str, input: Mapping[str, Any] | None = None) -> Criterion:
+def called(tool: str, input: Mapping[str, object] | None = None) -> Criterion:
     """
     Return a check that the run or a child called *tool*.
 

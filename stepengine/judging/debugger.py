@@ -167,7 +167,7 @@ class Woken(BaseException):
         message: What that one told.
     """
 
-    def __init__(self, message: Mapping[str, Any]) -> None:
+    def __init__(self, message: Mapping[str, object]) -> None:
         super().__init__()
         self.message = message
 
@@ -256,7 +256,7 @@ class ForkedWalk:
             woken = signal.sigtimedwait({signal.SIGUSR1}, NAP)
             known = self._read()
             if woken is not None and (known.get("to") == os.getpid() or "end" in known):
-                message: Mapping[str, Any] = known if "end" in known else known["message"]
+                message: Mapping[str, object] = known if "end" in known else known["message"]
                 return message
             if os.getppid() != parent:
                 os._exit(1)
@@ -302,10 +302,10 @@ class ForkedWalk:
 
     def _read(self) -> dict[str, Any]:
         size = int.from_bytes(self._shared[:4], "big")
-        known: dict[str, Any] = json.loads(self._shared[4 : 4 + size])
+        known: dict[str, object] = json.loads(self._shared[4 : 4 + size])
         return known
 
-    def _write(self, known: Mapping[str, Any]) -> None:
+    def _write(self, known: Mapping[str, object]) -> None:
         text = json.dumps(known).encode()
         if len(text) > MESSAGE - 4:
             msg = f"the debugger cannot hand on {len(text)} bytes"
@@ -961,7 +961,7 @@ class Debugger:
         Messages and members that came (``+``), went (``-``) or changed (``~``), variables by name and safe text.
         """
         stood, one, two = self.position, self.place(a), self.place(b)
-        known: dict[int, dict[str, Any]] = {}
+        known: dict[int, dict[str, object]] = {}
         for position in sorted({one, two}):
             self._walk.to(position)
             known[position] = self.summary()
@@ -979,7 +979,7 @@ class Debugger:
         allow_repeat: bool = False,
         served: bool = False,
         limits: object = None,
-    ) -> RunResult[Any]:
+    ) -> RunResult:
         """
         Go on from the effect that waits here, in a new journal, which the result names.
 
@@ -1027,7 +1027,7 @@ class Debugger:
         copy.replace([changed if record is known else record for record in history.records])
         return copy
 
-    async def _answered(self, address: Address, answer: Any, into: JournalLike | None, options: Any) -> RunResult[Any]:
+    async def _answered(self, address: Address, answer: Any, into: JournalLike | None, options: Any) -> RunResult:
         """Go on from a question that is open, on a copy."""
         questions = [q.id for where, q in self.stepper.history.open_questions().values() if where == address]
         if not questions or answer is None:

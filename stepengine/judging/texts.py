@@ -76,7 +76,7 @@ class SafeTexts:
         """Return the value of something with a name, which may tell that it is secret."""
         return "<redacted>" if self._tells(name, value) else self.value(value, limit=limit)
 
-    def lines(self, value: Any, *, most: int = LINES, width: int = WIDTH) -> list[str]:
+    def lines(self, value: object, *, most: int = LINES, width: int = WIDTH) -> list[str]:
         """Return *value* in at most *most* lines, one member a line."""
         found: list[str] = []
         for line in self._spread(value, "", DEPTH, width):
@@ -95,17 +95,17 @@ class SafeTexts:
         named = name != "key" and is_secret_variable(name)
         return named or self._redactor.member(name, text) == f"<redacted:{name}>"
 
-    def _member(self, name: str, value: Any, depth: int, room: int) -> str:
+    def _member(self, name: str, value: object, depth: int, room: int) -> str:
         key = name.rstrip("=: ").strip("'")
         return f"{name}<redacted>" if self._tells(key, value) else name + self._line(value, depth, room)
 
-    def _line(self, value: Any, depth: int, room: int) -> str:
+    def _line(self, value: object, depth: int, room: int) -> str:
         try:
             return self._shown(value, depth, room)
         except Exception:  # noqa: BLE001 - however odd a value is, what stands beside it is shown
             return UNSHOWN
 
-    def _shown(self, value: Any, depth: int, room: int) -> str:
+    def _shown(self, value: object, depth: int, room: int) -> str:
         leaf = self._leaf(value)
         if leaf is not None:
             return leaf
@@ -165,7 +165,7 @@ class SafeTexts:
         quoted = cleaned[:WIDTH].replace("\\", "\\\\").replace("'", "\\'")
         return f"'{visible(quoted, strict=True)}'{more}"
 
-    def _foreign(self, value: Any) -> str:
+    def _foreign(self, value: object) -> str:
         """Return what is known of a value of somebody's own class, or what it says of itself."""
         name = self.clean(type.__getattribute__(type(value), "__name__"), WIDTH)
         if not self._runs_reprs or _inherits_repr(value):
@@ -184,7 +184,7 @@ def _is(value: Any, known: Any) -> bool:
 
 def _inherits_repr(value: object) -> bool:
     """Return whether a value says nothing of itself."""
-    said: Any = type(value).__repr__
+    said: object = type(value).__repr__
     return said is object.__repr__
 
 

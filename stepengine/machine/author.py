@@ -101,7 +101,7 @@ def _meant(value: dict[Any, Any]) -> str:
     name = next((value[key] for key in TOOL_KEYS if type(value.get(key)) is str), None)
     if name is None:
         return "ToolCall(name, {...}) for a call of a tool"
-    given: dict[Any, Any] = next((value[key] for key in INPUT_KEYS if type(value.get(key)) is dict), {})
+    given: dict[Any, object] = next((value[key] for key in INPUT_KEYS if type(value.get(key)) is dict), {})
     return f"ToolCall({name!r}, {_short(given).removeprefix('the dict ')})"
 
 

@@ -101,7 +101,7 @@ def _skip_blank(text: str, position: int) -> int:
     return match.end() if match else position
 
 
-def of_codebuff(value: Mapping[str, object]) -> tuple[Any, dict[str, Any]]:
+def of_codebuff(value: Mapping[str, object]) -> tuple[object, dict[str, Any]]:
     """Return what codebuff's form names as the tool, and the input that stands beside it."""
     return value.get("cb_tool_name"), {k: v for k, v in value.items() if k not in ("cb_tool_name", "cb_easp")}
 

@@ -133,7 +133,7 @@ def _carried_out(member: Member) -> Flow[Any]:
     return result
 
 
-def conclude(member: Member, outcomes: Sequence[Single]) -> Any:
+def conclude(member: Member, outcomes: Sequence[Single]) -> object:
     """Give a member that stands alone the outcomes of its effects; return its result, or raise as ``carry_out`` does."""
     stop = member.take(outcomes)
     if stop is not None:
@@ -204,7 +204,7 @@ class Child(Member):
 
     __slots__ = ("_asked", "_of")
 
-    def __init__(self, run: RunState, asked: y.AgentCall[Any], *, of: int = 0) -> None:
+    def __init__(self, run: RunState, asked: y.AgentCall, *, of: int = 0) -> None:
         """Ask for *asked*, one of *of* children at once; 0 for one that stands alone."""
         super().__init__(run)
         self._asked = asked
@@ -413,7 +413,7 @@ def _take_replies(member: Completed | Candidates, outcomes: Sequence[Single]) ->
     return None
 
 
-Alone: TypeAlias = "y.AgentCall[Any] | y.Ask | y.Complete | y.Perform[Any]"
+Alone: TypeAlias = "y.AgentCall | y.Ask | y.Complete | y.Perform[Any]"
 """What a handler or hook asks for and is a member by itself; calls of tools are planned first."""
 
 
@@ -474,7 +474,7 @@ class Call(Member):
         self.edits = 0
         self.is_closed = self.is_fault = False
         self._validated: Validated | None = None
-        self._children: Sequence[ef.Spawn | ChildResult[Any]] = ()
+        self._children: Sequence[ef.Spawn | ChildResult] = ()
         self._started = self._duration = 0
 
     @property
@@ -651,7 +651,7 @@ class Call(Member):
         if self.source == "handler":
             self._tell_of_refused(ran)
         given = iter(ran)
-        children: list[ChildResult[Any]] = [
+        children: list[ChildResult] = [
             next(given) if isinstance(child, ef.Spawn) else child for child in self._children
         ]
         if runs.is_inline:
@@ -659,7 +659,7 @@ class Call(Member):
         self.settle(runs.shown(children), max([outcome.at for outcome in outcomes], default=0))
         return None
 
-    def _tell_of_refused(self, ran: Sequence[ChildResult[Any]]) -> None:
+    def _tell_of_refused(self, ran: Sequence[ChildResult]) -> None:
         """Warn of entries that a limit refused: the call as a whole goes well, and its author may look at no entry."""
         refused = [
             c.error for c in ran if isinstance(c.error, LimitExceeded) and c.error.kind == "children" and not c.run_id

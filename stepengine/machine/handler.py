@@ -113,7 +113,7 @@ def _why_not(asked: object, answer: y.StepResult) -> str:
     return "; ".join(failed_entries) or (result.text if result.is_error else "")
 
 
-def _answer(run: RunState, author: Author, asked: Any) -> Answer:
+def _answer(run: RunState, author: Author, asked: object) -> Answer:
     kind = type(asked)
     row = YIELDS.get(kind)
     if row is None:
@@ -124,7 +124,7 @@ def _answer(run: RunState, author: Author, asked: Any) -> Answer:
     return _ACTS[kind](run, asked)
 
 
-def _result(run: RunState, results: tuple[ToolResult, ...] = (), value: Any = None) -> y.StepResult:
+def _result(run: RunState, results: tuple[ToolResult, ...] = (), value: object = None) -> y.StepResult:
     return y.quick_step_result(run.frozen(), results, run.steps_complete, value=value)
 
 

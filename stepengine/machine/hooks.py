@@ -58,7 +58,7 @@ def _wrong(run: RunState, point: str, hook: Hook, how: str, kind: str = "TypeErr
     return HandlerError(f"{_what(run, point, hook)} ({location}) {how}", kind=kind, location=location)
 
 
-def _call(run: RunState, point: str, hook: Hook, args: Sequence[Any], allowed: tuple[type, ...]) -> Flow[Any]:
+def _call(run: RunState, point: str, hook: Hook, args: Sequence[object], allowed: tuple[type, ...]) -> Flow[Any]:
     """Call one hook and return what it returned; raise ``HandlerError`` for what it must not do."""
     try:
         value = hook(*args)

@@ -41,7 +41,7 @@ def text_of(run: RunState) -> str:
     return run.output if run.has_output and isinstance(run.output, str) else run.history.last_said()
 
 
-def output_of(run: RunState, returned: object) -> Any:
+def output_of(run: RunState, returned: object) -> object:
     """
     Return the output of a run whose handler returned *returned*; a value other than ``None`` is the output.
 
@@ -185,7 +185,7 @@ def _take_text(run: RunState) -> None:
         run.refuse_output(error.issues or (error.message,))
 
 
-def json_in(text: str) -> Any:
+def json_in(text: str) -> object:
     """Return the JSON value that *text* is, or that its only fenced block holds; ``NO_JSON`` when there is none."""
     lines = text.split("\n")
     fences = [n for n, line in enumerate(lines) if line.lstrip().startswith(FENCE)]

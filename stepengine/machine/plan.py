@@ -94,7 +94,7 @@ class RunPlan:
         unkept: Says why what its handler returns cannot be written down although it is JSON; ``""`` where it can be.
     """
 
-    definition: AgentDefinition[Any]
+    definition: AgentDefinition
     run_id: str
     path: str = ""
     created: datetime
@@ -153,12 +153,12 @@ class Finished(Ended[Any]):
     began: bool = True
     opening: tuple[Message, ...] = attrs.field(default=(), repr=False)
 
-    def as_result(self, **more: object) -> RunResult[Any]:
+    def as_result(self, **more: object) -> RunResult:
         """Return what the caller gets of this run; *more* is what its machine does not know."""
         known = zip(ENDED, ENDED_OF(self), strict=True)
         return RunResult(**{**dict(known), "pending_questions": self.pending, **more})
 
-    def as_child(self, *, is_inline: bool = False) -> ChildResult[Any]:
+    def as_child(self, *, is_inline: bool = False) -> ChildResult:
         """Return what a parent gets of this run."""
         why = self.limit if self.status is RunStatus.MAX_STEPS else self.error
         error = why if isinstance(why, StepEngineError) else None

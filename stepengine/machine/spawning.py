@@ -8,7 +8,6 @@ nothing, the others run.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from stepengine.data.definition import normalised_id, parts_of_id
 from stepengine.data.effects import Spawn
@@ -71,7 +70,7 @@ def resolved(run: RunState, wanted: str) -> str | None:
 
 def children_of(
     run: RunState, call: ToolCallPart, runs: Spawning, value: JsonDict, parent: Callable[[], AgentState]
-) -> list[Spawn | ChildResult[Any]]:
+) -> list[Spawn | ChildResult]:
     """
     Return one effect for each child that *call* asks for, and a failed result in the place of each that may not be.
 
@@ -83,7 +82,7 @@ def children_of(
 
 def _child(
     run: RunState, call: ToolCallPart, entry: Entry, parent: Callable[[], AgentState], *, is_inline: bool, of: int
-) -> Spawn | ChildResult[Any]:
+) -> Spawn | ChildResult:
     agents, agent_id = run.plan.agents, entry.agent_id
     if entry.refused is not None:
         return ChildResult(agent_id=agent_id, status="failed", error=entry.refused)

@@ -445,7 +445,7 @@ class RunState:
         self.spent.count(reply.model or effect.request.model, reply.usage, reply.cost, 1)
         self._frozen = None
 
-    def count_child(self, child: ChildResult[Any]) -> None:
+    def count_child(self, child: ChildResult) -> None:
         """Add a child and what it spent to the run."""
         self.spent.count_child(child if child.left is None else attrs.evolve(child, left=None))
         self._frozen = None
@@ -617,7 +617,7 @@ class RunState:
             self.specs = tuple(self.offered.values())
             self.definitions = JsonDict(self.offered)
 
-    def take_history(self, child: ChildResult[Any], call_id: str) -> None:
+    def take_history(self, child: ChildResult, call_id: str) -> None:
         """Put history and context that an inline child leaves in the place of the run's own."""
         if child.left is not None and not child.is_error:
             record, view = self.history.left_by_inline(child.left, call_id)
@@ -652,7 +652,7 @@ class RunState:
 
     # --- output -----------------------------------------------------------------------------------------------------
 
-    def check_output(self, value: Any) -> Any:
+    def check_output(self, value: Any) -> object:
         """
         Return *value* as the JSON that is stored.
 
@@ -756,7 +756,7 @@ class SideEvents:
         """Log for users who asked for detail."""
         self._log("info", message, data)
 
-    def warning(self, message: str, /, **data: Any) -> None:
+    def warning(self, message: str, /, **data: object) -> None:
         """Log what somebody should look at."""
         self._log("warning", message, data)
 
@@ -777,7 +777,7 @@ class SideEvents:
         self.waiting.append(line)
 
 
-def _json_or_what(data: object) -> Any:
+def _json_or_what(data: object) -> object:
     try:
         return freeze(data)
     except DataError:
@@ -803,7 +803,7 @@ class Spent:
         self._usage: Usage | None = None
         self.cost: Decimal | None = ZERO
         self.credits_used: float = 0
-        self.children: list[ChildResult[Any]] = []
+        self.children: list[ChildResult] = []
         self._children = NOTHING
 
     def count(self, model: str, usage: Usage | None, cost: Decimal | None, requests: int) -> None:
@@ -821,7 +821,7 @@ class Spent:
         self._own_credits += credits_used
         self.credits_used = self._own_credits + self._children.credits_used
 
-    def count_child(self, child: ChildResult[Any]) -> None:
+    def count_child(self, child: ChildResult) -> None:
         """Add a child and what it spent."""
         self.children.append(child)
         others = self._children = self._children + child.spending

@@ -37,7 +37,7 @@ class Asking:
 
     def answered(self, requests: Mapping[str, Any]) -> Generator[Any, Any, dict[str, Any]]:
         """Return the answer to every request, by key, as JSON."""
-        answers: dict[str, Any] = {}
+        answers: dict[str, object] = {}
         for key, request in sorted(requests.items()):
             params = request.get("params", request)
             if "messages" in params:
@@ -72,7 +72,7 @@ class Asking:
             said = yield from Ask(self._text(message, many), [YES, NO])
             if said != YES or not fields:
                 return {"action": "accept", "content": {}} if said == YES else DECLINED
-        content: dict[str, Any] = {}
+        content: dict[str, object] = {}
         for name, field in fields.items():
             value = yield from self._field(message, name, field)
             if value is not None:
@@ -140,7 +140,7 @@ def _is_form(fields: object) -> bool:
     return isinstance(fields, Mapping) and all(isinstance(field, Mapping) for field in fields.values())
 
 
-def _question(text: str, field: Mapping[str, Any]) -> Ask:
+def _question(text: str, field: Mapping[str, object]) -> Ask:
     options = [YES, NO] if field.get("type") == "boolean" else _choices(field)
     named = [visible(str(one), strict=True) for one in options]
     return Ask(text, named if 1 < len(named) <= OPTIONS else (), multi_select=field.get("type") == "array")
@@ -148,8 +148,8 @@ def _question(text: str, field: Mapping[str, Any]) -> Ask:
 
 def _choices(field: Mapping[str, object]) -> list[Any]:
     """Return what there is to choose from, in the server's own words."""
-    choices: Any = field.get("items") if field.get("type") == "array" else field
-    given: Any = None
+    choices: object = field.get("items") if field.get("type") == "array" else field
+    given: object = None
     if isinstance(choices, Mapping):
         given = choices.get("enum") or choices.get("oneOf") or choices.get("anyOf")
     return [one.get("const") if isinstance(one, Mapping) else one for one in _listed(given)]
@@ -168,7 +168,7 @@ def _chosen(text: str, choices: Sequence[object]) -> list[str]:
     return found
 
 
-def _value(said: str, field: Mapping[str, object]) -> tuple[Any, str]:
+def _value(said: str, field: Mapping[str, object]) -> tuple[object, str]:
     """Return what a person said as the field wants it, or what is wrong with it."""
     kind = field.get("type")
     text = said.strip()
@@ -188,7 +188,7 @@ def _listed(value: object) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else []
 
 
-def _message(said: Mapping[str, Any]) -> UserMessage | AssistantMessage:
+def _message(said: Mapping[str, object]) -> UserMessage | AssistantMessage:
     content = said.get("content")
     blocks = content if isinstance(content, list | tuple) else [content]
     texts = [

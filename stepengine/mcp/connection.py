@@ -132,7 +132,7 @@ class OpenCall:
         request, self.waiting = self._asked.pop(0)
         return Wanted({"asked": request.model_dump(mode="json", by_alias=True, exclude_none=True)})
 
-    def answer(self, value: Any) -> None:
+    def answer(self, value: object) -> None:
         """Answer what the server asked last."""
         if self.waiting is not None and not self.waiting.done():
             self.waiting.set_result(value)
@@ -152,7 +152,7 @@ class OpenCall:
 class _Live:
     """A client that was entered, and the task that owns it."""
 
-    def __init__(self, options: Options, answer: Callable[[Any], Awaitable[Any]]) -> None:
+    def __init__(self, options: Options, answer: Callable[[Any], Awaitable[object]]) -> None:
         self._options = options
         self._answer = answer
         self._over = asyncio.Event()
@@ -364,7 +364,7 @@ class Connection:
         can = session.server_capabilities
 
         async def pages(ask: Callable[..., Awaitable[Any]], what: str) -> list[dict[str, Any]]:
-            found: list[dict[str, Any]] = []
+            found: list[dict[str, object]] = []
             cursor: str | None = None
             for _ in range(PAGES):
                 page = await self.guarded(ask(params=PaginatedRequestParams(cursor=cursor)), self._options.timeout)
@@ -475,7 +475,7 @@ class Connection:
         if call is not None:
             await call.end()
 
-    async def _answered(self, params: Any) -> Any:
+    async def _answered(self, params: object) -> Any:
         """Have a person, or the run, answer what the server asks; which of several open calls it is about, it does not say."""
         import mcp_types as types
 

@@ -115,7 +115,7 @@ def listed_tools(
     return Found(tuple([made[name] for name in sorted(made)]), tuple(left_out))
 
 
-def _named(tool: Mapping[str, Any]) -> str:
+def _named(tool: Mapping[str, object]) -> str:
     return repr(visible(str(tool.get("name", ""))[:200], strict=True))
 
 
@@ -145,7 +145,7 @@ def shown_text(text: str) -> str:
     )
 
 
-def digest_of(tool: Mapping[str, Any]) -> str:
+def digest_of(tool: Mapping[str, object]) -> str:
     """Return the digest by which a definition is pinned; the order of members does not count."""
     members = ("name", "title", "description", "inputSchema", "outputSchema", "annotations")
     said = {member: tool[member] for member in members if tool.get(member) is not None}
@@ -173,7 +173,7 @@ def offered_prompts(raw: Sequence[Mapping[str, Any]], left_out: list[str]) -> li
     """Return what is shown of a server's prompts; why some are not goes to *left_out*."""
     if len(raw) > PROMPTS:
         left_out.append(f"{len(raw) - PROMPTS:,} prompts after the first {PROMPTS:,}")
-    made: list[dict[str, Any]] = []
+    made: list[dict[str, object]] = []
     for prompt in raw[:PROMPTS]:
         name = prompt["name"]
         if len(name) > PROMPT_CHARS or visible(name, strict=True) != name:
@@ -190,7 +190,7 @@ def offered_prompts(raw: Sequence[Mapping[str, Any]], left_out: list[str]) -> li
 # --- schemas ----------------------------------------------------------------------------------------------------------
 
 
-def fitting_schema(name: str, given: Mapping[str, Any]) -> JsonDict:
+def fitting_schema(name: str, given: Mapping[str, object]) -> JsonDict:
     """
     Return a foreign schema as providers take it and inputs can be checked against it.
 
@@ -231,7 +231,7 @@ def _depth(value: object) -> int:
 def _kept(schema: object, without: frozenset[str] = frozenset()) -> Any:
     if not isinstance(schema, Mapping):
         return schema
-    made: dict[str, Any] = {}
+    made: dict[str, object] = {}
     for word, value in schema.items():
         if word in without or word in UNFOLLOWED:
             continue

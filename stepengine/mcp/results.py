@@ -68,7 +68,7 @@ def result_of(raw: Mapping[str, Any]) -> ToolResult:
 
 
 def _with_structured(
-    parts: Sequence[ResultPart], structured: Any, content: Sequence[Mapping[str, Any]]
+    parts: Sequence[ResultPart], structured: object, content: Sequence[Mapping[str, object]]
 ) -> list[ResultPart]:
     """
     Return *parts* with the value of a result, each thing once: servers say the same in texts for clients that know nothing else.
@@ -132,7 +132,7 @@ def _data_of(block: Mapping[str, object]) -> str:
     return found if isinstance(found, str) else ""
 
 
-def _without_media(value: object, shown: Collection[str]) -> Any:
+def _without_media(value: object, shown: Collection[str]) -> object:
     """Return *value* with a word in the place of media that the result shows."""
     if isinstance(value, str):
         return SHOWN if value in shown else value

@@ -126,7 +126,7 @@ def mcp_tools(
     )
 
 
-def _target(server: Any, env: Mapping[str, str] | None, cwd: Any) -> Any:
+def _target(server: Any, env: Mapping[str, str] | None, cwd: Any) -> object:
     """Return a process as a ``Program``, everything else as it is."""
     parameters = getattr(server, "args", None)
     if isinstance(parameters, list) and isinstance(getattr(server, "command", None), str):
@@ -305,7 +305,7 @@ class McpTools:
         """The digests that definitions must have, by the server's name of the tool; fit for ``mcp_tools(pins=...)``."""
         return dict(self._pins)
 
-    async def _call(self, listed: Listed, ctx: ToolContext, input: Mapping[str, Any]) -> ToolResult:
+    async def _call(self, listed: Listed, ctx: ToolContext, input: Mapping[str, object]) -> ToolResult:
         """Call a tool; what the server wants to know first makes the result a pending one."""
         try:
             return await self._tried(listed, ctx, input)
@@ -445,7 +445,7 @@ class McpTools:
                     await asyncio.wait_for(asyncio.wrap_future(ending), END_SECONDS)
 
 
-def _broken_promise(connection: Connection, listed: Listed, outcome: Mapping[str, Any]) -> str:
+def _broken_promise(connection: Connection, listed: Listed, outcome: Mapping[str, object]) -> str:
     promise = connection.promises.get(listed.name)
     wrong = misfit(listed.tool, promise, outcome) if promise else ""
     return f"the result is not what {listed.tool!r} promises: {wrong}" if wrong else ""
@@ -463,7 +463,7 @@ class _Held:
         return []
 
 
-class _ServerTool(Tool[..., Any]):
+class _ServerTool(Tool):
     """A tool whose call may go on after its body; see ``Ordinary.follow``."""
 
     def __init__(self, *args: Any, follow: Any, **options: Any) -> None:

@@ -306,7 +306,7 @@ def _failed(call: Call, kind: str, retryable: bool, detail: str) -> ModelError: 
 
 
 def body_failure(
-    content: bytes | Mapping[str, Any],
+    content: bytes | Mapping[str, object],
     status: int | None,
     headers: Mapping[str, str],
     call: Call,

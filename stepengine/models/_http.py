@@ -153,7 +153,7 @@ class SecondTries:
                 self._failed.popitem(last=False)
 
 
-def _identity(request: ModelRequest) -> tuple[Any, ...]:
+def _identity(request: ModelRequest) -> tuple[object, ...]:
     """Return what the attempts of one call share, also when a wrapper gives each a copy with another model."""
     return id(request.messages), id(request.tail), request.model, len(request.messages)
 
@@ -574,7 +574,7 @@ class HttpProvider(Provider):
         """Return what to raise for *error*."""
         return sdk_failure(error, self._sdk(), call)
 
-    async def _post(self, client: Any, body: Body, *, stream: bool) -> Any:
+    async def _post(self, client: Any, body: Body, *, stream: bool) -> object:
         """
         Send *body* and return the HTTP library's response with its body still to come.
 

@@ -95,7 +95,7 @@ def objects_at(source: Mapping[str, object], name: str) -> list[Mapping[str, Any
     return values
 
 
-def text_at(source: Mapping[str, Any], name: str) -> str:
+def text_at(source: Mapping[str, object], name: str) -> str:
     """Return the text under *name*, an empty one for none and ``null``; raises ``TypeError`` for anything else."""
     value = source.get(name)
     if value is None:
@@ -121,7 +121,7 @@ def _other_kind(name: str, wanted: str, value: object) -> NoReturn:
     raise TypeError(msg)
 
 
-def call_part(name: str, raw: Any, provider_data: Mapping[str, Any]) -> ToolCallPart:
+def call_part(name: str, raw: object, provider_data: Mapping[str, object]) -> ToolCallPart:
     """
     Return the call of *name* with the arguments *raw* as the model wrote them, unnumbered.
 
@@ -150,7 +150,7 @@ def _as_text(value: object) -> str:
 
 
 def _object(text: str) -> JsonDict:
-    value: Any = text
+    value: object = text
     for _ in range(ROUNDS):
         if not isinstance(value, str):
             break
@@ -164,7 +164,7 @@ def _object(text: str) -> JsonDict:
     return JsonDict(frozen)
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     if isinstance(value, Mapping | list):
         return "an array" if isinstance(value, list) else "an object"
     if value is None:

@@ -118,7 +118,7 @@ class Accumulator(ABC):
     def _decoded(self, message: Mapping[str, object]) -> ModelReply:
         return self.decoder(message, self._call, self._model, self._request_id)
 
-    def _failed(self, event: Mapping[str, Any]) -> ModelError:
+    def _failed(self, event: Mapping[str, object]) -> ModelError:
         return body_failure(event, None, {}, self._call, self.usage)
 
     def _broken(self, what: str) -> NoReturn:

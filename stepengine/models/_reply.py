@@ -204,7 +204,7 @@ def word_at(value: object, *path: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-def seen(value: Any, *path: str) -> list[Mapping[str, Any]]:
+def seen(value: object, *path: str) -> list[Mapping[str, Any]]:
     """Return the objects in the list at *path* of *value*; none where there is no list."""
     for name in path:
         value = value.get(name) if isinstance(value, Mapping) else None

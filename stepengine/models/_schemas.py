@@ -32,7 +32,7 @@ def plain_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
 class _Plain:
     """Puts definitions in the places that refer to them."""
 
-    def __init__(self, definitions: Mapping[str, Any]) -> None:
+    def __init__(self, definitions: Mapping[str, object]) -> None:
         self._definitions = definitions
         self._made = 0
 
@@ -48,13 +48,13 @@ class _Plain:
             return self._referred(found.pop("$ref"), found, within)
         return {name: self._member(name, item, within) for name, item in found.items() if name not in DEFINITIONS}
 
-    def _referred(self, reference: Any, rest: Mapping[str, Any], within: tuple[str, ...]) -> Any:
+    def _referred(self, reference: Any, rest: Mapping[str, Any], within: tuple[str, ...]) -> object:
         if within.count(reference) > NESTED or len(within) >= MAX_DEPTH or self._made > MOST_PARTS:
             return {"type": "object"}
         target = self._definitions.get(reference, {"type": "object"})
         return self.of({**(target if isinstance(target, Mapping) else {}), **rest}, (*within, reference))
 
-    def _member(self, name: str, item: Any, within: tuple[str, ...]) -> Any:
+    def _member(self, name: str, item: object, within: tuple[str, ...]) -> Any:
         if name in {"enum", "default", "examples", "required", "const"}:
             return item
         if name in {"properties", "patternProperties"} and isinstance(item, Mapping):
@@ -168,7 +168,7 @@ class _Strict(ABC):
             raise _Unfit
         return [self.of(schema, level) for schema in schemas]
 
-    def members(self, schema: Mapping[str, Any], level: int) -> dict[str, Any]:
+    def members(self, schema: Mapping[str, object], level: int) -> dict[str, Any]:
         """Return the members of a closed object, and count them."""
         if schema.get("additionalProperties", False) is not False:
             raise _Unfit
@@ -204,7 +204,7 @@ class _Anthropic(_Strict):
 
     def _parts(self, rest: dict[str, Any], level: int) -> dict[str, Any]:
         """Take out of *rest* what is made of further schemas, and what is kept of bounds and formats."""
-        found: dict[str, Any] = {}
+        found: dict[str, object] = {}
         for word in ("anyOf", "oneOf", "allOf"):
             if word in rest:
                 found["anyOf" if word == "oneOf" else word] = self.all(rest.pop(word), level + 1)

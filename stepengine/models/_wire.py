@@ -122,7 +122,7 @@ def safe_name(name: str) -> str:
     return UNSAFE.sub("_", name)[:MAX_NAME] or "unknown"
 
 
-def arguments_of(part: ToolCallPart) -> Mapping[str, Any]:
+def arguments_of(part: ToolCallPart) -> Mapping[str, object]:
     """Return the arguments of a past call; those that could not be read are shown under one name, as an object."""
     return {"unreadable_arguments": part.raw_input or ""} if part.input_error is not None else part.input
 
@@ -159,14 +159,16 @@ def all_headers(*layers: Mapping[str, str]) -> dict[str, str]:
     return merged
 
 
-def members_of(request: ModelRequest, head: Mapping[str, Any], tools: bytes, *, extra: bool = True) -> dict[str, bytes]:
+def members_of(
+    request: ModelRequest, head: Mapping[str, object], tools: bytes, *, extra: bool = True
+) -> dict[str, bytes]:
     """
     Return the encoded members of a body, all but the conversation: *head* without ``None``, and *tools*.
 
     With *extra*, ``settings.extra`` is put on top, objects member by member: all its keys but ``"headers"`` and ``"body"``
     are members, and so are those of the object under ``"body"``. Tools in it go behind *tools*.
     """
-    given: Mapping[str, Any] = {name: value for name, value in head.items() if value is not None}
+    given: Mapping[str, object] = {name: value for name, value in head.items() if value is not None}
     own = request.settings.extra
     if extra and own:
         body = own.get("body")
@@ -321,7 +323,7 @@ def goes_on(before: AssistantPart | None, part: AssistantPart) -> bool:
     return type(before) is type(part) and _item_of(before) == _item_of(part)
 
 
-def _item_of(part: object) -> Any:
+def _item_of(part: object) -> object:
     return (getattr(part, "provider_data", None) or {}).get("id")
 
 
@@ -361,8 +363,8 @@ class ToolsCache:
     def __init__(
         self,
         encode: Callable[[ToolSpec], Any],
-        last: Mapping[str, Any] | None = None,
-        search: Mapping[str, Any] | None = None,
+        last: Mapping[str, object] | None = None,
+        search: Mapping[str, object] | None = None,
     ) -> None:
         self._encode = encode
         self._on_last = last or {}

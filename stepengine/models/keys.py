@@ -11,7 +11,6 @@ import os
 import re
 import socket
 from collections.abc import Mapping, Sequence
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import attrs
@@ -69,7 +68,7 @@ class Secret:
     def __hash__(self) -> int:
         return hash((Secret, self._value))
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return str, (HIDDEN,)
 
 

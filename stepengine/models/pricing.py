@@ -212,7 +212,7 @@ class _Book:
 
     def cost_of_reply(self, model: str, reply: ModelReply, at: datetime) -> Decimal | None:
         """Return what *reply* of *model* cost, with all that was reported of it, or ``None``."""
-        data: Mapping[str, Any] = reply.provider_data or {}
+        data: Mapping[str, object] = reply.provider_data or {}
         raw, provider = data.get("usage"), str(data.get("provider") or "")
         tokens = None if reply.usage is None else self.cost(model, reply.usage, at)
         if tokens is None or not isinstance(raw, Mapping):
@@ -267,7 +267,7 @@ class _Book:
 class _PriceList:
     """What one model costs during one time, tier by tier."""
 
-    def __init__(self, prices: Any) -> None:
+    def __init__(self, prices: object) -> None:
         self.prices = prices
         self._starts = sorted({tier.start for price in vars(prices).values() for tier in getattr(price, "tiers", ())})
         self._rates: dict[int, _Rates | None] = {}
@@ -338,7 +338,7 @@ def _context_of(data: Mapping[str, object], raw: Mapping[str, object]) -> dict[s
 
 def _searches_of(reply: ModelReply, provider: str, model: str) -> Decimal:
     """Return what the searches of *reply* cost that are no part of the price of its tokens."""
-    data: Mapping[str, Any] = reply.provider_data or {}
+    data: Mapping[str, object] = reply.provider_data or {}
     raw = data.get("usage")
     counted = raw.get("server_side_tool_usage_details") if isinstance(raw, Mapping) else None
     if provider == "xai" and isinstance(counted, Mapping):

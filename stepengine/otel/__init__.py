@@ -508,5 +508,5 @@ def _part(part: object) -> dict[str, Any]:
             return {"type": type(part).__name__}
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

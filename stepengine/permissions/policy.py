@@ -585,7 +585,7 @@ def _stored(rule: Rule) -> dict[str, Any]:
     }
 
 
-def _stored_matcher(rule: Rule) -> Any:
+def _stored_matcher(rule: Rule) -> object:
     match rule.matcher:
         case Every():
             return True
@@ -594,7 +594,7 @@ def _stored_matcher(rule: Rule) -> Any:
         case ToolNamed(name) | Category(name):
             return name
         case Command(form):
-            given: dict[str, Any] = {
+            given: dict[str, object] = {
                 "exact": form.exact or None,
                 "operands": form.operands if form.operands != "any" else None,
             }
@@ -607,7 +607,7 @@ def _stored_matcher(rule: Rule) -> Any:
             raise DefinitionError(msg)
 
 
-def _stored_call(call: Call) -> Any:
+def _stored_call(call: Call) -> object:
     narrowed = {name: getattr(call, name) for name in CALL_KEYS[1:]}
     given = {
         name: list(v) if isinstance(v, tuple) else v for name, v in narrowed.items() if v is not None and v is not False
@@ -633,7 +633,7 @@ def _loaded(data: Any, where: str) -> Rule:
         raise DefinitionError(msg) from None
 
 
-def _typed(value: Any, kind: type, where: str, what: str = "text") -> Any:
+def _typed(value: object, kind: type, where: str, what: str = "text") -> Any:
     if type(value) is not kind:
         msg = f"{where} is {value!r}, not {'a whole number' if kind is int else what}"
         raise DefinitionError(msg)

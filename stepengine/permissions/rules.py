@@ -128,7 +128,7 @@ def _command_of(given: object) -> Argv | Script:
         return Script(words if isinstance(words, str) else "\n".join(words), error.message)
 
 
-def named_texts(value: Any, names: frozenset[str], under: str | None = None) -> Iterator[tuple[str, str]]:
+def named_texts(value: object, names: frozenset[str], under: str | None = None) -> Iterator[tuple[str, str]]:
     """Give the texts that stand under one of *names*, in lists and objects of it too, each with the nearest of these names."""
     if isinstance(value, str):
         if under is not None:

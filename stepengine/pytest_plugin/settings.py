@@ -89,7 +89,7 @@ def marked(item: pytest.Item) -> dict[str, Any]:
     Raises:
         pytest.UsageError: when one of them is unknown, or has a value that it cannot have.
     """
-    given: dict[str, Any] = {}
+    given: dict[str, object] = {}
     for mark in item.iter_markers("stepengine"):
         unknown = sorted(set(mark.kwargs) - MARK_ARGUMENTS)
         if mark.args or unknown:

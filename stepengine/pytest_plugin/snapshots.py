@@ -27,7 +27,7 @@ def events_snapshot(request: pytest.FixtureRequest) -> Any:
     return _snapshot(request, "EventsSnapshot")
 
 
-def _snapshot(request: pytest.FixtureRequest, name: str) -> Any:
+def _snapshot(request: pytest.FixtureRequest, name: str) -> object:
     if not request.config.pluginmanager.hasplugin("syrupy"):
         msg = f"{request.fixturename} needs the plugin syrupy: pip install 'stepengine[test]'"
         raise pytest.UsageError(msg)

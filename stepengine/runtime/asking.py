@@ -123,7 +123,7 @@ def rule_of(question: Question, answer: Answer) -> JsonDict | None:
     rule = covering_rule(question, answer.covers)
     if rule is None or not answer.agrees or answer.remember is None:
         return None
-    call: Any = rule["match"].get("call")
+    call: object = rule["match"].get("call")
     # A rule about what one input holds is not made of an answer that has put another one in its place.
     is_of_input = isinstance(call, Mapping) and bool(call.keys() & OF_INPUT)
     return rule if answer.edited_input is None or not is_of_input else None
@@ -419,7 +419,7 @@ def shown_questions(item: Item) -> tuple[Question, ...]:
 def _preview(item: Item, question: Question) -> JsonDict | None:
     """Return what the tool says of the call; what is wrong with that is logged, and keeps nobody from being asked."""
     binding = item.plan.tools.get(question.tool_name or "")
-    tool: Any = binding.runs.tool if binding is not None and type(binding.runs) is Ordinary else None
+    tool: object = binding.runs.tool if binding is not None and type(binding.runs) is Ordinary else None
     render = getattr(tool, "preview", None)
     if render is None:
         return None

@@ -336,7 +336,7 @@ class Hub:
     """
 
     def __init__(
-        self, watchers: Iterable[Watcher] = (), logger: Any = LOGGER, *, shows: Callable[[Event], bool] | None = None
+        self, watchers: Iterable[Watcher] = (), logger: object = LOGGER, *, shows: Callable[[Event], bool] | None = None
     ) -> None:
         self._watchers = tuple(watchers)
         self._subscriptions: list[Subscription] = []

@@ -60,7 +60,7 @@ class Lines(ABC):
         """Log for users who asked for detail."""
         self.line("info", message, data)
 
-    def warning(self, message: str, /, **data: Any) -> None:
+    def warning(self, message: str, /, **data: object) -> None:
         """Log what somebody should look at."""
         self.line("warning", message, data)
 
@@ -140,7 +140,7 @@ class LogObserver:
     - ``on_complete(result)`` when a root run has ended, with its ``RunResult``.
     """
 
-    def __init__(self, logger: Any) -> None:
+    def __init__(self, logger: object) -> None:
         self._logger = logger
         self._steps: dict[tuple[str, str], int] = {}
 
@@ -170,17 +170,17 @@ class LogObserver:
             case _:
                 pass
 
-    def _line(self, event: Event, level: str, message: str, **data: Any) -> None:
+    def _line(self, event: Event, level: str, message: str, **data: object) -> None:
         if isinstance(self._logger, logging.Logger | logging.LoggerAdapter):
             write(self._logger, level, message, {"run_id": event.run_id, "path": event.path}, data)
 
-    def _call(self, name: str, *arguments: Any) -> None:
+    def _call(self, name: str, *arguments: object) -> None:
         method = getattr(self._logger, name, None)
         if method is not None:
             method(*arguments)
 
 
-def _ending(result: RunResult[Any]) -> dict[str, Any]:
+def _ending(result: RunResult) -> dict[str, Any]:
     """Return how a run ended, in numbers and names."""
     return {
         "agent_id": result.state.agent_id,
@@ -223,7 +223,7 @@ class EventFile:
     def _of(self, event: Event) -> dict[str, Any]:
         if isinstance(event, RunFinished):
             # The hub shows the result as its caller gets it, which may hold a key.
-            told: dict[str, Any] = KNOWN.value((event if self._full else _brief(event)).to_json())
+            told: dict[str, object] = KNOWN.value((event if self._full else _brief(event)).to_json())
             return told
         return (
             attrs.evolve(event, request=None) if isinstance(event, ModelStarted) and not self._full else event

@@ -88,7 +88,7 @@ class _Nothing:
 
     __slots__ = ()
 
-    def __await__(self) -> Iterator[Any]:
+    def __await__(self) -> Iterator[object]:
         return iter(())
 
 
@@ -361,7 +361,7 @@ class Innermost:
             plan, state = self._services.planner(item.plan, effect, path)
         except StepEngineError as error:
             error.__traceback__ = None
-            refused: ChildResult[Any] = ChildResult(agent_id=effect.agent_id, status=RunStatus.FAILED, error=error)
+            refused: ChildResult = ChildResult(agent_id=effect.agent_id, status=RunStatus.FAILED, error=error)
             return self._value(item, refused)
         self._tree.spawned_by[path] = effect.tool_call_id
         finished = await io.drive(plan, state, path)
@@ -691,7 +691,7 @@ class _Unmade:
         self._tree = tree
         self._made: ToolContext | None = None
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if self._made is None:
             self._made = _context(self._item, self._effect, self._tree)
         return getattr(self._made, name)

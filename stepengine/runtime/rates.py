@@ -341,7 +341,7 @@ class _Queued(Provider):
                         used(delta.reply)
                     yield delta
 
-    async def _wait_for_turn(self, request: ModelRequest) -> Any:
+    async def _wait_for_turn(self, request: ModelRequest) -> object:
         return await self._limiter.enter(expected_tokens(request), lambda obstacle: self._notice(self.name, obstacle))
 
     @contextmanager

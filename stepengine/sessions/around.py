@@ -129,7 +129,7 @@ def left(
     usage: Usage,
     model: str | None,
     user_id: str | None,
-    metadata: Mapping[str, Any],
+    metadata: Mapping[str, object],
     turns: int,
     children: tuple[str, ...] = (),
     journal: str | None = None,

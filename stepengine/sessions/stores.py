@@ -334,7 +334,7 @@ def _described(data: Any, session_id: str, where: str) -> Session:
     return Session(info=info, turns=turns, journal=journal, version=version, usage=usage)
 
 
-def _typed(value: Any, *kinds: type) -> Any:
+def _typed(value: object, *kinds: type) -> Any:
     if type(value) not in kinds:
         msg = f"{str(value)[:80]!r} is a {type(value).__name__}, not {' or '.join(k.__name__ for k in kinds)}"
         raise TypeError(msg)
@@ -563,7 +563,7 @@ def _read_file(path: Path) -> bytes | None:
         return file.read()
 
 
-def _read_json(path: Path) -> Any:
+def _read_json(path: Path) -> object:
     return _parsed(_read_file(path), repr(str(path)))
 
 

@@ -336,7 +336,7 @@ def _read(root: Root, folder: str) -> tuple[Mapping[str, Any], str]:
     return _mapping(head), body.partition("\n")[2].strip() + cut
 
 
-def _mapping(head: str) -> Mapping[str, Any]:
+def _mapping(head: str) -> Mapping[str, object]:
     import yaml
 
     if sum([head.count(bracket) for bracket in "[{"]) > BRACKETS:

@@ -57,7 +57,7 @@ class _Job:
         "thread",
     )
 
-    def __init__(self, name: str, body: Callable[[], Any], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, name: str, body: Callable[[], object], loop: asyncio.AbstractEventLoop) -> None:
         self.name = name
         self.body = body
         self.loop = loop

@@ -127,7 +127,7 @@ def _begin(database: sqlite3.Connection, seconds: float) -> None:
             return
 
 
-def _commits_of_others(database: sqlite3.Connection) -> Any:
+def _commits_of_others(database: sqlite3.Connection) -> object:
     """Return what changes with each commit of another connection."""
     return database.execute("PRAGMA data_version").fetchone()[0]
 

@@ -131,7 +131,7 @@ class Matcher:
         return tree
 
 
-def json_body(request: RecordedRequest) -> Any:
+def json_body(request: RecordedRequest) -> object:
     """Return the JSON value of a body, whole floats as ints; ``ABSENT`` when it is no JSON."""
     if not is_json(request) and request.body[:1].strip() not in (b"{", b"["):
         return ABSENT
@@ -169,7 +169,7 @@ def _remove(tree: object, pointer: str) -> None:
         del tree[int(last)]
 
 
-def _member(tree: Any, part: str) -> Any:
+def _member(tree: object, part: str) -> Any:
     if isinstance(tree, dict):
         return tree.get(part)
     return tree[int(part)] if isinstance(tree, list) and part.isdigit() and int(part) < len(tree) else None
@@ -307,7 +307,7 @@ def _field(difference: Difference) -> str:
     return f"    {difference.pointer:<{POINTER_WIDTH}} recorded {recorded:<{RECORDED_WIDTH}} now {now}"
 
 
-def _shown(value: Any, other: Any) -> str:
+def _shown(value: object, other: object) -> str:
     """Return *value* as JSON, cut to a window that begins shortly before it and *other* part ways."""
     if value is ABSENT:
         return repr(ABSENT)

@@ -308,7 +308,7 @@ def _json_bytes(tree: object, source: str, at: str) -> bytes:
         raise DataError(msg, path=at) from None
 
 
-def _status(status: Any, source: str, at: str) -> tuple[int, str]:
+def _status(status: object, source: str, at: str) -> tuple[int, str]:
     code, message = (status.get("code"), status.get("message")) if isinstance(status, dict) else (status, "")
     if isinstance(code, int) and not isinstance(code, bool) and isinstance(message or "", str):
         return code, message or ""
@@ -341,7 +341,7 @@ def _encoded(text: str, source: str, at: str) -> bytes:
         raise _misfit(text, "text that UTF-8 can hold", source, at) from None
 
 
-def _text(value: Any, source: str, at: str) -> str:
+def _text(value: object, source: str, at: str) -> str:
     if isinstance(value, bytes):
         return value.decode("latin-1")
     if isinstance(value, str):
@@ -393,7 +393,7 @@ def dump_cassette(interactions: Iterable[Interaction]) -> bytes:
 
 
 @functools.cache
-def _dumper() -> Any:
+def _dumper() -> object:
     import yaml
 
     base: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -411,7 +411,7 @@ def _dumper() -> Any:
 
 def _written_interaction(interaction: Interaction) -> dict[str, Any]:
     request, response = interaction.request, interaction.response
-    tree: dict[str, Any] = {
+    tree: dict[str, object] = {
         "request": {
             "method": request.method,
             "uri": request.url,

@@ -86,7 +86,7 @@ def clean_events(stream: str, redactor: Redactor) -> str:
 
 
 def _trees(lines: list[str]) -> dict[int, Any]:
-    trees: dict[int, Any] = {}
+    trees: dict[int, object] = {}
     for number, line in enumerate(lines):
         if line.startswith("data:") and line[5:].lstrip()[:1] in ("{", "["):
             try:
@@ -104,7 +104,7 @@ def _pieces(trees: Mapping[int, Any]) -> dict[Path, list[Piece]]:
     return pieces
 
 
-def _texts(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
+def _texts(value: object, path: Path) -> Iterator[tuple[Path, str]]:
     if isinstance(value, str):
         yield path, value
         return
@@ -345,7 +345,7 @@ def _provider_hosts() -> list[str]:
     return sorted({*PROVIDER_HOSTS, *hosts} - {"", *LOCAL_HOSTS})
 
 
-def _clean(redactor: Redactor, value: Any) -> Any:
+def _clean(redactor: Redactor, value: object) -> Any:
     """Return a text or bytes without secrets; whatever else as it is."""
     if isinstance(value, str):
         return redactor.json_text(value)

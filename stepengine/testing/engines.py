@@ -100,7 +100,7 @@ def recorded_models(transport: Callable[[], object], key: str | None) -> Models:
         found = find_key(name, given, variables, required=required, argument=argument)
         return make(name=name, api_key=found.key, base_url=url, transport=transport())
 
-    def behind(cloud: Callable[..., Provider], given: Mapping[str, Any]) -> Provider:
+    def behind(cloud: Callable[..., Provider], given: Mapping[str, object]) -> Provider:
         return cloud(transport=transport(), **given)
 
     models = Models()
@@ -113,7 +113,7 @@ def recorded_models(transport: Callable[[], object], key: str | None) -> Models:
         adapter = OpenAIProvider if preset.adapter == "openai" else OpenAIChatProvider
         variables = (preset.key_variable,) if preset.key_variable else ()
         models.register(name, partial(made, adapter, name, preset.base_url, variables, required=preset.key_required))
-    in_clouds: tuple[tuple[str, Callable[..., Provider], dict[str, Any]], ...] = (
+    in_clouds: tuple[tuple[str, Callable[..., Provider], dict[str, object]], ...] = (
         ("bedrock", BedrockProvider, {"api_key": key, "region": "us-east-1"}),
         ("vertex", VertexProvider, {"credentials": key, "project": "replay"}),
         ("foundry", FoundryProvider, {"api_key": key, "resource": "replay"}),

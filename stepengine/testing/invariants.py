@@ -119,7 +119,7 @@ def _difference(whose: str, one: Any, other: object, *but: str) -> str:
     return ""
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     said = repr(value)
     return said if len(said) <= WIDTH else f"{said[:WIDTH]}... ({len(said)} characters)"
 
@@ -158,7 +158,7 @@ class Watched:
     _stop: Stop | None = None
     _states: list[tuple[AgentState, list[Message], list[Message]]] = attrs.field(factory=list)
     _used: Usage = Usage()
-    _children: list[ChildResult[Any]] = attrs.field(factory=list)
+    _children: list[ChildResult] = attrs.field(factory=list)
     _results: dict[str, ToolResult] = attrs.field(factory=dict)
     _inputs: list[UserMessage] = attrs.field(factory=list)
     _replaced: bool = False
@@ -187,7 +187,7 @@ class Watched:
 
         return watched
 
-    def sent(self, asked: Any, result: Any) -> None:
+    def sent(self, asked: object, result: object) -> None:
         """Look at what the handler is sent for *asked*."""
         if not isinstance(result, StepResult):
             return
@@ -450,7 +450,7 @@ class _Spy:
     def __iter__(self) -> _Spy:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> object:
         self._asked = next(self._steps)
         return self._asked
 

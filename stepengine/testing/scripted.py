@@ -329,7 +329,7 @@ def _hint_for(item: object) -> str:
     return "; calls of tools are written tool_call(name, input)" if isinstance(item, Mapping) else ""
 
 
-def _name_of(function: Any) -> str:
+def _name_of(function: object) -> str:
     return getattr(function, "__qualname__", repr(function))
 
 
@@ -355,7 +355,7 @@ def _message_text(message: Any) -> str:
     return _cut(message.text + calls)
 
 
-def _shown(item: Any) -> str:
+def _shown(item: object) -> str:
     if type(item) is Failing:
         return f"failure({item.error!r})"
     return _message_text(item) if type(item) is ModelReply else repr(item)

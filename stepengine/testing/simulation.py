@@ -103,7 +103,7 @@ class SimulationFailed(AssertionError):
 
 
 def simulate(
-    agent: AgentDefinition[Any],
+    agent: AgentDefinition,
     seeds: Iterable[int] | None = range(100),
     *,
     prompt: str = "go",
@@ -113,7 +113,7 @@ def simulate(
     results: Mapping[str, object] | None = None,
     answers: Mapping[str, AnswerLike] | None = None,
     faults: Iterable[str | Fault] | None = None,
-    agents: Iterable[AgentDefinition[Any]] = (),
+    agents: Iterable[AgentDefinition] = (),
     may_raise: tuple[type[BaseException], ...] = (),
     from_journal: JournalLike | None = None,
     invariants: Iterable[Invariant] = (),
@@ -229,7 +229,7 @@ def _recorded(setting: Setting, history: History) -> Setting:
     )
 
 
-def _unlisted(agents: Iterable[AgentDefinition[Any]], history: History | None) -> dict[str, Any]:
+def _unlisted(agents: Iterable[AgentDefinition], history: History | None) -> dict[str, Any]:
     """Return the tools that a recorded run called, and that no agent brings along."""
     if history is None:
         return {}
@@ -260,9 +260,7 @@ def _on_record(setting: Setting, given: Sequence[str | Fault]) -> Iterator[tuple
         yield 0, Given([fault])
 
 
-def _catalog(
-    agents: Sequence[AgentDefinition[Any]], tools: Iterable[ToolLike], results: Mapping[str, object]
-) -> Catalog:
+def _catalog(agents: Sequence[AgentDefinition], tools: Iterable[ToolLike], results: Mapping[str, object]) -> Catalog:
     from stepengine.data.hooks import Hooks
     from stepengine.engine.catalog import Catalog
 

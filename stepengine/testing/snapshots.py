@@ -57,7 +57,7 @@ def tree_of(run: object, *, cost: bool = False) -> dict[str, Any]:
         raise DataError(msg)
     if not cost:
         del tree["cost_usd"]
-    clean: dict[str, Any] = clean_tree(tree, portable=True)
+    clean: dict[str, object] = clean_tree(tree, portable=True)
     return clean
 
 
@@ -81,7 +81,7 @@ class _Text(SingleFileSnapshotExtension):
         """Return the JSON value that the snapshot shows."""
         return tree_of(data) if not isinstance(data, Mapping) else dict(data)
 
-    def written(self, value: Any) -> str:
+    def written(self, value: object) -> str:
         """Return the text of the file."""
         return _indented(value)
 
@@ -154,7 +154,7 @@ def _filtered(
     exclude: PropertyFilter | None,
     include: PropertyFilter | None,
     matcher: PropertyMatcher | None,
-) -> Any:
+) -> object:
     """Return a JSON value as syrupy's filters and matchers want it; *path* holds the keys above it with their types."""
     if matcher is not None:
         value = matcher(data=value, path=path)

@@ -200,7 +200,7 @@ class RecordTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
             headers = [(n, v) for n, v in headers if n.lower() != "content-encoding"]
         kept = RecordedResponse(response.status_code, response.reason_phrase, headers, raw)
         cleaner = Cleaner(slot.secrets, base=self.cassette.redactor)
-        extras: dict[str, Any] = {} if complete else {"complete": False}
+        extras: dict[str, object] = {} if complete else {"complete": False}
         clean = cleaner.response(kept)
         if self._keep_chunks and is_stream(kept) and clean.body == b"".join(pieces):
             extras["chunks"] = [len(piece) for piece in pieces]
@@ -406,12 +406,12 @@ class Clients:
 
         return self._client(AnthropicProvider("replay"), name, http_client)
 
-    def _openai(self, name: str, http_client: object) -> Any:
+    def _openai(self, name: str, http_client: object) -> object:
         from stepengine.models.openai import OpenAIProvider
 
         return self._client(OpenAIProvider("replay"), name, http_client)
 
-    def _client(self, provider: Any, name: str, http_client: Any) -> Any:
+    def _client(self, provider: Any, name: str, http_client: object) -> Any:
         make = getattr(provider._sdk(), name)  # noqa: SLF001 - it alone may import the SDK
         url = provider.settings().base_url
         return make(api_key=self._key, base_url=url, max_retries=0, http_client=http_client)

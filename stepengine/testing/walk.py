@@ -75,7 +75,7 @@ def answer_to(asked: object, answer: object, state: AgentState) -> StepResult:
         raise DataError(msg) from None
 
 
-def _result(asked: Any, answer: Any, state: AgentState) -> StepResult:
+def _result(asked: object, answer: object, state: AgentState) -> StepResult:
     if isinstance(asked, Sentinel | StepWith):
         return _stepped(asked, answer, state)
     if isinstance(asked, Parallel):
@@ -128,7 +128,7 @@ def _as_performed(asked: Perform[Any], error: Exception) -> PerformError:
     return failed
 
 
-def _member(asked: Any, answer: Any) -> Any:
+def _member(asked: object, answer: Any) -> Any:
     if isinstance(asked, ToolCall):
         return _tool_result(asked, answer)
     if answer is NOTHING:
@@ -154,7 +154,7 @@ def _block_result(answer: Any) -> ToolResult:
     return ToolResult.text(answer) if isinstance(answer, str) else ToolResult.json(answer)
 
 
-def _child(asked: AgentCall[Any], answer: object) -> ChildResult[Any]:
+def _child(asked: AgentCall, answer: object) -> ChildResult:
     if isinstance(answer, ChildResult):
         return answer
     if isinstance(answer, BaseException):
@@ -198,7 +198,7 @@ def _misfit(asked: object, answer: object, fine: str) -> DataError:
     return DataError(f"{answer!r}{MISFIT}{asked!r}; send {fine}, or a StepResult")
 
 
-Handler: TypeAlias = "Callable[[StepContext[Any]], Generator[Any, Any, Any]] | AgentDefinition[Any]"
+Handler: TypeAlias = "Callable[[StepContext], Generator[Any, Any, Any]] | AgentDefinition"
 
 
 @attrs.frozen
@@ -269,7 +269,7 @@ class Walk:
         self,
         handler: Handler,
         prompt: str = "",
-        params: Any = None,
+        params: object = None,
         state: AgentState | None = None,
         *,
         model: str | None = None,
@@ -313,7 +313,7 @@ class Walk:
         return self._error is not None or isinstance(self._asked, Finished)
 
     @property
-    def returned(self) -> Any:
+    def returned(self) -> object:
         """
         What the handler returned.
 
@@ -451,7 +451,7 @@ class _Notes:
     def info(self, message: str, /, **data: Any) -> None:
         self._keep("info", message, data)
 
-    def warning(self, message: str, /, **data: Any) -> None:
+    def warning(self, message: str, /, **data: object) -> None:
         self._keep("warning", message, data)
 
     def error(self, message: str, /, **data: Any) -> None:
@@ -468,7 +468,7 @@ def _notify(notes: list[Note]) -> Callable[[str, Any], None]:
     return notify
 
 
-def _handler_of(handler: Any) -> tuple[Callable[[Any], Generator[Any, Any, Any]], AgentDefinition[Any] | None]:
+def _handler_of(handler: Any) -> tuple[Callable[[Any], Generator[Any, Any, Any]], AgentDefinition | None]:
     if not isinstance(handler, AgentDefinition):
         if isinstance(handler, str):
             msg = f"a handler or an AgentDefinition is walked, not {handler!r}; load_agent(id) gives the agent of an id"
@@ -481,7 +481,7 @@ def _handler_of(handler: Any) -> tuple[Callable[[Any], Generator[Any, Any, Any]]
     return handler.handle_steps, handler
 
 
-def _params_of(definition: AgentDefinition[Any] | None, params: object) -> Any:
+def _params_of(definition: AgentDefinition | None, params: object) -> object:
     schema = definition.input_schema.params if definition and definition.input_schema else None
     validate = getattr(schema, "model_validate", None)
     if validate is not None and not isinstance(params, schema):  # type: ignore[arg-type]

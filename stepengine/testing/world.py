@@ -73,7 +73,7 @@ PLAIN: Mapping[str, Callable[[Random], Any]] = {
 LAST = "done"
 
 
-def stand_in(name: str) -> Tool[..., Any]:
+def stand_in(name: str) -> Tool:
     """Return a tool that nobody described: it takes every input."""
     return Tool(name, "", {}, lambda _: None)
 
@@ -119,7 +119,7 @@ class Canned:
         # By address, so that a call that is made again after a crash gets the same reply.
         index = self._asked.setdefault((path, effect.seq), len(self._asked))
         if self.replies is None:
-            item: Any = drawn(effect.request, random, self.agents)
+            item: object = drawn(effect.request, random, self.agents)
         elif callable(self.replies):
             item = self.replies(effect.request, random)
         else:
@@ -138,7 +138,7 @@ class Canned:
             return made
         return ToolResult.text(made) if isinstance(made, str) else ToolResult.json(made)
 
-    def _performed(self, effect: CallFunction) -> Any:
+    def _performed(self, effect: CallFunction) -> object:
         call = effect.call
         made = self.results.get(call.name)
         return made(*call.args, **call.kwargs) if callable(made) else made
@@ -176,7 +176,7 @@ class _Drawing:
             return "x"
         if "$ref" in schema:
             return self.value(self.known.get(schema["$ref"].rpartition("/")[2]), depth + 1)
-        choices: Iterable[Any] = schema.get("enum") or ([schema["const"]] if "const" in schema else ())
+        choices: Iterable[object] = schema.get("enum") or ([schema["const"]] if "const" in schema else ())
         if choices:
             return self.random.choice(list(choices))
         for word in ("anyOf", "oneOf"):
@@ -184,7 +184,7 @@ class _Drawing:
                 return self.value(self.random.choice(list(schema[word])), depth + 1)
         return self._of_type(schema, schema.get("type", "object" if "properties" in schema else "string"), depth + 1)
 
-    def _of_type(self, schema: Mapping[str, Any], kind: Any, depth: int) -> Any:
+    def _of_type(self, schema: Mapping[str, Any], kind: object, depth: int) -> object:
         random = self.random
         if kind == "object":
             required, members = schema.get("required", ()), schema.get("properties", {}).items()
@@ -195,7 +195,7 @@ class _Drawing:
         made = PLAIN.get(kind) if isinstance(kind, str) else None
         return made(random) if made is not None else random.choice(TEXTS)
 
-    def _member(self, name: str, schema: Any, depth: int) -> Any:
+    def _member(self, name: str, schema: object, depth: int) -> Any:
         if name in NAMING and self.agents:
             return self.random.choice(self.agents)
         return self.value(schema, depth)
@@ -249,7 +249,7 @@ class Setting:
     """
 
     catalog: Catalog
-    agent: AgentDefinition[Any]
+    agent: AgentDefinition
     prompt: str
     params: Any
     canned: Callable[[int], Saying]

@@ -139,7 +139,7 @@ def without_titles(schema: object) -> Any:
     return {key: _untitled(key, value) for key, value in schema.items() if key != "title"}
 
 
-def _untitled(keyword: str, value: object) -> Any:
+def _untitled(keyword: str, value: object) -> object:
     if keyword in NAMED_SCHEMAS and isinstance(value, dict):
         return {name: without_titles(schema) for name, schema in value.items()}
     return without_titles(value) if keyword in SCHEMAS else value
@@ -222,7 +222,7 @@ class FunctionInputs:
             arguments = self._as_json_text(value, error)
         return quick_validated(self._as_input(value, arguments), arguments)
 
-    def _as_json_text(self, value: JsonDict, first: ValidationError) -> Any:
+    def _as_json_text(self, value: JsonDict, first: ValidationError) -> object:
         """Validate the same input as JSON text: strict types take more forms from JSON than from Python objects."""
         try:
             return self._adapter.validate_json(compact(value))
@@ -241,7 +241,7 @@ class FunctionInputs:
         return f"{where}: {error['msg']}" if where else error["msg"]
 
     def _as_input(self, given: JsonDict, arguments: Mapping[str, object]) -> JsonDict:
-        changed: dict[str, Any] = {}
+        changed: dict[str, object] = {}
         for name, value in arguments.items():
             place = self._place(name, given) if name in self._aliases else name
             if place in given:
@@ -260,7 +260,7 @@ class FunctionInputs:
         known = self._aliases[name]
         return next((alias for alias in known if alias in given), known[0])
 
-    def _encode(self, name: str, value: Any, given: JsonDict) -> Any:
+    def _encode(self, name: str, value: Any, given: JsonDict) -> object:
         encoder = self._encoders.get(name)
         if encoder is None:
             from pydantic import TypeAdapter

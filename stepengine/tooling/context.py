@@ -59,7 +59,7 @@ class ResourceMap:
 
     __slots__ = ("_values",)
 
-    def __init__(self, values: Iterable[Any] = ()) -> None:
+    def __init__(self, values: Iterable[object] = ()) -> None:
         self._values: dict[type[Any], Any] = {}
         for value in values:
             self.insert(value)

@@ -6,10 +6,10 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, ParamSpec, Protocol, TypedDict, TypeVar, get_origin
+from typing import Any, Generic, Protocol, TypedDict, get_origin
 
 import attrs
-from typing_extensions import Unpack
+from typing_extensions import ParamSpec, TypeVar, Unpack
 
 from stepengine.data.checks import COUNT, FLAG, NUMBER, TEXT, Fine, an_instance, or_none
 from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object
@@ -27,8 +27,8 @@ from stepengine.tooling.signatures import Body, Signature, body_of
 
 __all__ = ("Inputs", "Tool", "ToolOptions", "ToolPreview", "check_name", "decode_result")
 
-P = ParamSpec("P")
-R = TypeVar("R")
+P = ParamSpec("P", default=...)
+R = TypeVar("R", default=Any)
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 NO_OVERRIDES: Overrides = {}
@@ -161,7 +161,7 @@ class Inputs(Protocol):
         """Return the validated input, or raise ``ToolInputError``."""
 
 
-def check_name(name: Any, where: str = "") -> None:
+def check_name(name: object, where: str = "") -> None:
     """
     Refuse a tool name that a provider would refuse.
 
@@ -173,8 +173,8 @@ def check_name(name: Any, where: str = "") -> None:
         raise DefinitionError(msg)
 
 
-def _refusing(name: str) -> Callable[[Any], Any]:
-    def refuse(_: Any) -> Any:
+def _refusing(name: str) -> Callable[[Any], object]:
+    def refuse(_: object) -> Any:
         msg = f"tool {name!r} is carried out by a run; it cannot be executed on its own"
         raise ToolError(msg, tool_name=name)
 
@@ -201,8 +201,8 @@ class Tool(Generic[P, R]):
         self,
         name: str,
         description: str,
-        input_schema: Mapping[str, Any],
-        run: Callable[..., Any],
+        input_schema: Mapping[str, object],
+        run: Callable[..., object],
         **options: Unpack[ToolOptions],
     ) -> None:
         check_name(name)
@@ -285,7 +285,7 @@ class Tool(Generic[P, R]):
         return self._binding
 
     async def execute(
-        self, arguments: Mapping[str, Any], ctx: ToolContext, *, overrides: Overrides = NO_OVERRIDES
+        self, arguments: Mapping[str, object], ctx: ToolContext, *, overrides: Overrides = NO_OVERRIDES
     ) -> ToolResult:
         """
         Run the body with validated arguments and return its result; a failing body gives an error result.
@@ -332,7 +332,7 @@ class Tool(Generic[P, R]):
     def __repr__(self) -> str:
         return f"Tool({self.spec.name!r})"
 
-    def __call__(self, *args: object, **kwargs: object) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         """Refuse to be called like the function: nothing would validate, record or limit that call."""
         msg = (
             f"tool {self.spec.name!r} is not called directly; in a handler write `yield from call({self.spec.name}, ...)`, "

@@ -188,10 +188,10 @@ class Resolver:
         finally:
             self._replaced.pop()
 
-    async def _value(self, dependency: Dependency, node: Node) -> Any:
+    async def _value(self, dependency: Dependency, node: Node) -> object:
         if dependency.use_cache and node.factory in self._values:
             return self._values[node.factory]
-        arguments: dict[str, Any] = dict.fromkeys(node.context, self._context)
+        arguments: dict[str, object] = dict.fromkeys(node.context, self._context)
         for name, (needed, of) in node.needs.items():
             arguments[name] = await self.value(needed, of)
         value = await self._make(node, functools.partial(node.factory, **arguments))

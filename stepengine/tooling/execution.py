@@ -45,9 +45,7 @@ class Raised:
         self.timeout = timeout
 
 
-async def execute(
-    tool: Tool[..., Any], arguments: Mapping[str, Any], ctx: ToolContext, overrides: Overrides
-) -> ToolResult:
+async def execute(tool: Tool, arguments: Mapping[str, object], ctx: ToolContext, overrides: Overrides) -> ToolResult:
     """Run the body, again as often as the tool allows when it fails, longer and longer waits between; return its result."""
     body, spec = tool.body, tool.spec
     tries = spec.retries
@@ -75,7 +73,7 @@ def _misnamed(tool_name: str, returns: str) -> str:
     )
 
 
-async def _marked(tool: Tool[..., Any], arguments: Mapping[str, object], ctx: ToolContext, overrides: Overrides) -> Any:
+async def _marked(tool: Tool, arguments: Mapping[str, object], ctx: ToolContext, overrides: Overrides) -> Any:
     """Run the body once, and end what it leaves behind."""
     mark = Mark()
     try:
@@ -137,7 +135,7 @@ def _caught(bound: Callable[[], object]) -> Any:
 
 
 def _outcome(
-    tool: Tool[..., Any], arguments: Mapping[str, object], ctx: ToolContext, overrides: Overrides
+    tool: Tool, arguments: Mapping[str, object], ctx: ToolContext, overrides: Overrides
 ) -> Coroutine[Any, Any, Any]:
     """Return the coroutine that runs the body where it belongs."""
     body = tool.body
@@ -175,7 +173,7 @@ async def _on_loop(work: Callable[[], Awaitable[object]], limit: float | None) -
 
 
 async def _with_thread(
-    tool: Tool[..., Any], arguments: Mapping[str, object], ctx: ToolContext, overrides: Overrides, limit: float | None
+    tool: Tool, arguments: Mapping[str, object], ctx: ToolContext, overrides: Overrides, limit: float | None
 ) -> Any:
     """Run what is synchronous in a thread: all of it in one go when nothing has to run on the loop."""
     body, name = tool.body, tool.spec.name

@@ -13,13 +13,13 @@ from stepengine.errors import DefinitionError
 __all__ = ("hints_of", "is_bundled", "outer_names", "place_of")
 
 
-def place_of(fn: Callable[..., Any]) -> str:
+def place_of(fn: Callable[..., object]) -> str:
     """Return ``file:line`` of a function, or its module's name when it has no code of its own."""
     code = getattr(inspect.unwrap(_plain(fn)), "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code else str(getattr(fn, "__module__", type(fn).__module__))
 
 
-def _plain(fn: Any) -> Any:
+def _plain(fn: object) -> Any:
     while isinstance(fn, functools.partial):
         fn = fn.func
     if isinstance(fn, type):
@@ -75,7 +75,7 @@ def hints_of(fn: Callable[..., object], names: Mapping[str, object] | None = Non
         raise DefinitionError(msg) from None
 
 
-def outer_names(package: str) -> Mapping[str, Any]:
+def outer_names(package: str) -> Mapping[str, object]:
     """Return the local names of the nearest caller outside of *package*, for annotations that use local classes."""
     frame = sys._getframe(1)  # noqa: SLF001  (the documented way to see a caller's names)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(package):

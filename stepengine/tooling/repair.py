@@ -77,7 +77,7 @@ class _Mender:
 
     def plain_names(self) -> frozenset[str]:
         """Return the parameters at the top whose values never need mending."""
-        properties: Mapping[str, Any] = self._root.get("properties", {})
+        properties: Mapping[str, object] = self._root.get("properties", {})
         structured = {"array", "object"}
         if self._has_strict_values:
             return frozenset([n for n, s in properties.items() if not self._has_names(s, 0)])
@@ -96,7 +96,7 @@ class _Mender:
 
     def members(self, value: Mapping[str, Any], schema: Mapping[str, Any], path: str) -> Mapping[str, Any]:
         """Return the object with its names and members mended; the same object when nothing was wrong."""
-        properties: Mapping[str, Any] = schema.get("properties", {})
+        properties: Mapping[str, object] = schema.get("properties", {})
         if not value.keys() <= properties.keys():
             value = self._renamed(value, properties, path)
         changed = {}
@@ -107,11 +107,13 @@ class _Mender:
                     changed[name] = mended
         return {**value, **changed} if changed else value
 
-    def _renamed(self, value: Mapping[str, Any], properties: Mapping[str, Any], path: str) -> Mapping[str, Any]:
+    def _renamed(
+        self, value: Mapping[str, object], properties: Mapping[str, object], path: str
+    ) -> Mapping[str, object]:
         known = self._spellings(properties, path)
         if not any(name in known or name == DROPPED for name in value if name not in properties):
             return value
-        made: dict[str, Any] = {}
+        made: dict[str, object] = {}
         for name, member in value.items():
             right = name if name in properties else known.get(name, name)
             if right != name and (right in value or right in made):
@@ -130,7 +132,7 @@ class _Mender:
             self._names[key] = spellings
         return self._names[key]
 
-    def _value(self, value: object, schema: object, path: str) -> Any:
+    def _value(self, value: object, schema: object, path: str) -> object:
         forms = self._forms(schema)
         if not self._has_strict_values:
             value = _fitting(value, {kind for form in forms for kind in _kinds(form)})
@@ -160,7 +162,7 @@ class _Mender:
             if str(reference) in followed:
                 return []
             followed.add(str(reference))
-            target: Any = self._root
+            target: object = self._root
             for part in str(reference).split("/")[1:]:
                 target = target.get(part, {}) if isinstance(target, Mapping) else {}
             if not isinstance(target, Mapping):
@@ -177,7 +179,7 @@ def _kinds(form: Mapping[str, Any]) -> tuple[str, ...]:
     return (kind,) if isinstance(kind, str) else tuple(kind) or (("object",) if "properties" in form else ("string",))
 
 
-def _fitting(value: object, kinds: set[str]) -> Any:
+def _fitting(value: object, kinds: set[str]) -> object:
     """Return what a value of another kind was probably meant as, where an array or an object is due; else the value."""
     if isinstance(value, str) and "string" not in kinds and kinds & {"array", "object"}:
         value = _decoded(value, kinds)
@@ -193,7 +195,7 @@ def _wants_list(value: object, kinds: set[str]) -> bool:
 
 def _decoded(text: str, kinds: set[str]) -> Any:
     """Return what JSON text stands for, when that is of a wanted kind; else the text."""
-    value: Any = text
+    value: object = text
     for _ in range(ROUNDS):
         if not isinstance(value, str):
             break

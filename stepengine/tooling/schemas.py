@@ -95,7 +95,7 @@ class JsonSchema:
         DefinitionError: when it is no schema, refers to what is outside of it, or would take too long to be checked.
     """
 
-    def __init__(self, where: str, schema: Mapping[str, Any]) -> None:
+    def __init__(self, where: str, schema: Mapping[str, object]) -> None:
         from jsonschema_rs import RegexOptions, ValidationError, validator_map_for
 
         self._where = where
@@ -178,7 +178,7 @@ class JsonSchema:
 
     # --- what is wrong with one that does not
 
-    def _told(self, value: Any, path: str) -> list[str]:
+    def _told(self, value: object, path: str) -> list[str]:
         call: _Call = self._calls.now
         call.left = MOST_WORK
         try:
@@ -239,11 +239,11 @@ class JsonSchema:
 class _Keyword:
     """A keyword of which this module decides; made by the validator for each place that has it."""
 
-    def __init__(self, ask: Callable[[Any, Any], str | None], _: Any, value: Any, __: Any) -> None:
+    def __init__(self, ask: Callable[[Any, Any], str | None], _: object, value: object, __: object) -> None:
         self._ask = ask
         self._value = value
 
-    def validate(self, instance: Any) -> None:
+    def validate(self, instance: object) -> None:
         """Raise ``ValueError`` for what does not fit."""
         problem = self._ask(self._value, instance)
         if problem is not None:
@@ -311,7 +311,7 @@ class _Outline:
         name_size: Size of the patterns of ``patternProperties``, which the validator matches by itself.
     """
 
-    def __init__(self, where: str, schema: Mapping[str, Any]) -> None:
+    def __init__(self, where: str, schema: Mapping[str, object]) -> None:
         self._where = where
         try:
             self.root: dict[str, Any] = thaw(freeze_object(schema, "schema"))
@@ -381,7 +381,7 @@ class _Outline:
         if reference in self._anchors:
             return self._anchors[reference]
         for pointer in (reference, unquote(reference)):
-            target: Any = self.root
+            target: object = self.root
             for part in pointer.split("/")[1:] if pointer != "#" else ():
                 target = _member(target, part.replace("~1", "/").replace("~0", "~"))
             if isinstance(target, dict | bool) and (pointer == "#" or pointer.startswith("#/")):
@@ -442,7 +442,7 @@ class _Outline:
         return found if isinstance(found, dict) else {}
 
 
-def _below_schema(schema: Mapping[str, object], at: str) -> Iterator[tuple[Any, str]]:
+def _below_schema(schema: Mapping[str, object], at: str) -> Iterator[tuple[object, str]]:
     """Give the schemas that stand right below one, each with its pointer."""
     for word, value in schema.items():
         if word in NAMED_SCHEMAS and isinstance(value, dict):
@@ -458,7 +458,7 @@ def _below_schema(schema: Mapping[str, object], at: str) -> Iterator[tuple[Any, 
                 yield value, f"{at}/{word}"
 
 
-def _member(value: Any, part: str | int) -> Any:
+def _member(value: object, part: str | int) -> Any:
     """Return a member or item of a JSON value; ``None`` when there is none."""
     if isinstance(value, dict):
         return value.get(part)
@@ -562,11 +562,11 @@ def _sentence(path: str, word: str, kind: Any, error: ValidationError) -> str:
     return f"{path}: {OTHERS.get(word) or _start(error.message)}"
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return canonical(value) if isinstance(value, str) else repr(value)
 
 
-def _kind_of(value: Any) -> str:
+def _kind_of(value: object) -> str:
     """Return the name of a value's JSON type."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else "boolean"
@@ -574,7 +574,7 @@ def _kind_of(value: Any) -> str:
     return next((name for kind, name in kinds if isinstance(value, kind)), "number")
 
 
-def refusal(tool_name: str, issues: Sequence[str], given: Mapping[str, Any]) -> ToolInputError:
+def refusal(tool_name: str, issues: Sequence[str], given: Mapping[str, object]) -> ToolInputError:
     """Return the error that lists *issues*, one sentence per offending field, and what was given."""
     shown = compact(given)
     if len(shown) > SHOWN_CHARS:
@@ -636,7 +636,7 @@ class SchemaInputs:
         DefinitionError: when the schema cannot be checked, or no provider would accept it.
     """
 
-    def __init__(self, tool_name: str, schema: Mapping[str, Any]) -> None:
+    def __init__(self, tool_name: str, schema: Mapping[str, object]) -> None:
         try:
             self.schema = freeze_object({"type": "object", "properties": {}, **schema}, "input_schema")
         except (DataError, TypeError) as error:

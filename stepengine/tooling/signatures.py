@@ -92,7 +92,7 @@ def _is_async(fn: Callable[..., object]) -> bool:
     return inspect.iscoroutinefunction(called)
 
 
-def read_signature(fn: Callable[..., Any], names: Mapping[str, Any]) -> Signature:
+def read_signature(fn: Callable[..., object], names: Mapping[str, object]) -> Signature:
     """
     Return what *fn* takes.
 

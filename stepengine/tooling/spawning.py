@@ -62,7 +62,7 @@ _ENTRY = {
 _AGENT = {"type": "object", "properties": _ENTRY, "required": ["agent_type"], "additionalProperties": False}
 
 
-def spawn_tools(*, inline: bool = False, lookup: bool = False) -> list[Tool[..., Any]]:
+def spawn_tools(*, inline: bool = False, lookup: bool = False) -> list[Tool]:
     """
     Return ``spawn_agents``, by which a model runs the agents that its own agent may spawn.
 
@@ -78,7 +78,7 @@ def spawn_tools(*, inline: bool = False, lookup: bool = False) -> list[Tool[...,
     return [BUILT_IN[name] for name in names]
 
 
-def task_tool(agents: Sequence[AgentDefinition[Any]]) -> Tool[..., Any]:
+def task_tool(agents: Sequence[AgentDefinition]) -> Tool:
     """
     Return ``task``, a simpler tool than ``spawn_agents``: one agent, one prompt, and the agent's final text as result.
 
@@ -111,9 +111,7 @@ def task_tool(agents: Sequence[AgentDefinition[Any]]) -> Tool[..., Any]:
     return _tool("task", description, schema, entries, _final_text, *offered)
 
 
-def agent_tool(
-    definition: AgentDefinition[Any], *, name: str | None = None, description: str | None = None
-) -> Tool[..., Any]:
+def agent_tool(definition: AgentDefinition, *, name: str | None = None, description: str | None = None) -> Tool:
     """
     Return an agent as a tool of its own, whose result is the agent's output.
 
@@ -137,7 +135,7 @@ def agent_tool(
     return _tool(name, text, _input_schema(definition), entries, _output, definition)
 
 
-def direct_tool(definition: AgentDefinition[Any]) -> Tool[..., Any]:
+def direct_tool(definition: AgentDefinition) -> Tool:
     """
     Return an agent as the tool under which an agent that may spawn it is offered it.
 
@@ -154,18 +152,18 @@ def direct_tool(definition: AgentDefinition[Any]) -> Tool[..., Any]:
     return _tool(tool_name(definition), _description(definition), schema, entries, listed)
 
 
-def carried_by(tools: Iterable[object]) -> list[AgentDefinition[Any]]:
+def carried_by(tools: Iterable[object]) -> list[AgentDefinition]:
     """Return the agents that tools such as ``task`` carry; whoever has the tool may run them."""
     ways = [tool.binding().runs for tool in tools if isinstance(tool, ToolLike)]
     return [agent for way in ways if isinstance(way, Spawning) for agent in way.agents]
 
 
-def tool_name(definition: AgentDefinition[Any]) -> str:
+def tool_name(definition: AgentDefinition) -> str:
     """Return the name of the tool that an agent is offered as."""
     return definition.id.replace("-", "_")
 
 
-def params_schema(definition: AgentDefinition[Any]) -> JsonDict | None:
+def params_schema(definition: AgentDefinition) -> JsonDict | None:
     """
     Return the JSON Schema of an agent's params, or ``None`` when it takes any.
 
@@ -187,17 +185,17 @@ def params_schema(definition: AgentDefinition[Any]) -> JsonDict | None:
     return frozen
 
 
-def _description(definition: AgentDefinition[Any]) -> str:
+def _description(definition: AgentDefinition) -> str:
     return definition.description or f"Run the agent {definition.display_name}."
 
 
-def _input_schema(definition: AgentDefinition[Any]) -> JsonDict:
+def _input_schema(definition: AgentDefinition) -> JsonDict:
     """Return the schema of a tool that runs an agent; definitions inside the params' schema move to the top."""
     known = definition.input_schema
     prompt = (known.prompt if known is not None else None) or "What the agent should do."
     params = params_schema(definition)
-    shown: dict[str, Any] = {"type": "object", "description": "The agent's parameters."}
-    top: dict[str, Any] = {}
+    shown: dict[str, object] = {"type": "object", "description": "The agent's parameters."}
+    top: dict[str, object] = {}
     if params is not None:
         shown = _rebased({"type": "object", **thaw(params)})
         if "$defs" in shown:
@@ -230,9 +228,9 @@ def _tool(
     description: str,
     schema: JsonDict,
     entries: Callable[[JsonDict], Sequence[Entry]],
-    shown: Callable[[Sequence[ChildResult[Any]]], ToolResult],
-    *agents: AgentDefinition[Any],
-) -> Tool[..., Any]:
+    shown: Callable[[Sequence[ChildResult]], ToolResult],
+    *agents: AgentDefinition,
+) -> Tool:
     mend = repairer(schema, {})
 
     def repair(value: JsonDict) -> JsonDict:
@@ -255,7 +253,7 @@ def _without_strays(value: JsonDict) -> JsonDict:
     return value if len(kept) == len(value) else JsonDict(kept)
 
 
-def _failed(child: ChildResult[Any]) -> ToolResult:
+def _failed(child: ChildResult) -> ToolResult:
     """Return why a child did not complete, and what it had when its budget was spent."""
     why, kept = f"Agent {child.agent_id} failed: {why_not(child)}", kept_output(child)
     if kept in (None, ""):
@@ -263,14 +261,14 @@ def _failed(child: ChildResult[Any]) -> ToolResult:
     return ToolResult.error(f"{why}\nIts output until then: {kept if isinstance(kept, str) else compact(kept)}")
 
 
-def _final_text(children: Sequence[ChildResult[Any]]) -> ToolResult:
+def _final_text(children: Sequence[ChildResult]) -> ToolResult:
     (child,) = children
     if child.is_error:
         return _failed(child)
     return ToolResult.text(child.text) if child.text or child.output is None else _output(children)
 
 
-def _output(children: Sequence[ChildResult[Any]]) -> ToolResult:
+def _output(children: Sequence[ChildResult]) -> ToolResult:
     (child,) = children
     if child.is_error:
         return _failed(child)
@@ -284,14 +282,14 @@ def _output(children: Sequence[ChildResult[Any]]) -> ToolResult:
 # --- what a parent is shown -----------------------------------------------------------------------------------------
 
 
-def listed(children: Sequence[ChildResult[Any]]) -> ToolResult:
+def listed(children: Sequence[ChildResult]) -> ToolResult:
     """Return one entry per child; an error result when every one of them failed."""
     entries: list[Any] = [_shown(child) for child in children]
     all_failed = all("error" in entry for entry in entries)
     return ToolResult.json(entries, status="error" if all_failed else "ok")
 
 
-def _shown(child: ChildResult[Any]) -> dict[str, Any]:
+def _shown(child: ChildResult) -> dict[str, Any]:
     entry = {"agent_type": child.agent_id}
     if child.is_error:
         kept = kept_output(child)
@@ -303,12 +301,12 @@ def _shown(child: ChildResult[Any]) -> dict[str, Any]:
     return {**entry, "run_id": child.run_id, "status": child.status.value, "output": output}
 
 
-def why_not(child: ChildResult[Any]) -> str:
+def why_not(child: ChildResult) -> str:
     """Return why a child did not complete."""
     return child.why or f"it ended as {child.status.value}"
 
 
-def kept_output(child: ChildResult[Any]) -> JsonValue:
+def kept_output(child: ChildResult) -> JsonValue:
     """
     Return what a child that did not complete had when its budget was spent or its reply was cut, else ``None``.
 
@@ -369,7 +367,7 @@ def _child_entries(value: JsonDict) -> list[Entry]:
     return entries
 
 
-def _inline_result(children: Sequence[ChildResult[Any]]) -> ToolResult:
+def _inline_result(children: Sequence[ChildResult]) -> ToolResult:
     (child,) = children
     if child.is_error:
         return ToolResult.error(
@@ -383,7 +381,7 @@ def _agents_schema(item: Mapping[str, object]) -> JsonDict:
     return object_schema(("agents",), agents=agents)
 
 
-def _spawn_agents() -> Tool[..., Any]:
+def _spawn_agents() -> Tool:
     spec = _spec("spawn_agents", SPAWN_AGENTS, _agents_schema(_AGENT))
     check = validator(spec.name, _agents_schema({}))
 
@@ -398,11 +396,11 @@ def _spawn_agents() -> Tool[..., Any]:
     return Tool.of_run(ToolBinding(spec, validate, mend, rename, runs=Spawning(_child_entries, listed)))
 
 
-def _spawn_agent_inline() -> Tool[..., Any]:
+def _spawn_agent_inline() -> Tool:
     spec = _spec("spawn_agent_inline", SPAWN_AGENT_INLINE, object_schema(("agent_type",), **_ENTRY))
     return checked(spec, Spawning(lambda value: [_child_entry(value)], _inline_result, is_inline=True))
 
 
 _OTHERS = (LOOKUP, FINDER, ask_user_tool(), _spawn_agents(), _spawn_agent_inline())
-BUILT_IN: Mapping[str, Tool[..., Any]] = MappingProxyType({**CONTROL_TOOLS, **{tool.name: tool for tool in _OTHERS}})
+BUILT_IN: Mapping[str, Tool] = MappingProxyType({**CONTROL_TOOLS, **{tool.name: tool for tool in _OTHERS}})
 """The tools that every run knows by name, whether its agent was given them or not: handlers may always use them."""

@@ -24,7 +24,7 @@ class Followup(TypedDict):
     label: NotRequired[Annotated[str, Field(description="A few words to show in its place.")]]
 
 
-def followup_tool() -> Tool[..., Any]:
+def followup_tool() -> Tool:
     """Return the tool that suggests what to do next."""
 
     @tool(

@@ -146,7 +146,7 @@ def prompt_of(messages: Sequence[object]) -> str:
     return said
 
 
-def answers_of(messages: Sequence[Any]) -> dict[str, AnswerLike]:
+def answers_of(messages: Sequence[object]) -> dict[str, AnswerLike]:
     """
     Return what a page answers to permissions, by question id: parts of its last message in the state ``approval-responded``.
 
@@ -183,7 +183,7 @@ def _last(messages: Any) -> dict[str, Any]:
     return last
 
 
-def _parts(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _parts(message: Mapping[str, object]) -> list[dict[str, Any]]:
     parts = message.get("parts")
     if not (isinstance(parts, list) and all(isinstance(part, dict) for part in parts)):
         msg = "a page sent a message without parts; each message has a list of objects"
@@ -513,6 +513,6 @@ def _call_id(event: Any) -> str:
     return f"{event.path}:{event.tool_call_id}" if event.path else event.tool_call_id
 
 
-def _output(result: ToolResult) -> Any:
+def _output(result: ToolResult) -> object:
     # What the conversation holds of it, so that a page that is loaded again shows the same.
     return result.text if result.data is None or result.structured is not None else plain(result.data)

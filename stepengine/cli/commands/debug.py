@@ -165,7 +165,7 @@ def _debug(options: Options, asked: _Asked, tally: Tally) -> Exit:
         if forked is None:
             code = session.serve(None)
         else:
-            message: Mapping[str, Any] | None = None
+            message: Mapping[str, object] | None = None
             try:
                 code = forked.begin()
             except Woken as woken:
@@ -255,7 +255,7 @@ class Session:
         if order:
             say("the journal is in the order of addresses: siblings follow one another")
 
-    def end(self, message: Mapping[str, Any] | None) -> Never:
+    def end(self, message: Mapping[str, object] | None) -> Never:
         """Serve in a process of its own, to its end."""
         code: int = Exit.FAILED
         try:
@@ -395,7 +395,7 @@ class Session:
 
     # --- going --------------------------------------------------------------------------------------------------------
 
-    def _walk_to(self, position: int, *, jumps: bool = True, **kept: Any) -> None:
+    def _walk_to(self, position: int, *, jumps: bool = True, **kept: object) -> None:
         self._jumps = jumps
         try:
             with _hushed(self._asked, as_json=self._is_json):
@@ -504,7 +504,7 @@ class Session:
         if not said:
             msg = "looking for it ended early: its code, or that of the handler, ended the process"
             raise _Refused(msg)
-        found: dict[str, Any] = json.loads(said)
+        found: dict[str, object] = json.loads(said)
         return found
 
     def _looked(self, what: str, problem: str, looked_at: int, *, found: bool) -> None:
@@ -562,7 +562,7 @@ class Session:
     def _clean(self, text: str) -> str:
         return self._debugger.texts.clean(text)
 
-    def _tell(self, text: str, data: Mapping[str, Any]) -> None:
+    def _tell(self, text: str, data: Mapping[str, object]) -> None:
         """Print what a command has to say, as text or as one JSON object in a line."""
         if self._is_json:
             print(json.dumps({"format": FORMAT, **data}).replace("\x7f", "\\u007f"), flush=True)
@@ -1077,7 +1077,7 @@ def _fork_of(text: str) -> _Fork:
     return _Fork(**given)
 
 
-def _edit_of(name: str, value: str) -> Any:
+def _edit_of(name: str, value: str) -> object:
     if name == "--raise":
         kind, _, said = value.partition(":")
         return _error_of(kind, said)

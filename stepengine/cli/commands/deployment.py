@@ -180,7 +180,7 @@ async def _waited(operator: Operator, run: str, *, as_json: bool) -> Exit:
     from stepengine.durable import DurableEngine
 
     async with DurableEngine(db=operator.url, works=False, app=operator.app) as engine:
-        result: RunResult[Any] = await engine.result(run)
+        result: RunResult = await engine.result(run)
     if as_json:
         print(dumps({"run": run, **json_of(result)}))
     else:

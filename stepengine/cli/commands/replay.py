@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import attrs
 import typer
@@ -119,7 +119,7 @@ def _replay(options: Options, live: Sequence[str], speed: float | None, *, trust
     engine = bench.engine
     doubts = bool(live) and not trusts and not is_ours(journal)
 
-    async def repeat() -> RunResult[Any]:
+    async def repeat() -> RunResult:
         if not anew:
             return await engine.replay(journal, agent=agent, live=live, speed=speed, ask_again=doubts)
         made = await engine.rerun(journal, agent=agent, at=0, reuse=False)
@@ -133,13 +133,13 @@ def _replay(options: Options, live: Sequence[str], speed: float | None, *, trust
     return told(run, options, bench)
 
 
-def repeated(journal: Journal, options: Options, on_divergence: OnDivergence = "raise") -> RunResult[Any]:
+def repeated(journal: Journal, options: Options, on_divergence: OnDivergence = "raise") -> RunResult:
     """Return what the present code makes of a recorded run; nothing is performed."""
     history = journal.history()
     agent = recorded_agent(journal, options, history)
     bench = bench_for(options, agent, performs=False, hooks=hooks_of(history))
 
-    async def ended() -> RunResult[Any]:
+    async def ended() -> RunResult:
         async with bench.engine:
             return await bench.engine.replay(journal, agent=agent, on_divergence=on_divergence)
 

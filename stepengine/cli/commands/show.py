@@ -185,7 +185,7 @@ def _came(history: History, entry: Shown) -> str:
     return value if isinstance(value, str) else _short(value)
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     return json.dumps(plain(value), ensure_ascii=False)
 
 

@@ -44,7 +44,7 @@ def suite(files: Files, *, agent: Agent = "", as_json: Json = False, config: Con
       stepengine test journals/
       stepengine test journals/*.jsonl --agent ./agents/mine.py
     """
-    told: list[dict[str, Any]] = []
+    told: list[dict[str, object]] = []
     options = Options(agent=agent, quiet=True, config=config).in_force()
     for file in spread(files):
         told.append(_replayed(file, options))
@@ -93,7 +93,7 @@ def fields_of(diff: Iterable[tuple[str, str, str]]) -> list[dict[str, str]]:
     return [{"pointer": pointer, "recorded": recorded, "now": now} for pointer, recorded, now in diff]
 
 
-def _other_end(journal: Journal, replayed: RunResult[Any]) -> list[Field]:
+def _other_end(journal: Journal, replayed: RunResult) -> list[Field]:
     """Return how a run that did the same ends otherwise than it did: in its status, its output, the kind of its error."""
     from stepengine.journal.divergence import fields_between
     from stepengine.journal.encoding import comparable

@@ -200,7 +200,7 @@ class Offered:
         options: Further options of ``Engine``.
     """
 
-    agents: tuple[AgentDefinition[Any], ...]
+    agents: tuple[AgentDefinition, ...]
     tools: tuple[Any, ...] = ()
     models: Any = None
     options: dict[str, Any] = attrs.field(factory=dict)

@@ -204,7 +204,7 @@ class Screen(Progress):
             self.diffs += [diff] if isinstance(diff, str) else []
         super().on_event(event)
 
-    def finish(self, result: RunResult[Any]) -> None:
+    def finish(self, result: RunResult) -> None:
         """Show what the run came to where its model did not say it, such as what a handler returned, and how it ended."""
         came_to = _came_to(result)
         if result.status is RunStatus.COMPLETED and came_to.strip() and not any(came_to in s for s in self._said):
@@ -332,7 +332,7 @@ def _is_empty(line: Sequence[Any]) -> bool:
     return all(not part.text.strip() and (part.style is None or part.style.bgcolor is None) for part in line)
 
 
-def _came_to(result: RunResult[Any]) -> str:
+def _came_to(result: RunResult) -> str:
     """Return the output of a run as a person reads it; that of an agent whose output is its messages was shown as they came."""
     output = result.output
     if output is None or isinstance(output, str):
@@ -493,7 +493,7 @@ class Terminal:
             return None
         return await self._always(rules, named)
 
-    async def _always(self, rules: Sequence[JsonDict], chosen: JsonDict | None) -> Any:
+    async def _always(self, rules: Sequence[JsonDict], chosen: JsonDict | None) -> object:
         """Return the answer that allows for good what the person chose after seeing what it covers."""
         if chosen is None:
             by = _call_in(rules[0]).get("agent")
@@ -557,7 +557,7 @@ def _json(value: object) -> str:
     return short if len(short) <= MAX_WIDTH else json.dumps(value, indent=2, ensure_ascii=False)
 
 
-def _permission(line: str) -> Any:
+def _permission(line: str) -> object:
     """Return the answer that a line is to a permission question, ``None`` when it is none."""
     word, _, reason = line.strip().partition(" ")
     word = word.lower()
@@ -610,7 +610,7 @@ def _about_what(question: Question, room: int) -> str:
     return ""
 
 
-def _member(value: Any, name: str) -> Any:
+def _member(value: object, name: str) -> Any:
     return value.get(name) if isinstance(value, Mapping) else None
 
 
@@ -652,7 +652,7 @@ DIGITS = 10
 """Longer numbers are none of an option; Python reads no number of thousands of digits."""
 
 
-def _choice(question: Question, line: str) -> Any:
+def _choice(question: Question, line: str) -> object:
     """Return the answer that a line is to a question: numbers choose options, everything else is text."""
     text = line.strip()
     if not text or text == "/skip":
@@ -688,7 +688,7 @@ class ConsoleRenderer:
 
     def __init__(
         self,
-        handle: RunHandle[Any],
+        handle: RunHandle,
         *,
         colors: ColorScheme = COLORS,
         input: TextIO | None = None,
@@ -701,19 +701,19 @@ class ConsoleRenderer:
         self._terminal = Terminal(console, Lines(input or sys.stdin), colors)
         self._colors = colors
 
-    async def run(self) -> RunResult[Any]:
+    async def run(self) -> RunResult:
         """Show the run to its end and return its result; of a handle that is kept open, that of the last turn."""
         return await follow(self._handle, self._screen, self._terminal)
 
 
 async def follow(
-    handle: RunHandle[Any],
+    handle: RunHandle,
     screen: Screen,
     terminal: Terminal,
     *,
     permits: bool = True,
     settled: Collection[str] = (),
-) -> RunResult[Any]:
+) -> RunResult:
     """
     Show a run to its end, ask and send what is typed; see ``ConsoleRenderer``.
 
@@ -744,7 +744,7 @@ async def follow(
     return await handle.result()
 
 
-async def _show(handle: RunHandle[Any], screen: Screen, somebody: _Person, *, permits: bool) -> None:
+async def _show(handle: RunHandle, screen: Screen, somebody: _Person, *, permits: bool) -> None:
     """Show every event, and tell of those that a person has to do something about."""
     async with contextlib.aclosing(handle.events(answers=True)) as events:
         async for event in events:
@@ -769,9 +769,7 @@ class _Person:
         news: The questions that are open; ``None`` when the run is idle.
     """
 
-    def __init__(
-        self, handle: RunHandle[Any], screen: Screen, terminal: Terminal, settled: Collection[str] = ()
-    ) -> None:
+    def __init__(self, handle: RunHandle, screen: Screen, terminal: Terminal, settled: Collection[str] = ()) -> None:
         self._handle = handle
         self._screen = screen
         self._terminal = terminal
@@ -894,7 +892,7 @@ class TerminalInteractor:
 
     async def ask(self, question: Question, /) -> Any:
         """Return what is typed, or ``None`` when nothing more will be."""
-        answers: list[Any] = []
+        answers: list[object] = []
 
         def answer(said: Any) -> None:
             if problem := answer_problem(said, question):

@@ -51,7 +51,7 @@ class ConsoleLogger:
         """Print what users want to know who asked for detail."""
         self._print("info", message, data, more)
 
-    def warn(self, message: str, data: Any = None, /, **more: Any) -> None:
+    def warn(self, message: str, data: object = None, /, **more: object) -> None:
         """Print what somebody should look at."""
         self._print("warn", message, data, more)
 
@@ -73,7 +73,7 @@ class ConsoleLogger:
         """Print a step that begins."""
         self.debug("step", step=step, messages=len(messages))
 
-    def on_complete(self, result: RunResult[Any]) -> None:
+    def on_complete(self, result: RunResult) -> None:
         """Print how a run ended."""
         usage = result.usage
         self.info(
@@ -96,7 +96,7 @@ class ConsoleLogger:
         print(line, file=self._file or sys.stderr, flush=True)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     """Return a value as it is where that is one word, else as JSON, whose ends can be seen."""
     if isinstance(value, str):
         shown = visible(value, strict=True)

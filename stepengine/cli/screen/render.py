@@ -96,7 +96,7 @@ def one_line(text: str, width: int = 100) -> str:
     return cut(visible(" ".join(text[: 4 * width].split()), strict=True), width)
 
 
-def dumps(value: Any) -> str:
+def dumps(value: object) -> str:
     """Return *value* as indented JSON in ASCII, so that no byte of it can steer a terminal."""
     return json.dumps(value, indent=2).replace("\x7f", "\\u007f")
 
@@ -181,13 +181,13 @@ def _text_lines(value: object, indent: str) -> Iterator[str]:
         yield f"{indent}{json.dumps(value)}"
 
 
-def _member(head: str, value: Any, indent: str) -> Iterator[str]:
+def _member(head: str, value: object, indent: str) -> Iterator[str]:
     lines = list(_text_lines(value, indent))
     is_short = not (isinstance(value, dict | list) and value) and len(lines) == 1
     yield from [f"{head} {lines[0].lstrip(' ')}".rstrip()] if is_short else [head, *lines]
 
 
-def json_of(result: RunResult[Any]) -> dict[str, Any]:
+def json_of(result: RunResult) -> dict[str, Any]:
     """Return *result* as one JSON object: everything but the final state, of which it keeps ids and counts."""
     state = result.state
     return {
@@ -213,7 +213,7 @@ def json_of(result: RunResult[Any]) -> dict[str, Any]:
     }
 
 
-def output_of(output: object) -> Any:
+def output_of(output: object) -> object:
     """Return an output as JSON; a pydantic model by its own JSON form."""
     dump = getattr(output, "model_dump", None)
     return plain(output if dump is None else dump(mode="json"))

@@ -119,14 +119,14 @@ class Texts:
         self._pictures: dict[str, int] = {}
         self._redactor = redactor_for("all", os.environ)
 
-    def clean(self, value: Any) -> Any:
+    def clean(self, value: object) -> Any:
         """Return a JSON value without secrets and without anything that steers a screen."""
         if isinstance(value, str):
             return self._seen(self._redactor.text(value))
         written = compact(value)
         return self._seen(self._redactor.value(value) if self._redactor.suspicious(written) else value)
 
-    def _seen(self, value: object) -> Any:
+    def _seen(self, value: object) -> object:
         if isinstance(value, str):
             return _shown(value)
         if isinstance(value, Mapping):
@@ -153,7 +153,7 @@ class Texts:
             self.all.append(self._cut(clean, whole_at) if self.longest is not None and whole_at else clean)
         return known
 
-    def _cut(self, value: object, whole_at: str) -> Any:
+    def _cut(self, value: object, whole_at: str) -> object:
         if isinstance(value, str):
             longest = self.longest or 0
             if len(value) <= longest:
@@ -565,7 +565,7 @@ def _change(change: object) -> Form:
     return {k: v for k, v in plain(bare(change)).items() if k != "type" and v not in (None, {}, [], ())}
 
 
-def _said(ended: ChildResult[Any]) -> list[Form]:
+def _said(ended: ChildResult) -> list[Form]:
     """Return what a run gave, as the parts of a result: its output, or its text, and its error."""
     output = plain(ended.output)
     parts: list[Form] = []
@@ -581,5 +581,5 @@ def _said(ended: ChildResult[Any]) -> list[Form]:
 def _previous(root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     state = root.get("previous") or {}
     transcript = state.get("view") or state.get("message_history") or {"messages": []}
-    messages: list[Mapping[str, Any]] = transcript["messages"]
+    messages: list[Mapping[str, object]] = transcript["messages"]
     return messages

@@ -94,14 +94,14 @@ def _standing(blocks: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     ]
 
 
-def _answered(message: Mapping[str, Any], blocks: list[Mapping[str, Any]]) -> str:
+def _answered(message: Mapping[str, object], blocks: list[Mapping[str, Any]]) -> str:
     """Return the model that answered: the one that another gave way to last, which a stream's beginning does not know."""
     named = [word_at(block, "to", "model") for block in blocks if block["type"] == FALLBACK]
     served = [word_at(entry, "model") for entry in iterations_of(message.get("usage")) if entry.get("type") == STOOD_IN]
     return next((name for name in [*reversed(named), *reversed(served)] if name), text_at(message, "model"))
 
 
-def _parts(block: Mapping[str, Any], provider: str, model: str) -> list[AssistantPart]:
+def _parts(block: Mapping[str, object], provider: str, model: str) -> list[AssistantPart]:
     part = _part(block, provider, model)
     cited = seen(block, "citations") if block["type"] == "text" else []
     return [part, *[_citation(citation, word_at(block, "text")) for citation in cited]]
@@ -133,7 +133,7 @@ def _part(block: Mapping[str, Any], provider: str, model: str) -> AssistantPart:
     return OpaquePart(provider, freeze(block), tool=tool, text=_shown(block) if tool else "")
 
 
-def _tool_of(block: Mapping[str, Any], kind: str) -> str:
+def _tool_of(block: Mapping[str, object], kind: str) -> str:
     """Return the tool of the provider that a block tells of, in our words where there is one; ``""`` for none."""
     if kind == "server_tool_use":
         name = word_at(block, "name")
@@ -142,7 +142,7 @@ def _tool_of(block: Mapping[str, Any], kind: str) -> str:
     return "" if name == kind else TOOLS.get(name, name)
 
 
-def _shown(block: Mapping[str, Any]) -> str:
+def _shown(block: Mapping[str, object]) -> str:
     """Return for people what a tool of the provider was asked, or what came of it."""
     asked = block.get("input")
     if isinstance(asked, Mapping):

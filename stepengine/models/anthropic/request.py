@@ -138,7 +138,7 @@ def encode(
     *,
     stream: bool,
     after: str = "",
-    more: Mapping[str, Any] | None = None,
+    more: Mapping[str, object] | None = None,
 ) -> bytes:
     """
     Return the body of a request.

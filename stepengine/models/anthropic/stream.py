@@ -115,7 +115,7 @@ class AnthropicAccumulator(Accumulator):
     def _whole(self) -> bool:
         return bool(self._message and self._message.get("stop_reason")) and all(o.closed for o in self._blocks)
 
-    def _start(self, message: Mapping[str, Any]) -> None:
+    def _start(self, message: Mapping[str, object]) -> None:
         if self._message is not None:
             self._broken("a second message_start")
         self._message = {**message, "usage": dict(object_at(message, "usage"))}

@@ -214,7 +214,7 @@ def _beside(part: Mapping[str, object], known: frozenset[str]) -> Json:
     return {"more": more} if more else {}
 
 
-def _shown(part: Mapping[str, Any]) -> tuple[str, str]:
+def _shown(part: Mapping[str, object]) -> tuple[str, str]:
     """Return the tool of the provider that a part tells of, in our words, and for people what was asked or came of it."""
     if "executableCode" in part:
         return "code_execution", shown_text(word_at(part, "executableCode", "code"))
@@ -255,7 +255,7 @@ def _citations(candidate: Mapping[str, object]) -> list[CitationPart]:
     return [*(found or chunks), *read, *quoted]
 
 
-def _source(chunk: Mapping[str, Any]) -> CitationPart:
+def _source(chunk: Mapping[str, object]) -> CitationPart:
     for kind in ("web", "retrievedContext", "maps"):
         told = chunk.get(kind)
         if isinstance(told, Mapping):
@@ -328,7 +328,7 @@ class GoogleAccumulator(Accumulator):
                 deltas += self._told(candidate)
         return deltas
 
-    def _told(self, candidate: Mapping[str, Any]) -> list[ModelDelta]:
+    def _told(self, candidate: Mapping[str, object]) -> list[ModelDelta]:
         self._candidate.update({k: v for k, v in candidate.items() if k != "content" and v is not None})
         for member in LIKELY:
             if tokens := seen(candidate, "logprobsResult", member):
@@ -356,7 +356,7 @@ class GoogleAccumulator(Accumulator):
             return []
         return [ThinkingChunk(text) if part.get("thought") else TextChunk(text)]
 
-    def _add(self, part: Mapping[str, Any], text: str = "") -> None:
+    def _add(self, part: Mapping[str, object], text: str = "") -> None:
         self._parts.append(part)
         self._texts.append([text])
 
@@ -383,7 +383,7 @@ class GoogleAccumulator(Accumulator):
         self._newest = self._call_at = None
         return self._told_arguments(whole["functionCall"])
 
-    def _told_arguments(self, call: Mapping[str, Any]) -> list[ModelDelta]:
+    def _told_arguments(self, call: Mapping[str, object]) -> list[ModelDelta]:
         number = self._calls
         self._calls += 1
         arguments = compact({} if call.get("args") is None else call["args"])

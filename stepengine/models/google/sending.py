@@ -32,7 +32,7 @@ class Way:
         self.private = private
 
 
-def client_of(sdk: Any, access: Mapping[str, Any], base_url: str, api_version: str | None, http_client: Any) -> Way:
+def client_of(sdk: Any, access: Mapping[str, object], base_url: str, api_version: str | None, http_client: Any) -> Way:
     """Return a client of the SDK, let in by *access*, that uses *http_client* and none of its own."""
     import httpx2
 
@@ -72,7 +72,7 @@ async def post(way: Way, path: str, content: bytes | None, headers: Mapping[str,
     return await _post_publicly(way, path, content, headers)
 
 
-async def _post_privately(way: Way, path: str, content: bytes | None, headers: Mapping[str, str]) -> Any:
+async def _post_privately(way: Way, path: str, content: bytes | None, headers: Mapping[str, str]) -> object:
     api = way.client._api_client  # noqa: SLF001 - there is no public way
     request = api._build_request("get" if content is None else "post", path, {}, None)  # noqa: SLF001
     request.data = content or {}
@@ -84,7 +84,7 @@ async def _post_privately(way: Way, path: str, content: bytes | None, headers: M
     return response.response_stream
 
 
-async def _post_publicly(way: Way, path: str, content: bytes | None, headers: Mapping[str, str]) -> Any:
+async def _post_publicly(way: Way, path: str, content: bytes | None, headers: Mapping[str, str]) -> object:
     import httpx2
     from google.genai import errors
 

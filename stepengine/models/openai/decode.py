@@ -148,7 +148,7 @@ def _stop(data: Mapping[str, object]) -> tuple[str | None, StopReason | None]:
     return reason, INCOMPLETE.get(reason)
 
 
-def _parts(item: Mapping[str, Any], mark: Json) -> list[AssistantPart]:
+def _parts(item: Mapping[str, object], mark: Json) -> list[AssistantPart]:
     match item["type"]:
         case "message":
             contents = objects_at(item, "content")
@@ -173,7 +173,7 @@ def _image(item: Mapping[str, object], mark: Json) -> AssistantPart | None:
     return made_part(item.get("result"), f"image/{form}" if form else "", {**mark, "item": rest})
 
 
-def _shown(item: Mapping[str, Any]) -> str:
+def _shown(item: Mapping[str, object]) -> str:
     """Return for people what a tool of the provider was asked, and what came of it."""
     action = item.get("action")
     asked = [word_at(action, "query"), word_at(action, "url"), word_at(item, "code")]
@@ -198,7 +198,7 @@ def _citation(annotation: Mapping[str, object], text: str) -> CitationPart:
     return CitationPart(word_at(annotation, "url"), title, said=said, source=word_at(annotation, "file_id"))
 
 
-def _said(content: Mapping[str, Any], item: Mapping[str, Any], mark: Json) -> AssistantPart:
+def _said(content: Mapping[str, Any], item: Mapping[str, object], mark: Json) -> AssistantPart:
     origin = {"id": item.get("id"), "phase": item.get("phase")}
     if content["type"] == "refusal":
         data = {**mark, **{name: value for name, value in origin.items() if value}}

@@ -140,7 +140,7 @@ def _end(after: bytes, role: str, *, is_over: bool) -> list[bytes]:
 class _Loading:
     """Gives the tools that results refer to, each once, behind the results of a batch."""
 
-    def __init__(self, hidden: frozenset[str], define: Callable[[str], Any] | None) -> None:
+    def __init__(self, hidden: frozenset[str], define: Callable[[str], object] | None) -> None:
         self._waiting = set(hidden)
         self._define = define
 

@@ -120,7 +120,7 @@ def said_by(request: ModelRequest, model: str, preset: Preset) -> Said:
     return said_of(request.settings, ways)
 
 
-def _named(name: str, value: Any) -> Json | None:
+def _named(name: str, value: object) -> Json | None:
     return None if value is None else {name: value}
 
 
@@ -184,7 +184,7 @@ def _text(request: ModelRequest) -> Json | None:
     return {"format": {**named, "schema": schema if form is None else form, "strict": form is not None}}
 
 
-def _tool_choice(request: ModelRequest) -> Any:
+def _tool_choice(request: ModelRequest) -> object:
     choice = tool_choice_of(request)
     return choice if choice is None or choice in WORDS else {"type": "function", "name": choice}
 

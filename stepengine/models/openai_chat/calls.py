@@ -76,7 +76,7 @@ class CallPieces:
         """Whether every call has arguments, and they are whole."""
         return all(slot.complete for slot in self._slots)
 
-    def take(self, entries: Sequence[Mapping[str, Any]]) -> list[ModelDelta]:
+    def take(self, entries: Sequence[Mapping[str, object]]) -> list[ModelDelta]:
         """Take the entries of one chunk and return what they add."""
         deltas: list[ModelDelta] = []
         for position, entry in enumerate(entries):
@@ -117,7 +117,7 @@ class CallPieces:
             self._by_index[index] = found
         return found
 
-    def _found(self, index: Any, call_id: str) -> _Slot | None:
+    def _found(self, index: object, call_id: str) -> _Slot | None:
         if type(index) is int:
             return self._by_index.get(index)
         named = [slot for slot in self._slots if call_id and slot.id == call_id]

@@ -95,7 +95,7 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
     )
 
 
-def _cost(usage: Mapping[str, Any]) -> Decimal | None:
+def _cost(usage: Mapping[str, object]) -> Decimal | None:
     """Return what the gateway says a reply cost; with a key of the user's own his provider asks for the rest (providers:PV81)."""
     paid = _dollars(usage.get("cost"))
     if paid is None:
@@ -111,7 +111,7 @@ def _dollars(value: Any) -> Decimal | None:
     return Decimal(str(value)) if type(value) in (int, float) and 0 <= value <= MAX_COST else None
 
 
-def _raw_usage(data: Mapping[str, object]) -> Any:
+def _raw_usage(data: Mapping[str, object]) -> object:
     """Return the usage, which Groq used to put elsewhere in streams (ecosystem:EC109)."""
     elsewhere = data.get("x_groq")
     return data.get("usage") or (elsewhere.get("usage") if isinstance(elsewhere, Mapping) else None)
@@ -154,7 +154,7 @@ def _is_custom(entry: Mapping[str, object]) -> bool:
     return entry.get("type") == "custom" or isinstance(entry.get("custom"), Mapping)
 
 
-def _call(entry: Mapping[str, Any], function: Mapping[str, Any], mark: Json) -> AssistantPart:
+def _call(entry: Mapping[str, object], function: Mapping[str, object], mark: Json) -> AssistantPart:
     """Return a call with its id and what else it holds, such as the signature of Gemini's thoughts behind Google's endpoint."""
     newer = {name: value for name, value in entry.items() if name not in MEMBERS and value is not None}
     inside = {name: value for name, value in function.items() if name not in FUNCTION_MEMBERS and value is not None}

@@ -265,7 +265,7 @@ def _nine(call_id: str) -> str:
     return hashlib.sha256(utf8(call_id)).hexdigest()[:NINE]
 
 
-def _assistant_content(parts: Sequence[AssistantPart], flags: Flags) -> Any:
+def _assistant_content(parts: Sequence[AssistantPart], flags: Flags) -> object:
     """Return text as one string, a list when there are parts of this provider's own kinds, or nothing."""
     pieces: list[str | Json] = []
     before: AssistantPart | None = None

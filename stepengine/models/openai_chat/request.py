@@ -106,7 +106,7 @@ def said_by(request: ModelRequest, model: str, preset: Preset) -> Said:
     return said_of(request.settings, ways)
 
 
-def _named(name: str, value: Any) -> Json | None:
+def _named(name: str, value: object) -> Json | None:
     return None if value is None else {name: value}
 
 
@@ -211,7 +211,7 @@ def encode_plain_tool(spec: ToolSpec) -> Json:
     return {"type": "function", "function": function}
 
 
-def _tool_choice(request: ModelRequest, preset: Preset) -> Any:
+def _tool_choice(request: ModelRequest, preset: Preset) -> object:
     choice = tool_choice_of(request)
     if choice == "none" and preset.quiet_none:
         return None

@@ -56,7 +56,7 @@ class ReplacementInput(TypedDict):
     ]
 
 
-def writing_tools(root: Root, *, delete: bool = False) -> list[Tool[..., Any]]:
+def writing_tools(root: Root, *, delete: bool = False) -> list[Tool]:
     """Return the tools that write below *root*; with *delete* also the one that deletes."""
     writer = _Writer(root)
 

@@ -33,7 +33,7 @@ FILES_SEEN = 200_000
 GLOB_MAX = 2_000
 
 
-def searching_tools(root: Root, *, prefer_python: bool) -> list[Tool[..., Any]]:
+def searching_tools(root: Root, *, prefer_python: bool) -> list[Tool]:
     """Return the tools that search below *root*."""
     ripgrep = None if prefer_python else find_ripgrep(root.real)
 

@@ -189,7 +189,7 @@ FOREVER = float("inf")
 CONFINED = "files that may hold secrets, or that a rule denies, are left out"
 
 
-def command_tools(shell: Shell) -> list[Tool[..., Any]]:
+def command_tools(shell: Shell) -> list[Tool]:
     """Return the tools that run programs below the root of *shell*."""
 
     @tool(
@@ -375,7 +375,7 @@ async def _started(
 
 
 def _frame(command: Argv | Script, process: Process, ending: Ending, message: str) -> dict[str, Any]:
-    frame: dict[str, Any] = {"command": shortened(shown_command(command), SHOWN_CHARS), "exit_code": ending.code}
+    frame: dict[str, object] = {"command": shortened(shown_command(command), SHOWN_CHARS), "exit_code": ending.code}
     if ending.signal is not None:
         frame["signal"] = ending.signal
     return {**frame, "duration_seconds": round(process.seconds, 3), **({"message": message} if message else {})}

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
@@ -392,7 +392,7 @@ class SafeFetcher:
             **own,
         }
         waits = {"connect": WEB_CONNECT_SECONDS, **dict.fromkeys(("read", "write", "pool"), WEB_IDLE_SECONDS)}
-        extensions: dict[str, Any] = {"timeout": waits}
+        extensions: dict[str, object] = {"timeout": waits}
         if numeric_address(target.host) is None:
             extensions["sni_hostname"] = target.host
         return httpx2.Request(method, url, headers=headers, extensions=extensions)
