@@ -606,6 +606,7 @@ class _Elsewhere:
         self.emit = io.emit
         self.attempt = io.attempt
         self.begun = io.begun
+        self.waits = io.waits
 
     @property
     def watched(self) -> bool:

@@ -133,6 +133,7 @@ class History:
         self.windows: dict[str, int] = {}
         self.kept: set[tuple[Address, str]] = set()
         self.begun: dict[Address, Begun] = {}
+        self.waiting: set[Address] = set()
         self.blobs: dict[str, Any] = {}
         self.last_at = 0
         self._built: dict[Address, Transcript] = {}
@@ -237,6 +238,8 @@ class History:
             self._next[record.path] = record.seq
         elif record.input.get("type") == "Begun":
             self._take_begun((record.path, record.seq), begun_of(record.input))
+        elif record.input.get("type") == "Waits":
+            self.waiting.add((record.path, record.seq))
 
     def _take_begun(self, address: Address, more: Begun) -> None:
         """Add what a model call had used when it was stopped, which may happen once in each process that made it."""

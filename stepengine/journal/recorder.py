@@ -33,6 +33,7 @@ from stepengine.journal.records import Input, Intent, Result, shown_address, to_
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.asking import shown_questions
 from stepengine.runtime.performer import IO, Item, Performer, is_repeatable
+from stepengine.runtime.performing import is_deferred
 
 if TYPE_CHECKING:
     from stepengine.journal.journaled_run import JournaledRun
@@ -290,6 +291,20 @@ class Recorder:
             return attrs.evolve(stop, child=child)
         return await self._kept(item, outcome, [])
 
+    def _noting(self, item: Item, io: IO, attempts: list[Any]) -> IO:
+        """Return the ``IO`` of an effect that is performed live, which notes what else is recorded of it."""
+        if type(item.effect) is CallModel:
+            return Attempts(io, attempts)
+        return Waiting(io, self._keep_waiting) if is_deferred(item) else io
+
+    async def _keep_waiting(self, item: Item) -> None:
+        """Keep, durably, that the body of a call has returned: its result may come to another process."""
+        self._append(Input(item.path, item.effect.seq, self._run.timing.last, {"type": "Waits"}))
+        owed = self._owed
+        waiting = self._lasting() if self._run.waits else None
+        if waiting is not None:
+            await self._until(waiting, owed)
+
     # --- live ---------------------------------------------------------------------------------------------------------
 
     def _note_stopped(self, item: Item, io: IO) -> None:
@@ -306,10 +321,13 @@ class Recorder:
 
     async def _doubtful(self, item: Item, io: IO) -> Single:
         """Deal with an effect that was begun and has no result."""
+        run, address = self._run, (item.path, item.effect.seq)
+        assert run.past is not None  # noqa: S101 - it says what was begun
+        is_waiting = address in run.past.history.waiting and is_deferred(item)
+        if is_waiting and f"{DOUBT}{shown_address(*address)}" not in run.decisions:
+            return await self._live(item._replace(has_begun=True), io, [], again=True)
         if is_repeatable(item):
             return await self._live(item, io, self._lost(item) if type(item.effect) is CallModel else [], again=True)
-        run = self._run
-        assert run.past is not None  # noqa: S101 - it says what was begun
         decided = decision_about(item, run.in_doubt, run.decisions, run.past.history)
         if decided is None:
             return await self._live(item, io, [], again=True)
@@ -324,9 +342,8 @@ class Recorder:
         return [lost if begun is None else {**lost, "usage": bare(begun.usage)}]
 
     async def _live(self, item: Item, io: IO, attempts: list[Any], *, again: bool = False) -> Single:
-        noting = Attempts(io, attempts) if type(item.effect) is CallModel else io
         try:
-            outcome = await self._inner.perform(item, noting)
+            outcome = await self._inner.perform(item, self._noting(item, io, attempts))
         except BaseException:
             self._note_stopped(item, io)
             raise
@@ -503,6 +520,26 @@ class Attempts:
         """Return what a model call had used that was stopped."""
         return self._io.begun(item)
 
+    def waits(self, item: Item) -> Awaitable[None]:
+        """Take note that a call waits."""
+        return self._io.waits(item)
+
     def drive(self, plan: RunPlan, state: AgentState, path: str) -> Awaitable[Finished]:
         """Run a child."""
         return self._io.drive(plan, state, path)
+
+
+class Waiting:
+    """The ``IO`` of one call of a deferred tool: says when its body has returned, passes everything on."""
+
+    __slots__ = ("_io", "attempt", "begun", "drive", "emit", "waits")
+
+    def __init__(self, io: IO, waits: Callable[[Item], Awaitable[None]]) -> None:
+        self._io = io
+        self.waits = waits
+        self.emit, self.attempt, self.begun, self.drive = io.emit, io.attempt, io.begun, io.drive
+
+    @property
+    def watched(self) -> bool:
+        """Whether anybody is shown events."""
+        return self._io.watched

@@ -97,6 +97,7 @@ INPUTS: Mapping[str, Shape] = {
     "Kept": {"fp": str},
     "Begun": {"usage": dict, "cost?": str},
     "Taken": {"by": str, "reason": str},
+    "Waits": {},
 }
 OUTCOMES: Mapping[str, type] = {"CallModel": ModelReply, "CallTool": ToolResult, "Spawn": ChildResult, "Ask": tuple}
 

@@ -285,6 +285,8 @@ class Innermost:
             if binding is None or tool is None:
                 msg = f"the tool {effect.tool_name!r} of agent {item.plan.definition.id!r} cannot be carried out here"
                 raise StepEngineError(msg)  # noqa: TRY301
+            if item.has_begun:
+                return self._value(item, await self._delivered(item, None, io))
             arguments = effect.arguments
             if arguments is None:
                 arguments = binding.validate(effect.input).arguments
@@ -293,19 +295,26 @@ class Innermost:
             if self._services.tools.guard is not None:
                 guard = self._services.tools.guard(_request(item, effect, binding.spec))
                 running = _guarded(running, guard, self._services.tools.workspace)
-            result = await (self._delivered(item, running) if is_deferred(item) else running)
+            result = await (self._delivered(item, running, io) if is_deferred(item) else running)
         except StepEngineError as error:
             return self._failure(item, error)
         return self._value(item, result)
 
-    async def _delivered(self, item: Item, running: Awaitable[ToolResult]) -> ToolResult:
-        """Return what comes from outside, once the body has begun the work; its error, when it could not."""
+    async def _delivered(self, item: Item, running: Awaitable[ToolResult] | None, io: IO) -> ToolResult:
+        """
+        Return what comes from outside, once the body has begun the work; its error, when it could not.
+
+        Where it has done so in a process before, *running* is ``None``: then the result is all that is missing.
+        """
         deferred = self._tree.deferred
         delivered = deferred.expect(item)
         try:
-            result = await running
-            if result.is_error:
-                return result
+            if running is not None:
+                result = await running
+                if result.is_error:
+                    return result
+                if not delivered.done():
+                    await io.waits(item)
             deferred.waits(item)
             return await delivered
         finally:

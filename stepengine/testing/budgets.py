@@ -25,6 +25,7 @@ from stepengine.errors import AgentError
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.limits import Gate, Ledgers, Meter, Refusals
 from stepengine.runtime.performer import IO, Item, Middleware, Performer
+from stepengine.runtime.performing import NOTHING
 from stepengine.runtime.sizes import expected_tokens
 from stepengine.testing.invariants import Watched, name_of, refuse
 
@@ -97,6 +98,10 @@ class _Unheard:
 
     def begun(self, item: Item) -> Begun | None:
         """Return that nothing is known."""
+
+    def waits(self, item: Item) -> Awaitable[None]:
+        """Do nothing."""
+        return NOTHING
 
     def drive(self, plan: RunPlan, state: AgentState, path: str) -> Awaitable[Finished]:
         """Refuse: the world drives children without a task."""

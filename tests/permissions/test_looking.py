@@ -160,7 +160,7 @@ def listings() -> list[str]:
     """
     Return commands that name files, and could name what they must not.
     """
-    ls = ["", "-a", "-A", "-R", "-aR", "-laR", "-R .", "-R sub", "-A sub", "-a sub/deep", "--all --recursive", "-i", "-li", "-1", "-F", "-p", "-t", "-S", "-r", "-R itself/", "itself/", "-RA1 sub itself/", "-- -R", "-R --", "--color=never -a"]  # fmt: skip
+    ls = ["", "-a", "-A", "-R", "-aR", "-R .", "-R sub", "-A sub", "-a sub/deep", "--all --recursive", "-i", "-1", "-F", "-p", "-t", "-S", "-r", "-R itself/", "itself/", "-RA1 sub itself/", "-- -R", "-R --", "--color=never -a"]  # fmt: skip
     found = ["", ".", "./", ". -name *.pem", ". -iname *.PEM", ". -type f", "-type f", ". -print", ". -print -name zzz", ". -not -name zzz", ". -path *vaults*", ". -ipath *VAULTS*", ". -maxdepth 2", ". -maxdepth 3 -type f", ". -mindepth 2", "sub", "sub/", "sub -type f", ". -newer a.txt", ". -size -10", ". -mtime -1", ". -name zzz , -print", ". ( -name zzz , -print )", ". ( -print )", ". ! -name zzz", "itself/", "itself/ -type f", "-name *.pem", "sub/deep . -type f", ". -not -empty -type f", "./sub/.", "sub//deep", ". -name id_?sa", ". -mindepth 1 -maxdepth 1 -name k*", "-- ."]  # fmt: skip
     shown = ["rg -l .", "rg -c .", "rg -l . sub", "rg -l . itself/", "git diff --name-only", "git diff --name-status HEAD", "git diff --stat", "git log --stat", "git log --name-only --all", "git log --name-status -n 1", "git show --name-only", "git show HEAD^{tree}", "git show main^{tree}", "git status -s -u", "git status --porcelain --ignored", "git grep -l .", "git grep -c . HEAD"]  # fmt: skip
     return [f"ls {words}".strip() for words in ls] + [f"find {words}".strip() for words in found] + shown

@@ -299,7 +299,8 @@ def _agents(settings: Settings) -> Iterator[Finding]:
             yield Finding(
                 area, "note", f"{one.source} is hidden: {one.agent.id} means {one.hidden_by}", "rename one of them"
             )
-    own = [one for one in found if Path("agents").resolve() in one.source.parents]
+    local = Path(os.path.realpath("agents"))  # a link may lead in a circle
+    own = [one for one in found if local in one.source.parents]
     yield from _own_agents(len(found), len(own))
     yield from _unbound_tools(found)
     for folder in settings.agent_folders:
