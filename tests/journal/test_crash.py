@@ -19,7 +19,7 @@ import pytest
 
 from stepengine import AgentCall, AgentDefinition, Engine, Parallel, Perform, RunStatus, Tool, ToolCall
 from stepengine.data.messages import ToolResult
-from stepengine.errors import UnknownOutcome
+from stepengine.errors import AnswerRejected, UnknownOutcome
 from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, check
 from stepengine.journal.encoding import touched_world
 from stepengine.journal.history import History
@@ -413,3 +413,15 @@ def test_members_that_wait_for_room_when_the_process_is_killed_are_not_in_doubt(
     expected = [n if n not in begun or n in quick else "in doubt" for n in range(7)]
     assert went_on.stdout.strip() == str(expected), went_on.stderr
     assert {int(n) for n in log.read_text()} == set(range(7)) - begun
+
+
+@pytest.mark.spec("reliability:R3")
+@pytest.mark.parametrize("key", ["doubt:#9", "doubt:0/1#0", "doubt:"])
+def test_a_decision_about_an_effect_that_is_not_in_doubt_is_refused_and_says_which_are(rig, key):
+    done = []
+    payer, lines = doubtful_run(rig, done)
+    journal = MemoryJournal(lines)
+
+    with pytest.raises(AnswerRejected, match=r"is no effect in doubt of this run; in doubt are: doubt:#0$"):
+        payer.resume(journal, {key: "yes"}, in_doubt="ask")
+    assert (lines, []) == (journal.lines(), done)

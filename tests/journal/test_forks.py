@@ -177,6 +177,17 @@ def test_a_fork_that_cannot_be_made_says_why(recorded, at, said):
         branch(journal, at, "edited", allow_repeat=True)
 
 
+def test_an_effect_that_a_run_does_not_have_is_told_with_those_that_it_has(recorded):
+    """However short the journal is, and whichever run of its tree is meant."""
+    lines = recorded[1].lines()
+    for count in range(2, len(lines), 3):
+        intents = MemoryJournal(lines[:count]).history().intents
+        for path in {path for path, seq in intents if seq >= 0}:
+            last = max(seq for other, seq in intents if other == path)
+            with pytest.raises(JournalError, match=rf"the run there has the effects 0 to {last}$"):
+                branch(MemoryJournal(lines[:count]), f"{path}#99", "edited", allow_repeat=True)
+
+
 def test_addresses_have_a_text_form():
     assert [address_of(a) for a in (3, "3", "#3", "3.2#1", -1, "#-1")] == [
         ("", 3),
