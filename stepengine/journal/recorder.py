@@ -342,7 +342,7 @@ class Recorder:
         begun = self._replayer.begun(item)
         return [lost if begun is None else {**lost, "usage": bare(begun.usage)}]
 
-    async def _live(self, item: Item, io: IO, attempts: list[Any], *, again: bool = False) -> Single:
+    async def _live(self, item: Item, io: IO, attempts: list[object], *, again: bool = False) -> Single:
         noting = Attempts(io, attempts) if type(item.effect) is CallModel else io
         try:
             outcome = await self._inner.perform(item, noting)
@@ -492,7 +492,7 @@ class Attempts:
 
     __slots__ = ("_io", "_noted", "emit")
 
-    def __init__(self, io: IO, noted: list[Any]) -> None:
+    def __init__(self, io: IO, noted: list[object]) -> None:
         self._io = io
         self._noted = noted
         self.emit = io.emit
