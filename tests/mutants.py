@@ -211,8 +211,8 @@ MUTANTS = (
     Mutant(
         "lines of a handler are not logged",
         "stepengine/runtime/hub.py",
-        "    LogLine: Hub._log_line,  # noqa: SLF001\n",
-        "",
+        "                self.log(event, event.data, step=event.step)\n",
+        "                pass\n",
         HUB,
     ),
     # --- context ----------------------------------------------------------------------------------------------------
@@ -587,7 +587,7 @@ MUTANTS = (
     ),
     Mutant(
         "the handler is not closed",
-        "stepengine/machine/run.py",
+        "stepengine/machine/handler.py",
         "        run.closed_with(author.close())\n",
         "        run.closed_with(())\n",
         ("tests/machine/test_closing.py",),

@@ -63,6 +63,27 @@ def test_every_row_that_is_cited_is_there() -> None:
     assert "" == "\n".join(str(each) for each in cited if not each.resolves)
 
 
+OF_SIMULATE = {*(f"I{number}" for number in range(1, 13)), "R3"}
+"""Names of what ``simulate`` checks: its docstring says what each means, and its failures show them."""
+LOOSE = re.compile(rf"\b(?:design|{'|'.join(spec_rows.PAGES)}) (?:section )?(?:{spec_rows.ID}|[0-9.]+)\b")
+
+
+def test_the_package_cites_rows_by_page_and_id() -> None:
+    """
+    ``(reliability:MP12)`` alone: what stands there can be searched for, and opened.
+    """
+    found = []
+    for file in spec_rows.citing():
+        if file.relative_to(spec_rows.ROOT).parts[0] == "stepengine":
+            text = file.read_text(encoding="utf-8")
+            found += [(file.name, loose) for loose in LOOSE.findall(text)]
+            found += [
+                (c.file.name, c.row) for c in spec_rows.citations(file, text) if not c.page and c.row not in OF_SIMULATE
+            ]
+
+    assert [] == found
+
+
 @pytest.mark.parametrize(
     ("line", "ids"),
     [

@@ -30,7 +30,7 @@ __all__ = ("EXIT_CODES", "Exit", "complain", "exit_code", "explained", "finished
 
 
 class Exit(IntEnum):
-    """What the command line tells its caller (ecosystem EC141)."""
+    """What the command line tells its caller."""
 
     COMPLETED = 0
     FAILED = 1

@@ -98,7 +98,7 @@ class Case:
 
 def case_of(file: str, options: Options, *, performs: bool, beside: Iterable[Case] = ()) -> Case:
     """
-    Return a recorded run with its agent, and say which file that comes from (judging JG11).
+    Return a recorded run with its agent, and say which file that comes from.
 
     Args:
         file: The journal.
@@ -146,7 +146,7 @@ def purse_of(budget: str) -> Purse:
 
 def agreed(calls: int, low: Decimal | None, high: Decimal | None, *, yes: bool) -> None:
     """
-    Say how many model calls are to be made and what they may cost, and ask unless that was agreed to (judging JG86).
+    Say how many model calls are to be made and what they may cost, and ask unless that was agreed to.
 
     Raises:
         UsageProblem: when nobody can be asked, or the answer is no.
@@ -237,7 +237,7 @@ def _reply(item: object, file: str) -> Any:
 
 
 def cleaner() -> Redactor:
-    """Return what takes secrets out of reports, also those that a journal itself would keep (judging JG13)."""
+    """Return what takes secrets out of reports, also those that a journal itself would keep."""
     from stepengine.redaction import redactor_for
 
     return redactor_for("all", os.environ)
@@ -280,7 +280,7 @@ def to_the_end(make: Callable[[], Coroutine[object, Any, Made]], engines: Iterab
 
 
 def interrupted_or(command: Callable[[], Exit]) -> Exit:
-    """Do what *command* does: a journal that cannot be used is wrong usage, a prefix that does not fit a divergence (JG12)."""
+    """Do what *command* does: a journal that cannot be used is wrong usage, a prefix that does not fit a divergence."""
 
     def tried() -> Exit:
         try:

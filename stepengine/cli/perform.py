@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 UNAUTHORIZED = 401
 GRACE = 5.0
-"""Seconds that effects have to come to their end when a signal ends a run (requirements X73)."""
+"""Seconds that effects have to come to their end when a signal ends a run."""
 
 __all__ = (
     "Run",

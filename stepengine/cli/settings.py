@@ -1,5 +1,5 @@
 """
-What the command line is configured with, and where each value came from (requirements P10, X62).
+What the command line is configured with, and where each value came from.
 
 An explicit argument wins over the environment, the environment over the project's file, the project's over the user's.
 A project's file is foreign: a repository that was just cloned may give models short names and lower limits, but choose no

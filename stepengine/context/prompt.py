@@ -1,4 +1,4 @@
-"""``SystemPrompt`` and ``Environment``: a system prompt from parts, in a fixed order (requirements I18-I22)."""
+"""``SystemPrompt`` and ``Environment``: a system prompt from parts, in a fixed order."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-``prune_to_summary``: older turns become a summary without a model call (requirements I16, generator-contract section 4, P12-P24).
+``prune_to_summary``: older turns become a summary without a model call.
 
 Of tool calls one line each is kept, and the few results that matter. Each entry is one part of the summary message and says
 of which role it is in the part's own data, so that a later prune takes the list back as it was, whatever the texts say. A
@@ -60,11 +60,11 @@ __all__ = (
 
 SUMMARY_TAG = "CONVERSATION_SUMMARY"
 SUMMARY_TAGS = frozenset({SUMMARY_TAG, SUMMARY})
-"""What tells a summary, ours or one that the model wrote; never its text (generator-contract P28)."""
+"""What tells a summary, ours or one that the model wrote; never its text (generator-contract:P28)."""
 MEMORY_TAG = "MEMORY"
 CONTINUE_TAG = "CONTINUE_PROMPT"
 SILENT_TAGS = frozenset({"INSTRUCTIONS_PROMPT", "STEP_PROMPT", "AGENT_SPAWN_NOTICE", CONTINUE_TAG, GAP_TAG})
-"""Messages that are not summarised, and that do not make a turn begin (generator-contract P10, P12)."""
+"""Messages that are not summarised, and that do not make a turn begin (generator-contract:P12)."""
 
 SEPARATOR = "\n\n---\n\n"
 HEADER = (
@@ -109,7 +109,7 @@ class Memory(NamedTuple):
 
 
 def entry_tokens(entry: Entry) -> int:
-    """Return the size of an entry in tokens of three characters (generator-contract P22)."""
+    """Return the size of an entry in tokens of three characters (generator-contract:P22)."""
     return -(-len(entry.text) // 3)
 
 
@@ -172,7 +172,7 @@ def remembered(
 
 def fitting(entries: Sequence[Entry], user_budget: int, assistant_tool_budget: int) -> tuple[Entry, ...]:
     """
-    Return the entries that fit, from the newest back (generator-contract P22, P23, P29).
+    Return the entries that fit, from the newest back.
 
     The first entry of a role that does not fit closes that role. The newest entry and the live request always stay; the
     latter counts for no budget.
@@ -191,7 +191,7 @@ def fitting(entries: Sequence[Entry], user_budget: int, assistant_tool_budget: i
 
 
 def summary_message(memory: Memory) -> UserMessage:
-    """Return the message that keeps a memory, one part per entry (generator-contract P24, P28)."""
+    """Return the message that keeps a memory, one part per entry."""
     parts: list[UserPart] = [TextPart(HEADER)]
     for entry in memory.entries:
         data = {"provider": "stepengine", "entry": entry.role, **({"live": True} if entry.live else {})}
@@ -200,7 +200,7 @@ def summary_message(memory: Memory) -> UserMessage:
 
 
 def continue_message() -> UserMessage:
-    """Return the message that ends a history which was pruned in the middle of a turn (generator-contract P11)."""
+    """Return the message that ends a history which was pruned in the middle of a turn (generator-contract:P11)."""
     return UserMessage(CONTINUE, (CONTINUE_TAG,))
 
 
@@ -326,7 +326,7 @@ LINES: Mapping[str, Callable[[Mapping[str, Any]], str]] = MappingProxyType(
         "set_messages": lambda _: "Changed the messages",
     }
 )
-"""What a call of a tool did, from its input (generator-contract P17); of other tools the name is kept."""
+"""What a call of a tool did, from its input (generator-contract:P17); of other tools the name is kept."""
 
 
 def _agent_of(call: ToolCallPart) -> str:
@@ -354,7 +354,7 @@ def _data(message: ToolMessage) -> Any:
 
 def result_of(message: ToolMessage, call: ToolCallPart, forgotten: frozenset[str]) -> str:
     """
-    Return what is kept of a result, ``""`` for nothing (generator-contract P18).
+    Return what is kept of a result, ``""`` for nothing (generator-contract:P18).
 
     Args:
         message: The result.

@@ -1,5 +1,5 @@
 """
-``summarize`` and ``compact``: older history becomes a summary that the model writes (requirements I6, I8-I11).
+``summarize`` and ``compact``: older history becomes a summary that the model writes.
 
 **What it changes.** The view by default: the model is shown the summary, the record keeps every message. With
 ``replace_record=True``, and always with ``compact`` from a handler, the record itself.

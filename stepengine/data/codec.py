@@ -4,7 +4,7 @@ JSON for every stored type, both ways.
 The codec is driven by the annotations of the data classes and closed: ``STORED`` lists what can be stored. A stored
 object is a JSON object with the member ``"type"`` and one member per field that differs from its default; member names
 are field names. Storing and loading are strict: an unknown type, an unknown field, a wrong value or a newer format is a
-``DataError`` that says where. Nothing that is loaded can run code (requirements B17, reliability R20).
+``DataError`` that says where. Nothing that is loaded can run code.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``AgentDefinition``: the frozen description of an agent (requirements A)."""
+"""``AgentDefinition``: the frozen description of an agent."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def normalised_id(agent_id: str) -> str:
 
 def check_handler(agent_id: str, handler: object) -> None:
     """
-    Raise unless *handler* is a generator function of one argument (requirements A12, reliability GN11).
+    Raise unless *handler* is a generator function of one argument.
 
     Raises:
         DefinitionError: naming the function's file and line.

@@ -1,4 +1,4 @@
-"""How large messages are, in tokens, without a tokenizer: a quarter of their characters (requirements I1)."""
+"""How large messages are, in tokens, without a tokenizer: a quarter of their characters."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def transcript_tokens(transcript: Transcript) -> int:
 
 def tokens_since(view: Transcript, sent: Transcript, reported: int) -> int | None:
     """
-    Return how large a prompt with *view* is, when one with *sent* had *reported* tokens (requirements X45).
+    Return how large a prompt with *view* is, when one with *sent* had *reported* tokens.
 
     What came after *sent* is estimated; ``None`` when *view* does not go on from it. O(1).
     """
@@ -71,7 +71,7 @@ class Measured(NamedTuple):
     tokens: int
 
     def tokens_of(self, system_prompt: str, view: Transcript) -> int | None:
-        """Return how large the next prompt is, or ``None`` when it does not go on from this one (requirements X45)."""
+        """Return how large the next prompt is, or ``None`` when it does not go on from this one."""
         if system_prompt != self.system_prompt:
             return None
         return tokens_since(view, self.messages, self.tokens)

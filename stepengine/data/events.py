@@ -1,5 +1,5 @@
 """
-Events: what whoever watches a run is shown (requirements N9). They change nothing.
+Events: what whoever watches a run is shown. They change nothing.
 
 Every event has ``run_id`` (the root run's), ``path`` (the run in the tree, ``""`` for the root), ``seq`` (the number of the
 effect it belongs to, or of the next one), ``epoch`` and ``index`` (its place in the stream, -1 until it is emitted), and

@@ -2,8 +2,8 @@
 JSON values that cannot change.
 
 ``JsonDict`` and ``JsonList`` are real ``dict`` and ``list`` objects, so ``==``, ``isinstance`` and ``json.dumps`` work on
-them, but every mutator raises (design 5). ``freeze`` is the one door through which outside values become data: it
-refuses what is not JSON and says where. There is no fallback for what it refuses (reliability JR43).
+them, but every mutator raises. ``freeze`` is the one door through which outside values become data: it
+refuses what is not JSON and says where. There is no fallback for what it refuses.
 """
 
 from __future__ import annotations
@@ -274,7 +274,7 @@ def compact(value: object) -> str:
 
 
 def canonical(value: object) -> str:
-    """Return *value* as canonical JSON text: keys sorted, no spaces, ``-0.0`` as ``0.0`` (reliability JR40)."""
+    """Return *value* as canonical JSON text: keys sorted, no spaces, ``-0.0`` as ``0.0`` (reliability:JR40)."""
     return json.dumps(_plus_zero(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True)
 
 

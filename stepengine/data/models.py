@@ -419,4 +419,4 @@ class ReplyDone:
 
 
 ModelDelta: TypeAlias = TextChunk | ThinkingChunk | ToolCallStarted | ToolCallChunk | ToolCallEnded | ReplyDone
-"""What a provider's stream gives; exactly one ``ReplyDone``, last (requirements G4)."""
+"""What a provider's stream gives; exactly one ``ReplyDone``, last."""

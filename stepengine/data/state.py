@@ -1,4 +1,4 @@
-"""``AgentState``: everything that a run is, as one value (design 5, requirements B); and what a run ends with."""
+"""``AgentState``: everything that a run is, as one value; and what a run ends with."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def suspended_at(record: Sequence[Message]) -> int | None:
 
 def prompt_tokens(state: AgentState, measured: Measured | None) -> int:
     """
-    Return how large the next prompt of a run is in tokens (requirements X45).
+    Return how large the next prompt of a run is in tokens.
 
     What the provider last reported plus the estimate of what came after; where nothing was reported, or the prompt was
     rewritten since, all of it is estimated.
@@ -205,7 +205,7 @@ class RunStatus(StrEnum):
 
 
 class RunPhase(StrEnum):
-    """What a run is doing (requirements X6)."""
+    """What a run is doing."""
 
     IDLE = "idle"
     CALLING_MODEL = "calling_model"

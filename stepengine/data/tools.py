@@ -47,7 +47,7 @@ P = ParamSpec("P", default=...)
 R_co = TypeVar("R_co", covariant=True, default=Any)
 
 ToolChoice: TypeAlias = str
-"""``"auto"``, ``"none"``, ``"required"``, or the name of the one tool that must be called (requirements G19)."""
+"""``"auto"``, ``"none"``, ``"required"``, or the name of the one tool that must be called."""
 
 
 @attrs.frozen(kw_only=True)
@@ -83,7 +83,7 @@ NO_INPUT = freeze_object({"type": "object", "properties": {}})
 @attrs.frozen
 class ToolSpec:
     """
-    What is known of a tool without running it (design 2, 7).
+    What is known of a tool without running it.
 
     Attributes:
         name: Unique name, ``[A-Za-z0-9_-]{1,64}``.
@@ -92,10 +92,10 @@ class ToolSpec:
         category: For permission rules: ``"read"``, ``"write"``, ``"execute"``, ``"network"`` or any other word.
         annotations: Hints.
         parallel_safe: Whether calls may run at the same time as other parallel-safe calls of one reply.
-        ends_turn: Whether the turn ends after it ran (requirements D5).
-        forces_next_step: Whether the model must see its result before the turn can end (generator-contract T3).
+        ends_turn: Whether the turn ends after it ran.
+        forces_next_step: Whether the model must see its result before the turn can end.
         requires_permission: Whether an ask applies to it; false means an ask counts as allow, a deny still denies.
-        ephemeral: Keep only the newest so many results of this tool in the view; ``None`` keeps all (requirements I12).
+        ephemeral: Keep only the newest so many results of this tool in the view; ``None`` keeps all.
         timeout: Seconds that one call may take; ``None`` for the default.
         retries: How often a failed call is tried again; only for idempotent tools.
         strict: Whether the provider shall promise inputs that keep to the schema, where it can and the schema allows it.
@@ -288,13 +288,13 @@ Runs: TypeAlias = Ordinary | Control | Spawning | Asking
 @attrs.frozen
 class ToolBinding:
     """
-    A tool as the machine knows it (design 3).
+    A tool as the machine knows it.
 
     Attributes:
         spec: What is known of it.
         validate: Turns an input into ``Validated`` or raises ``ToolInputError``.
         repair: Mends what models often get wrong before validation, names and values; for a model's input alone.
-        rename: Mends the names alone; for the input of handlers and hooks, whose values have to be right (requirements X67).
+        rename: Mends the names alone; for the input of handlers and hooks, whose values have to be right.
         runs: How a call runs.
     """
 

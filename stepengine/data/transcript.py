@@ -2,11 +2,10 @@
 The history of a run: an immutable sequence of messages with O(1) append.
 
 Versions share one append-only buffer and differ in length. Appending to the newest version claims the next slot of the
-buffer; appending to an older one copies the prefix once. Old versions stay valid for ever, iteration is contiguous
-(design 5, performance 5).
+buffer; appending to an older one copies the prefix once. Old versions stay valid for ever, iteration is contiguous.
 
 A transcript cannot hold an unpaired tool call: an assistant message with calls comes together with one result per call,
-in call order, and call ids are unique (requirements B16, reliability I1).
+in call order, and call ids are unique.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """
-Foreign history in and out: the widespread ``{"role", "content"}`` form (requirements B18).
+Foreign history in and out: the widespread ``{"role", "content"}`` form.
 
 Its content is text or blocks of type ``text``, ``tool_use``, ``tool_result``, ``image`` and the like. Read is also how Chat
 Completions writes calls and results, as ``tool_calls`` of an assistant message and messages with the role ``tool``, and

@@ -1,5 +1,5 @@
 """
-What a handler may yield (design 4).
+What a handler may yield.
 
 One rule: ``yield x`` is sent a ``StepResult``; ``yield from x`` gives x's own typed value and raises on failure. Every
 yieldable is therefore iterable: iterating it yields the value itself once and unpacks the answer.
@@ -107,7 +107,7 @@ def _input(value: Mapping[str, object]) -> JsonDict:
 
 
 def _stored(messages: object) -> Any:
-    """Return a history in its stored form, so that a handler can pass on what it was given (generator-contract T26)."""
+    """Return a history in its stored form, so that a handler can pass on what it was given."""
     from stepengine.data.codec import plain  # noqa: PLC0415 - the codec knows all of data
 
     if not isinstance(messages, list | tuple | Transcript):

@@ -1,5 +1,5 @@
 """
-This process as one of the workers: one database, one event loop, one executor, until it is closed (U30, U31, U33, U35).
+This process as one of the workers: one database, one event loop, one executor, until it is closed.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _source(handler: Any) -> str:
 
 class Process:
     """
-    A worker in this process, from ``open`` to ``close``; there is one at a time (U35).
+    A worker in this process, from ``open`` to ``close``; there is one at a time (durable:U35).
 
     Args:
         setting: How it takes part.

@@ -1,5 +1,5 @@
 """
-What the database holds of a run tree, and its ways in and out of ordinary journals (U42).
+What the database holds of a run tree, and its ways in and out of ordinary journals.
 
 The database holds outcomes, and of what was asked for only fingerprints. So a journal is made by driving the agents over the
 outcomes: nothing is performed, and what differs from the record is a divergence. The other way, outcomes of a journal become

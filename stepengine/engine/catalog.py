@@ -1,5 +1,5 @@
 """
-Which agents and tools an engine has, checked when it is built (requirements A2, A6, A7, reliability TL19).
+Which agents and tools an engine has, checked when it is built.
 
 A definition that is met later, because a handler or a caller gave it, is checked in the same way when it is met.
 """
@@ -179,7 +179,7 @@ class Catalog:
 
     def info(self, agent_id: str) -> JsonDict:
         """
-        Return what is told of an agent of this engine (generator-contract T31).
+        Return what is told of an agent of this engine.
 
         Raises:
             AgentError: when no agent has that id.
@@ -251,7 +251,7 @@ class Catalog:
         )
 
     def _check_folders(self, whose: str, tools: Iterable[ToolLike]) -> None:
-        """Refuse tools that may change the file which says what they may do (requirements X70)."""
+        """Refuse tools that may change the file which says what they may do."""
         file = self._policy_file
         if file is None or file.below_root:
             return
@@ -338,7 +338,7 @@ def _spawnable(definition: AgentDefinition, wanted: str, ids: Mapping[str, objec
 def _direct(
     definition: AgentDefinition, children: Iterable[Agent | AgentDefinition], known: Mapping[str, object]
 ) -> dict[str, ToolBinding]:
-    """Return a tool for each agent that the model of *definition* may spawn (generator-contract L28, L29)."""
+    """Return a tool for each agent that the model of *definition* may spawn."""
     made: dict[str, ToolBinding] = {}
     for child in children if "spawn_agents" in definition.tool_names else ():
         tool = direct_tool(child.definition if isinstance(child, Agent) else child)
@@ -403,7 +403,7 @@ def _unique(given: Iterable[object]) -> dict[str, AgentDefinition]:
 
 def check_hooks(owner: str, hooks: Hooks) -> None:
     """
-    Raise unless every hook is a plain or generator function (design 8).
+    Raise unless every hook is a plain or generator function.
 
     Raises:
         DefinitionError: naming the owner, the point and the hook.
@@ -471,7 +471,7 @@ def _no_agent(agent_id: str, known: Iterable[str]) -> str:
     return did_you_mean(normalised_id(agent_id), [*known, *bundled_agents()])
 
 
-# --- what an agent is told of the others: which it may run, and which tools are its own (L18, L19) -------------------
+# --- what an agent is told of the others: which it may run, and which tools are its own -------------------
 
 
 def instructions_note(agent: Agent, sent: Sequence[ToolSpec] | None) -> str:

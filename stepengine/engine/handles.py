@@ -1,5 +1,5 @@
 """
-Runs in the background: how a handle of them is made, found and ended (requirements N1, N4, N13).
+Runs in the background: how a handle of them is made, found and ended.
 
 What a server needs of an engine: it holds no ids and no tasks of its own, and asks the engine for a run by its id.
 """

@@ -310,7 +310,7 @@ class Launcher:
         return own if canonical in recorded.models else recorded.default or own
 
     def _window(self, models: Models, model: str, *, offline: bool = False) -> int | None:
-        """Return a model's context length; without pricing no price data are loaded for it (requirements G18)."""
+        """Return a model's context length; without pricing no price data are loaded for it."""
         if self.services.pricing is None:
             return None
         windows = self._windows.setdefault(models, {})
@@ -407,7 +407,7 @@ class StepRun:
 
 
 def _at_least_spent(limits: Limits, session: JournaledRun) -> Limits:
-    """Return *limits* with room for what is recorded: new ones hold for what is live, spent is spent (reliability JR29)."""
+    """Return *limits* with room for what is recorded: new ones hold for what is live, spent is spent."""
     assert session.past is not None  # noqa: S101 - only recorded runs are started again
     own = [i for (path, seq), i in session.past.history.intents.items() if not path and seq >= 0]
     asked = {i.seq if i.gather is None else i.gather for i in own}

@@ -1,5 +1,5 @@
 """
-Loads agent files: Python files that hold ``agent = AgentDefinition(...)`` or ``agents = [...]`` at module level (requirements J18, X74).
+Loads agent files: Python files that hold ``agent = AgentDefinition(...)`` or ``agents = [...]`` at module level.
 
 How their modules are named and what they import from beside them is told in ``beside``.
 """

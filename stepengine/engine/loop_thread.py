@@ -1,5 +1,5 @@
 """
-``LoopThread``: one event loop in a thread of its own, for synchronous callers (requirements D23, reliability SS09).
+``LoopThread``: one event loop in a thread of its own, for synchronous callers.
 
 It works inside a running loop, from any thread, and from inside its own runs: whoever would wait for a thread that waits
 for him is given a fresh one.

@@ -298,7 +298,7 @@ class Override:
 
 
 overrides: ContextVar[Mapping[int, Override]] = ContextVar("stepengine_overrides")
-"""By the identity of the engine's launcher. A context variable: overrides of concurrent tasks do not meet (reliability SS08)."""
+"""By the identity of the engine's launcher. A context variable: overrides of concurrent tasks do not meet."""
 
 
 def _several(of_what: str) -> Fine:

@@ -1,5 +1,5 @@
 """
-What runs are started with: ``RunPlan`` and ``AgentState`` of roots and children (design 3, 5, 9).
+What runs are started with: ``RunPlan`` and ``AgentState`` of roots and children.
 
 Everything that can be wrong before a run exists is found here.
 """
@@ -104,8 +104,8 @@ def reopening(request: Request) -> Request:
     the state keeps its questions; otherwise they are dropped, and the conversation goes on without an answer.
 
     Raises:
-        AnswerRejected: when a state alone cannot be gone on from with an answer (requirements X11), or an answer is none to
-            its question (X54).
+        AnswerRejected: when a state alone cannot be gone on from with an answer, or an answer is none to
+            its question.
     """
     previous = request.previous
     if not isinstance(previous, AgentState) or not previous.pending:
@@ -510,7 +510,7 @@ def _within(limits: Limits, given: Limits, depth: int | None) -> Limits:
 
 
 def _continued(plan: RunPlan, agent: Agent, previous: AgentState | None) -> AgentState:
-    """Return the state of a root run; what *previous* keeps and loses is design 5."""
+    """Return the state of a root run, with what it keeps of *previous*."""
     if previous is not None and not isinstance(previous, AgentState):
         msg = f"previous is an AgentState, such as result.state, not a {type(previous).__name__}"
         raise InputError(msg, issues=("previous should be an AgentState",))

@@ -1,7 +1,7 @@
 """
 What agents say about their params and outputs, compiled: pydantic models and JSON Schemas become functions.
 
-``data`` and ``machine`` only hold such schemas; here is where they are understood (design 2).
+``data`` and ``machine`` only hold such schemas; here is where they are understood.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Compiled(NamedTuple):
         validate_output: Turns an output into its stored JSON or raises ``OutputMissing``; ``None`` without a schema.
         decode_output: Turns stored JSON into what the caller gets; ``None`` when that is the JSON itself.
         output_schema: The JSON Schema of the output; ``None`` without one.
-        rename: Mends the names in given params, in whatever spelling they came (requirements X67), and nothing else.
+        rename: Mends the names in given params, in whatever spelling they came, and nothing else.
     """
 
     params: Callable[[Any], Params]

@@ -1,5 +1,5 @@
 """
-Runs in sessions: what a root run goes on from, and what it leaves for the next one (requirements K4-K6, L3-L5, L15).
+Runs in sessions: what a root run goes on from, and what it leaves for the next one.
 
 A store is whatever has the two methods of ``SessionStore``; what it can do beside that is used where it is there. Each run in
 a session is recorded in a journal of its own, where the store has a place for it.
@@ -463,7 +463,7 @@ class Turn:
     # --- what was not saved -------------------------------------------------------------------------------------------
 
     async def _save_what_was_not(self) -> None:
-        """Save what a run left that ended in a process which was killed before the session was saved (reliability SS02)."""
+        """Save what a run left that ended in a process which was killed before the session was saved."""
         for name in await asyncio.to_thread(self._ahead):
             try:
                 await self._save_again(name)
@@ -571,7 +571,7 @@ class Turn:
             self._warn(f"not all of the session {self.session_id!r} was saved: {type(error).__name__}: {error}", error)
 
     async def _save_child(self, child: Conversation) -> None:
-        """Save the conversation of a child as a session that names the session and the call which it began in (L13)."""
+        """Save the conversation of a child as a session that names the session and the call which it began in."""
         state, parent = child.state, child.state.parent_id
         session = await self.sessions.load(self._session_of(state.run_id))
         above = {known.state.run_id for known in self._conversations}

@@ -1,4 +1,4 @@
-"""``diff``: what two recorded runs did differently (replay D13)."""
+"""``diff``: what two recorded runs did differently."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stepengine.runtime.performer import child_path
 __all__ = ("Difference", "RunChange", "diff")
 
 ChangeKind: TypeAlias = Literal["added", "removed", "changed", "outcome", "start", "end"]
-# What differs between two runs of the same thing without meaning anything (replay J23).
+# What differs between two runs of the same thing without meaning anything (replay:J23).
 VOLATILE = frozenset({"at", "run_id", "request_id", "provider_data", "spending", "tool_call_id"})
 MARKS: Mapping[str, str] = {"added": "+", "removed": "-", "changed": "~", "outcome": "=", "start": "^", "end": "$"}
 MAX_SHOWN = 12

@@ -1,5 +1,5 @@
 """
-Values to records to lines: forms of effects and outcomes, differences between requests, blobs, checksums (replay J4, J5, J19, J20, K2).
+Values to records to lines: forms of effects and outcomes, differences between requests, blobs, checksums.
 
 Member names are Python field names. Pure data only: functions are stored as their names, a value that is not JSON as the
 name of its type; secrets are taken out on the way.
@@ -297,8 +297,8 @@ class Encoder:
         link: Whether each checksum starts from the one before.
         previous: The checksum of the last line that is there already.
         blobs: Fingerprints of blobs that are there already.
-        stable: Whether what differs between two recordings of the same thing is left out (replay J23).
-        inline: The longest text that stands where it is used, in characters; longer ones are blobs (replay J20).
+        stable: Whether what differs between two recordings of the same thing is left out.
+        inline: The longest text that stands where it is used, in characters; longer ones are blobs.
     """
 
     def __init__(
@@ -542,7 +542,7 @@ def packed(value: object, blobs: dict[str, object], inline: int = MAX_INLINE) ->
     """
     Return *value* with texts of more than *inline* characters replaced by ``{"$blob": fp}`` and put into *blobs*.
 
-    An object of the user's with a single member that starts with ``$`` is wrapped in ``{"$obj": ...}`` (replay J8).
+    An object of the user's with a single member that starts with ``$`` is wrapped in ``{"$obj": ...}`` (replay:J8).
     """
     if isinstance(value, str):
         return _blob(value, blobs) if len(value) > inline else value

@@ -1,5 +1,5 @@
 """
-Fingerprints: what an effect is told apart by (replay J10, J39, D2, D3).
+Fingerprints: what an effect is told apart by.
 
 A fingerprint is the first 32 hex digits of the SHA-256 of canonical JSON, after secrets were taken out. That of a model
 request holds a chain over its messages, kept beside each message of the transcript, so that the request of step 10,000
@@ -30,7 +30,7 @@ __all__ = ("DEFAULT_SETTINGS", "Fingerprints", "definition_fingerprint", "finger
 START = bytes(32)
 DIGITS = 32
 KEPT = 64
-# What the outside world would see of each effect; ids, addresses and annotations are not part of it (replay D2).
+# What the outside world would see of each effect; ids, addresses and annotations are not part of it (replay:D2).
 SEEN = {
     "CallTool": ("type", "tool_name", "input"),
     "Perform": ("type", "name", "args", "kwargs"),
@@ -58,7 +58,7 @@ def offered_tool(spec: ToolSpec) -> dict[str, Any]:
 
 
 def definition_fingerprint(definition: AgentDefinition, tools: Sequence[ToolSpec]) -> str:
-    """Return the fingerprint of an agent: a hint that its code has changed, never a reason to refuse it (replay J36)."""
+    """Return the fingerprint of an agent: a hint that its code has changed, never a reason to refuse it."""
     prompts = [definition.system_prompt, definition.instructions_prompt, definition.step_prompt]
     return fingerprint(
         {

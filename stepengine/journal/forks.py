@@ -2,7 +2,7 @@
 Cutting a journal off and going on from there: ``branch`` makes the new journal, with one outcome changed if asked for.
 
 The original is only read. What is kept is what belongs to the past of the given address, not what stands before it in the
-file: a sibling that had finished stays (replay D11).
+file: a sibling that had finished stays.
 """
 
 from __future__ import annotations

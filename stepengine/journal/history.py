@@ -1,7 +1,7 @@
 """
-What a journal says: its records by address, checked for structure (replay J41), requests put together again (J19), its opening.
+What a journal says: its records by address, checked for structure, requests put together again, its opening.
 
-The opening is what the run was started with: the head, and the Spawn of the root at ``("", -1)`` (J11, J12).
+The opening is what the run was started with: the head, and the Spawn of the root at ``("", -1)``.
 """
 
 from __future__ import annotations
@@ -597,7 +597,7 @@ def _hooks_of(plan: RunPlan) -> tuple[str, ...]:
 
 
 def changes_since(head: Head, plan: RunPlan, name: str) -> list[str]:
-    """Return what is not as it was when *head* was written; only effects decide whether that matters (reliability JR24)."""
+    """Return what is not as it was when *head* was written; only effects decide whether that matters."""
     changes: list[str] = []
     if head.engine != _version():
         changes.append(f"{name} was recorded by stepengine {head.engine}; this is {_version()}")

@@ -2,7 +2,7 @@
 ``JournaledRun``: one run tree with its journal: recording it, resuming it, replaying it.
 
 An engine asks it for the plan, the state and the services that the run is started with; everything else happens behind the
-performer. The driver, the machine and the adapters know nothing of it (design 2, 9, 10).
+performer. The driver, the machine and the adapters know nothing of it.
 """
 
 from __future__ import annotations
@@ -170,10 +170,10 @@ class JournaledRun:
         machines: The machines of the tree, by path.
         decoders: What makes the output of a run of its JSON, by path, where that is of the author's own type.
         waits: Whether what was appended is lost without ``durable``.
-        durable: See ``Commits``; calls of one tick share one commit (reliability JR42). Where a commit never waits long, it is
+        durable: See ``Commits``; calls of one tick share one commit. Where a commit never waits long, it is
             that commit.
         writes: What was written to files by calls whose results are not recorded yet.
-        kept: What of the record serves although something else is asked for now (requirements X58).
+        kept: What of the record serves although something else is asked for now.
     """
 
     def __init__(self, mode: Mode, journal: Journal, answers: Mapping[str, AnswerLike] | None = None) -> None:
@@ -288,7 +288,7 @@ class JournaledRun:
         """
         Return a recorded run that is repeated, and performs what is not recorded; what differs is an error.
 
-        The journal is replaced when something came to it (replay M8).
+        The journal is replaced when something came to it.
         """
         return cls._again(Mode.NEW, journal, answers, leeway)
 
@@ -492,9 +492,13 @@ class JournaledRun:
         """Whether the run goes on from what is recorded in its journal."""
         return self.mode is Mode.RESUME and self.past is not None
 
-    def shows(self, event: Event) -> bool:
-        """Return whether an event is news: while a run is resumed, what was recorded is not told again."""
-        if self.mode is not Mode.RESUME or self.past is None or (type(event) is RunStarted and not event.path):
+    @property
+    def shows(self) -> Callable[[Event], bool] | None:
+        """What says whether an event is news: while a run is resumed, what was recorded is not told again; else all are."""
+        return self._is_news if self.mode is Mode.RESUME else None
+
+    def _is_news(self, event: Event) -> bool:
+        if self.past is None or (type(event) is RunStarted and not event.path):
             return True
         return (event.path, event.seq) not in self.past.history.results
 
@@ -702,7 +706,7 @@ class JournaledRun:
         return Extension(past.answered, held, asked - past.answered, self.source.set_aside())
 
     def _put_in_order(self, source: Journal, target: Journal) -> None:
-        """Put the records of a recording in the order of their addresses, if it is to be stable (replay J22)."""
+        """Put the records of a recording in the order of their addresses, if it is to be stable."""
         records = source.records()
         target.replace(in_address_order(records) if target.stable else records)
 

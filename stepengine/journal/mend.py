@@ -1,5 +1,5 @@
 """
-What a journal is worth, and mending it by hand: ``check``, ``scrub``, ``sealed``, ``repair`` (replay K8, K13, J30, J37).
+What a journal is worth, and mending it by hand: ``check``, ``scrub``, ``sealed``, ``repair``.
 
 Mending is an explicit act: nothing here happens by itself.
 """

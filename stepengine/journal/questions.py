@@ -1,5 +1,5 @@
 """
-Answers to the open questions of a suspended run, and decisions about effects that are in doubt (requirements K6-K12, reliability JR37).
+Answers to the open questions of a suspended run, and decisions about effects that are in doubt.
 """
 
 from __future__ import annotations

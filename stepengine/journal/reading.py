@@ -1,5 +1,5 @@
 """
-Bytes to records: lines, checksums, the torn tail (replay J1, J9, J30, J34, J40, reliability JR01-JR06, JR18, JR38).
+Bytes to records: lines, checksums, the torn tail.
 
 Opening a journal reads its lines once for their checksums, and of an intent or a result no more than its address and what
 else is in front; such a record stays where it stands until somebody needs it. So a replay never parses the effects that it

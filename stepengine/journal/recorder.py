@@ -2,8 +2,8 @@
 ``Recorder``: the middleware that records effects, and answers from the record what was recorded already.
 
 It stands between the meter of limits and the gate, so that a refusal is recorded like any other outcome. The order is
-always the same: intent, effect, result, durable, and only then does the machine see it (reliability R1-R3). Recorded too is
-what a run looks up when it starts (J11) and its time over all processes that worked on it (JR28).
+always the same: intent, effect, result, durable, and only then does the machine see it. Recorded too is
+what a run looks up when it starts and its time over all processes that worked on it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from stepengine.journal.records import Input, Intent, Result, shown_address, to_
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.asking import shown_questions
 from stepengine.runtime.performer import IO, Item, Performer, is_repeatable
-from stepengine.runtime.performing import NOTHING
 
 if TYPE_CHECKING:
     from stepengine.journal.journaled_run import JournaledRun
@@ -76,7 +75,7 @@ class Timing:
     Puts outcomes on the run's own clock.
 
     Args:
-        stable: Whether times depend on addresses alone, so that two recordings agree (replay J23).
+        stable: Whether times depend on addresses alone, so that two recordings agree.
 
     Attributes:
         last: The latest time so far.
@@ -203,7 +202,7 @@ class Recorder:
 
     def _lasting(self) -> asyncio.Future[None] | None:
         """
-        Commit the intents of effects that must not happen twice, or may be undone: that they were begun must outlive a power cut (JR41).
+        Commit the intents of effects that must not happen twice, or may be undone: that they were begun must outlive a power cut (reliability:JR41).
 
         So must what people are asked: who has seen a question may answer it, whatever became of the process that asked.
         The first of a run waits, too, so that whatever was paid for belongs to a run that can be resumed. So does whatever
@@ -227,24 +226,6 @@ class Recorder:
             self._run.append(record)
         except StepEngineError as error:
             raise self._run.fail(error) from error.__cause__
-
-    async def at_once(self, item: Item, io: IO) -> Single:
-        """Begin an effect that is asked for alone, and perform it."""
-        beginning = self.begin((item,))
-        if beginning is not NOTHING:
-            await beginning
-        if self._replayer is not None or self._run.fatal is not None:
-            return await self.perform(item, io)
-        attempts: list[object] = []
-        try:
-            outcome = await self._inner.perform(item, Attempts(io, attempts) if type(item.effect) is CallModel else io)
-        except BaseException:
-            self._note_stopped(item, io)
-            raise
-        kept, owed, waiting = self._keep(item, outcome, attempts, io)
-        if waiting is not None:
-            await self._until(waiting, owed)
-        return kept
 
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
         """Answer an effect from the record, or perform and record it."""
@@ -276,7 +257,7 @@ class Recorder:
         return self._replayer.answer(known, item)
 
     async def _again(self, known: Result, item: Item, io: IO) -> Single:
-        """Perform what is recorded once more; it must come to the same (replay D12)."""
+        """Perform what is recorded once more; it must come to the same."""
         assert self._replayer is not None  # noqa: S101 - it found the result
         outcome = await self._inner.perform(item, io)
         if type(outcome) is not Stop:
@@ -289,7 +270,7 @@ class Recorder:
         return attrs.evolve(stop, begun=self._replayer.begun(item))
 
     async def _spawn(self, item: Item, io: IO) -> Single:
-        """Run a child over its own records; what its parent's record says of it is a check (design 10)."""
+        """Run a child over its own records; what its parent's record says of it is a check."""
         run, replayer = self._run, self._replayer
         address = (item.path, item.effect.seq)
         refused = replayer.refused_child(address, item) if replayer is not None else None
@@ -324,7 +305,7 @@ class Recorder:
         self._append(Input(item.path, item.effect.seq, at, said))
 
     async def _doubtful(self, item: Item, io: IO) -> Single:
-        """Deal with an effect that was begun and has no result (reliability R3, JR07)."""
+        """Deal with an effect that was begun and has no result."""
         if is_repeatable(item):
             return await self._live(item, io, self._lost(item) if type(item.effect) is CallModel else [], again=True)
         run = self._run
@@ -400,20 +381,30 @@ class Recorder:
             self._unseen = plan, is_unseen
         return is_unseen
 
-    async def _until(self, waiting: asyncio.Future[None], owed: Kept) -> None:
-        try:
-            await _to_the_end(waiting)
-        except StepEngineError as error:
-            raise self._failed(error, owed) from error.__cause__
+    async def _until(self, waiting: asyncio.Future[None] | None, owed: Kept) -> None:
+        """
+        Wait until what is owed is durable, and do not stop waiting when the run is stopped: what has happened is not called cancelled.
+
+        A run that was cancelled meanwhile is noticed by whoever drives it.
+        """
+        while waiting is not None:
+            try:
+                return await waiting
+            except asyncio.CancelledError:
+                # Cancelling took the future along. The commit goes on, and the next one ends no sooner.
+                waiting = self._run.durable()
+            except StepEngineError as error:
+                raise self._failed(error, owed) from error.__cause__
+        return None
 
     def _failed(self, error: StepEngineError, owed: Kept) -> StepEngineError:
-        """Say in the error what happened although no record of it could be kept (reliability JR09), and let nothing go on."""
+        """Say in the error what happened although no record of it could be kept (reliability:JR09), and let nothing go on."""
         for item, outcome in owed:
             _note_outcome(error, item, outcome)
         return self._run.fail(error)
 
     def _settled(self, item: Item, outcome: Value | Failure, at: int) -> Value | Failure:
-        """Return an outcome as it will be read back, so that recording and replay see the same (replay K14)."""
+        """Return an outcome as it will be read back, so that recording and replay see the same (replay:K14)."""
         if type(outcome) is Value and outcome.at == at and not self._cleans:
             # The run's clock started with this process, as it does in nearly every run.
             return outcome
@@ -515,15 +506,3 @@ class Attempts:
     def drive(self, plan: RunPlan, state: AgentState, path: str) -> Awaitable[Finished]:
         """Run a child."""
         return self._io.drive(plan, state, path)
-
-
-async def _to_the_end(future: asyncio.Future[None]) -> None:
-    """
-    Wait, and do not stop waiting when the run is stopped: what has happened is not called cancelled.
-
-    A run that was cancelled meanwhile is noticed by whoever drives it.
-    """
-    while not future.done():
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait((future,))
-    future.result()

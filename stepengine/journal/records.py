@@ -1,5 +1,5 @@
 """
-The records of a journal and their lines, and what may stand in them (replay J1-J9, J11-J18, J41 as amended by design 3 and 10).
+The records of a journal and their lines, and what may stand in them.
 
 A journal may be anybody's, with checksums that are right, so names and types of members are checked before anybody relies
 on them. A check of shape raises ``ValueError`` or ``DataError``, which whoever knows the record's place makes a
@@ -241,7 +241,7 @@ MAJOR = 1
 TAIL = 18
 SHORT = 4096
 TAIL_FORM = re.compile(rb',"crc":"([0-9a-f]{8})"\}\Z')
-# JSON may hold these as they are, but tools that split text into lines take them for line ends (reliability JR05).
+# JSON may hold these as they are, but tools that split text into lines take them for line ends (reliability:JR05).
 SEPARATORS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 
 Address: TypeAlias = "tuple[str, int]"

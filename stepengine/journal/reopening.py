@@ -1,5 +1,5 @@
 """
-Permissions of a journal that somebody else made: they are taken back, so that a run that goes on asks again (requirements X72).
+Permissions of a journal that somebody else made: they are taken back, so that a run that goes on asks again.
 
 A journal says who allowed what, and whoever writes one can say it. What is recorded as done stays done; but a yes whose call
 has not begun would let it run now, and one for good would let later calls run, under rules that ask.

@@ -1,5 +1,5 @@
 """
-``Replayer``: answers the effects of a run from its past, and says where the past ends (replay D1-D11).
+``Replayer``: answers the effects of a run from its past, and says where the past ends.
 
 ``Past`` is what a run must repeat: its records by address, and what of them was used. A journal may be cut at an address
 ``p#n``: everything of ``p`` from n on is gone with the runs it spawned; on the way up, each ancestor loses the result of the
@@ -163,7 +163,7 @@ class Cut:
 
 def check_repeats(history: History, cut: Cut, act: str, *, undone: bool = False) -> None:
     """
-    Raise when something may happen again that must not, unless somebody says so (reliability JR36).
+    Raise when something may happen again that must not, unless somebody says so.
 
     Args:
         history: What was recorded.
@@ -250,10 +250,10 @@ class Leeway:
         live: The types of effects that are performed for real; their results must be the recorded ones.
         may_leave: Whether it may end before its record does.
         may_repeat: Whether effects that changed the world may be cut off, and so happen again.
-        keeps: Whether any effect of the recorded kind is answered with its outcome (requirements X58).
-        accepts: Says whether one that is not quite the recorded one is (replay D14).
+        keeps: Whether any effect of the recorded kind is answered with its outcome.
+        accepts: Says whether one that is not quite the recorded one is.
         doubts_yes: Whether a recorded permission lets nothing run, as one of a journal that somebody else made: it counts for
-            the call whose result is recorded with it, once, and for nothing else (requirements X72).
+            the call whose result is recorded with it, once, and for nothing else.
     """
 
     live: frozenset[str] = frozenset()
@@ -335,7 +335,7 @@ class Past:
 
     def same_elsewhere(self, asked: Intent, *, models: bool = False) -> Address | None:
         """
-        Return where an equal effect with a result stands that the run did not come by yet (replay D12).
+        Return where an equal effect with a result stands that the run did not come by yet.
 
         The first on the same path comes before the first on any other, so that siblings do not take each other's.
 
@@ -362,14 +362,14 @@ class Past:
         return None
 
     def changes(self, plan: RunPlan) -> list[str]:
-        """Return what is not as it was when the run was recorded; only effects decide whether it matters (JR24)."""
+        """Return what is not as it was when the run was recorded; only effects decide whether it matters."""
         self._handler = defined_at(plan.definition.handle_steps)
         head = self.history.head
         return [] if head is None else changes_since(head, plan, self.history.name)
 
     def with_gone_tools(self, plan: RunPlan) -> RunPlan:
         """
-        Return *plan* with a stand-in for each recorded tool that the agent does not have any more (reliability JR23).
+        Return *plan* with a stand-in for each recorded tool that the agent does not have any more.
 
         What it did is in the record; a call that is not recorded fails, because nobody can carry it out.
         """
@@ -502,7 +502,7 @@ class Past:
         return list(fields_between(clean(outcome_members(known)), clean(outcome_members(now))))
 
     def unused(self, agent_id: str) -> ReplayDivergence | None:
-        """Return the error for records that the run did not come by, if there are any (reliability JR26)."""
+        """Return the error for records that the run did not come by, if there are any."""
         if len(self._used) == len(self.history.intents) or self.cut or self.leeway.may_leave:
             return None
         address, left = next((a, i) for a, i in self.history.intents.items() if a not in self._used)

@@ -126,7 +126,7 @@ async def replay(
         complete: Whether the run has to come by every record, or may end before.
         on_divergence: ``"raise"``, ``"stop"`` for a result with status ``failed``, ``"keep"`` to let the recorded outcome of
             an effect of the same kind with another content serve nevertheless, or a function that looks at the error for
-            such an effect and returns whether it does; what it does not accept is raised (replay D14).
+            such an effect and returns whether it does; what it does not accept is raised.
         ask_again: Whether recorded permissions let no tool run that *live* names, as of a journal of somebody else.
 
     Raises:
@@ -152,7 +152,7 @@ async def extend(
     ask_again: bool = False,
 ) -> RunResult:
     """
-    Repeat a run as far as its record holds, then go on live; the journal is replaced unless the run fails (replay D10).
+    Repeat a run as far as its record holds, then go on live; the journal is replaced unless the run fails.
 
     What was recorded before stays beside it; the journal's ``extended`` says where, and how much of it was kept.
 

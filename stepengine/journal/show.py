@@ -1,5 +1,5 @@
 """
-A recorded run as one JSON value (``run_tree``) and as text for people: one fact per line (replay F23-F26, K7).
+A recorded run as one JSON value (``run_tree``) and as text for people: one fact per line.
 
 Effects stand in the order of their addresses, a child's inside the effect that spawned it, so that concurrency changes
 nothing; times, durations and provider ids are left out. Nothing in the text steers a terminal, no line ends with a space,
@@ -406,11 +406,11 @@ PYTEST_FOLDER = re.compile(r"<tmp>[/\\]pytest-of-[^/\\\s]+[/\\]pytest-\d+(?![\w-
 
 def clean_tree(tree: object, *, portable: bool = False, whole: bool = False) -> Any:
     """
-    Return a JSON value without secrets, its long texts cut to 2,000 characters (replay F23, F25, K1).
+    Return a JSON value without secrets, its long texts cut to 2,000 characters.
 
     Args:
         tree: The value.
-        portable: Take out what tells of this machine, too: folders, the names of host and user (replay K7).
+        portable: Take out what tells of this machine, too: folders, the names of host and user.
         whole: Leave long texts whole.
     """
     clean = redactor_for("all", os.environ, machine=machine_data() if portable else None).value(tree)

@@ -1,5 +1,5 @@
 """
-``blame``: the step at which a run that failed lost its chance to succeed (judging JG76-JG79).
+``blame``: the step at which a run that failed lost its chance to succeed.
 
 Each model step is asked anew several times, from the record up to its request on. While the step that spoiled the run is
 still ahead, runs mostly succeed; once it stands in the record, they mostly fail. Blamed is the last step before that.

@@ -1,5 +1,5 @@
 """
-Checks: what somebody wants of a run, as an expression or a function, asked of a result (judging JG76, JG80).
+Checks: what somebody wants of a run, as an expression or a function, asked of a result.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """
-The cases of an evaluation, and what is asked of their runs: functions of a ``JudgedRun``, and those that come with stepengine (judging JG60-JG63).
+The cases of an evaluation, and what is asked of their runs: functions of a ``JudgedRun``, and those that come with stepengine.
 
 A check gives ``True`` or ``False``, a number from 0 to 1, or a ``Verdict``. One that raises is broken, which is told apart
 from a run that fails; one that needs files that are gone is unknown. Beside the result a check sees the files of the working

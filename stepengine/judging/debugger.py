@@ -1,9 +1,9 @@
 """
-``Debugger``: stands at any position of a recorded run, with the handler's own variables, and goes both ways (judging 2).
+``Debugger``: stands at any position of a recorded run, with the handler's own variables, and goes both ways.
 
 A generator goes forward only, so going back is walking again from some earlier place. Which one is the business of a
-``Walk``: ``PausedWalk`` keeps steppers that were left behind, ``ForkedWalk`` keeps processes that wait at spaced positions
-(JG34, JG35). Nothing here prints; whoever shows something takes its texts from ``SafeTexts``.
+``Walk``: ``PausedWalk`` keeps steppers that were left behind, ``ForkedWalk`` keeps processes that wait at spaced positions.
+Nothing here prints; whoever shows something takes its texts from ``SafeTexts``.
 """
 
 from __future__ import annotations
@@ -895,7 +895,7 @@ class Debugger:
 
     def evaluate(self, expression: str, frame: int = 0, *, pretty: bool = False) -> str:
         """
-        Return what an expression gives in a frame, as safe text (JG30).
+        Return what an expression gives in a frame, as safe text.
 
         It runs in a forked process, for at most two seconds, so that nothing it does stays. Where that is impossible it
         runs here, and unless it only looks, the handler is walked to its place again.
@@ -958,7 +958,7 @@ class Debugger:
         """
         Return what differs between two places, named as for ``goto``, a line each; it stands where it stood then.
 
-        Messages and members that came (``+``), went (``-``) or changed (``~``), variables by name and safe text (JG27).
+        Messages and members that came (``+``), went (``-``) or changed (``~``), variables by name and safe text.
         """
         stood, one, two = self.position, self.place(a), self.place(b)
         known: dict[int, dict[str, object]] = {}
@@ -981,7 +981,7 @@ class Debugger:
         limits: object = None,
     ) -> RunResult:
         """
-        Go on from the effect that waits here, in a new journal, which the result names (JG28).
+        Go on from the effect that waits here, in a new journal, which the result names.
 
         Args:
             edit: Another outcome for it, as for ``Engine.fork``; of a question that is open, its answer.
@@ -1028,7 +1028,7 @@ class Debugger:
         return copy
 
     async def _answered(self, address: Address, answer: Any, into: JournalLike | None, options: Any) -> RunResult:
-        """Go on from a question that is open, on a copy (JG111)."""
+        """Go on from a question that is open, on a copy."""
         questions = [q.id for where, q in self.stepper.history.open_questions().values() if where == address]
         if not questions or answer is None:
             msg = f"effect {shown_address(*address)} has no result"

@@ -1,5 +1,5 @@
 """
-Evaluations: agents, or versions of one, on the same cases, where every answer is a journal (judging JG60-JG66, JG97).
+Evaluations: agents, or versions of one, on the same cases, where every answer is a journal.
 
 An evaluation is written by its author; ``evaluate`` runs what is needed of it. Samples are interleaved over the sides and
 recorded one by one, each with a note of the files that its run left, so that a sample that is still as it would be now is
@@ -397,7 +397,7 @@ def _copy(source: Path, target: Path) -> None:
 
 class Ledger:
     """
-    What all runs may cost together; room is set aside for each before it begins (judging JG66).
+    What all runs may cost together; room is set aside for each before it begins.
 
     Args:
         budget: US dollars; ``None`` for no bound.
@@ -882,7 +882,7 @@ async def _asked(engine: Engine, slot: _Slot, limits: Limits | None) -> RunResul
 
 class _Judges:
     """
-    Asks judges about one sample; what one said is recorded, and read while it would be asked the same (JG62).
+    Asks judges about one sample; what one said is recorded, and read while it would be asked the same.
 
     Args:
         place: The journal of the sample.

@@ -1,5 +1,5 @@
 """
-Evaluations as they are written in files: Python with ``evaluation = Evaluation(...)``, or YAML with the same names (JG60, JG123).
+Evaluations as they are written in files: Python with ``evaluation = Evaluation(...)``, or YAML with the same names.
 """
 
 from __future__ import annotations

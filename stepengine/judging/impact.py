@@ -1,5 +1,5 @@
 """
-``impact``: what a change of an agent does to runs that are recorded (judging JG70-JG75, JG86, JG87).
+``impact``: what a change of an agent does to runs that are recorded.
 
 Each run is first repeated for nothing. Where the present code comes to the same end, nothing changes. Where a request or the
 handler differs, the run goes on from there several times, with models asked anew and tools answered from the record, and

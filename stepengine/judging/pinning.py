@@ -1,5 +1,5 @@
 """
-``pin``: a run that failed becomes a test that fails, and passes once the agent is repaired (judging JG80, JG81).
+``pin``: a run that failed becomes a test that fails, and passes once the agent is repaired.
 
 The test runs the recorded run again: what the repair does not touch is answered from the record, what it changes goes on from
 there with replies and results that stand in the test. No key, no network, no tool.

@@ -1,5 +1,5 @@
 """
-What samples say: rates, means, paired differences and ratios, each with its 95 % interval (judging JG90-JG98).
+What samples say: rates, means, paired differences and ratios, each with its 95 % interval.
 
 The unit is the case. Samples of one case are not independent, so whoever calls takes their mean first (``by_case``). Nothing
 here knows of runs; the standard library is all it needs.

@@ -1,5 +1,5 @@
 """
-``SafeTexts``: any value of a run, or of the code that runs, as text that may be shown to anybody (judging JG13, JG32).
+``SafeTexts``: any value of a run, or of the code that runs, as text that may be shown to anybody.
 
 Values are looked into without running a line of anybody's code: plain values, containers, and the fields of attrs classes,
 dataclasses and pydantic models. A ``__repr__`` of somebody's own is only called where the caller says so, which is where

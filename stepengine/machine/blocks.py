@@ -1,5 +1,5 @@
 """
-Tool-call blocks in text (generator-contract G30, reliability GN23).
+Tool-call blocks in text.
 
 A block is ``<tool_call>{"name": ..., "input": {...}}</tool_call>``, or codebuff's ``<codebuff_tool_call>`` with the name
 under ``cb_tool_name`` and the input beside it. Only blocks at the top level count: what stands in a code fence, in

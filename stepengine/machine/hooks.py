@@ -1,5 +1,5 @@
 """
-Calling hooks: plain functions and generator functions, in list order, with the error rules of requirements X2.
+Calling hooks: plain functions and generator functions, in list order, each with the rule for errors of its point.
 
 Pre-hooks abort the run, a failing ``pre_tool`` denies its call, every other failure is noted and dropped. A generator
 hook may yield ``Perform``, ``Complete`` or an unrecorded ``ToolCall``; these pass through no hooks again. Once the run is
@@ -13,6 +13,7 @@ from types import CoroutineType, GeneratorType
 from typing import Any
 
 from stepengine.data import events as ev
+from stepengine.data.effects import Notify
 from stepengine.data.functions import location_of
 from stepengine.data.hooks import Change
 from stepengine.data.messages import Message, ToolCallPart, ToolResult, UserMessage
@@ -81,7 +82,7 @@ def _call(run: RunState, point: str, hook: Hook, args: Sequence[object], allowed
 
 
 def _check_change(run: RunState, point: str, hook: Hook, said: object) -> None:
-    """Raise when a hook asks for a change that nobody would make (requirements H13)."""
+    """Raise when a hook asks for a change that nobody would make."""
     useless = said.useless_at(point) if isinstance(said, Change) else ""
     result = said.result if isinstance(said, Change) else said
     if not useless and isinstance(result, ToolResult) and result.change is not None:
@@ -121,7 +122,7 @@ def _answer(run: RunState, author: Author, asked: Any) -> Flow[StepResult]:
 
 
 def _apply(run: RunState, point: str, hook: Hook, change: Change) -> None:
-    """Make a hook's change; what it changes is logged (reliability GN37)."""
+    """Make a hook's change; what it changes is logged."""
     run.apply(change, _name(hook))
     changed = [name for name in CHANGES if getattr(change, name) is not None]
     if changed:
@@ -153,7 +154,7 @@ def _dropped(run: RunState, point: str, hook: Hook, error: BaseException) -> Flo
 
 def _failed(run: RunState, point: str, hook: Hook, error: BaseException) -> Flow[None]:
     event = ev.HookFailed(path=run.plan.path, seq=run.seq, point=point, hook=_name(hook), error=str(error))
-    yield from run.notify(event)
+    yield Notify(event)
 
 
 def _aborting(run: RunState, point: str) -> Flow[list[Change]]:
@@ -195,7 +196,7 @@ def judge_call(
     run: RunState, call: ToolCallPart, revalidate: Callable[[ToolCallPart], ToolCallPart]
 ) -> Flow[Decision | None]:
     """
-    Return what all ``pre_tool`` hooks decide about *call* together: deny beats ask beats allow (requirements X3).
+    Return what all ``pre_tool`` hooks decide about *call* together: deny beats ask beats allow.
 
     Each hook sees the input that would run. One that a hook changed is validated before the next one sees it, and taken over
     by *revalidate*.

@@ -1,9 +1,9 @@
 """
-The output of a run: what the handler returned, else what the output mode says (generator-contract 2).
+The output of a run: what the handler returned, else what the output mode says.
 
 A run whose structured output is missing or invalid is resumed: the finished handler is not started again; the machine
-appends a note, offers ``set_output``, and runs one more turn inside the remaining budget (S12), as often as the agent's
-``output_retries`` say. A final text that is the JSON which the schema asks for counts as output (requirements X52).
+appends a note, offers ``set_output``, and runs one more turn inside the remaining budget, as often as the agent's
+``output_retries`` say. A final text that is the JSON which the schema asks for counts as output.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def text_of(run: RunState) -> str:
     """
     Return the text of a run: what the handler returned or ``set_output`` set, when that is text; else its last words.
 
-    Those are the message of ``end_turn``, else what the last assistant message of this run that says anything says (X63).
+    Those are the message of ``end_turn``, else what the last assistant message of this run that says anything says.
     """
     return run.output if run.has_output and isinstance(run.output, str) else run.history.last_said()
 
@@ -75,7 +75,7 @@ def settle_output(run: RunState, returned: object) -> Flow[None]:
     """
     Make sure that a run that has to give a structured output has one.
 
-    A handler that asked for no step is not corrected by a model, which the run may not even have (requirements X64).
+    A handler that asked for no step is not corrected by a model, which the run may not even have (requirements:X64).
 
     Raises:
         OutputMissing: when there is none after all corrections.
@@ -127,7 +127,7 @@ def _take_returned(run: RunState, returned: object) -> None:
 
 def _check_returned(run: RunState, returned: Any, error: Exception) -> None:
     """
-    Refuse an output that is no JSON, as *error* says, where it was not meant or has to be written down (reliability GN16).
+    Refuse an output that is no JSON, as *error* says, where it was not meant or has to be written down.
 
     Raises:
         HandlerError: for what was not awaited, and with a journal for whatever else is no JSON.
@@ -150,7 +150,7 @@ def _check_returned(run: RunState, returned: Any, error: Exception) -> None:
 
 def _check_length(run: RunState, output: JsonValue) -> None:
     """
-    Refuse an output that no record holds (reliability GN16).
+    Refuse an output that no record holds.
 
     Raises:
         HandlerError: naming how long it is, and how long it may be.

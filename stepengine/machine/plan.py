@@ -52,7 +52,7 @@ def _never(_seq: int = 0) -> bool:
 @attrs.frozen(kw_only=True, weakref_slot=False)
 class RunPlan:
     """
-    Everything that a run is started with beside its state (design 3).
+    Everything that a run is started with beside its state.
 
     Attributes:
         definition: The agent.
@@ -139,7 +139,7 @@ ENDED_OF = attrgetter(*ENDED)
 @attrs.frozen(kw_only=True, weakref_slot=False)
 class Finished(Ended[Any]):
     """
-    How a run ended, as the machine sees it (design 3); its transcripts are paired.
+    How a run ended, as the machine sees it; its transcripts are paired.
 
     Attributes:
         limit: The budget that was spent first, if one was; a run without an error may have ended by it all the same.

@@ -4,8 +4,7 @@ The protocol of a run as tables: what may be yielded, what that asks the world f
 ``YIELDS`` has a row for everything that a handler may yield, ``CALLS`` one for each way in which a called tool runs,
 ``EFFECTS`` one for everything that the machine hands out, and ``ORDER`` says in which state of a run which of these may stand
 and which state follows. The handler's loop and the hooks take from them what they accept and what it costs, the run's state
-takes the phases; tests walk all of them and check every run against ``ORDER``; ``docs/step-order.md`` is made from them
-(design 3, reliability I9).
+takes the phases; tests walk all of them and check every run against ``ORDER``; ``docs/step-order.md`` is made from them.
 
 A *token* names what the machine emits: the class of an event, or the kind of an effect with what tells its uses apart,
 such as ``"CallTool:hook"``. In the two states in which the model is asked, the token is what came back. Every effect that
@@ -58,7 +57,7 @@ Flow: TypeAlias = Generator[Effect, Outcome | None, T]
 """A part of the machine: effects go out, their outcomes come in (``None`` for a ``Notify``), and a ``T`` is returned."""
 
 REFUSALS = ("depth", "children", "questions")
-"""Kinds of limits that refuse one effect and leave the run what it has (requirements J16, reliability SP01)."""
+"""Kinds of limits that refuse one effect and leave the run what it has."""
 
 
 # --- what may be yielded ----------------------------------------------------------------------------------------------

@@ -8,8 +8,9 @@ Whatever happens, the handler is closed before the end of the run is told, and e
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from types import GeneratorType
-from typing import Any, NamedTuple, assert_never
+from typing import Any, NamedTuple, TypeVar, assert_never
 
 from stepengine.data import events as ev
 from stepengine.data.effects import Notify
@@ -26,10 +27,12 @@ from stepengine.machine.handler import converse, run_alone
 from stepengine.machine.output import output_of, settle_output, text_of
 from stepengine.machine.plan import Finished, RunPlan, quick_finished
 from stepengine.machine.protocol import Flow
-from stepengine.machine.signals import Abort, EndRun, Stopped, is_callers, status_of
+from stepengine.machine.signals import Abort, Stopped, is_callers, status_of
 from stepengine.machine.state import RunState
 
-__all__ = ("run_agent",)
+__all__ = ("parts_of", "run_agent")
+
+T = TypeVar("T")
 
 
 class _Ending(NamedTuple):
@@ -44,7 +47,7 @@ class _Ending(NamedTuple):
 
 def run_agent(plan: RunPlan, state: AgentState) -> Flow[Finished]:
     """
-    Run an agent (design 3).
+    Run an agent.
 
     Args:
         plan: What the run is started with.
@@ -65,10 +68,56 @@ def run_agent(plan: RunPlan, state: AgentState) -> Flow[Finished]:
         plan.opened(lambda: run.history.record)
     try:
         yield Notify(started)
-        ending = yield from _until_end(run)
-        return (yield from _finish(run, ending))
+        ending = yield from exchange(run, _until_end(run))
+        return (yield from exchange(run, _finish(run, ending)))
     finally:
         run.side_events.close()
+
+
+def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:
+    """
+    Run *flow*, a part of the machine, and exchange what it asks for with the world: this alone does.
+
+    What was said on the side is shown before anything else that is shown or asked for, the phase that the run enters before an
+    effect. What comes back is noted before *flow* gets it. After a stop nothing is handed out any more: ``Stopped`` is raised
+    in *flow* where it asks.
+    """
+    send, sides, watched = flow.send, run.side_events, run.plan.watched
+    try:
+        effect = send(None)
+        while True:
+            is_shown = type(effect) is Notify
+            if run.stop is not None and not is_shown:
+                effect = flow.throw(Stopped(run.stop))
+                continue
+            if sides.waiting or (not is_shown and watched()):
+                yield from map(Notify, run.before(effect))
+            outcome = yield effect
+            if is_shown:
+                effect = send(None)
+                continue
+            try:
+                received = run.receive(outcome, effect)  # type: ignore[arg-type]  # what is only shown is gone by now
+            except StepEngineError as error:
+                effect = flow.throw(error)
+            else:
+                effect = send(received)
+    except StopIteration as stop:
+        returned: T = stop.value
+        return returned
+    finally:
+        flow.close()
+
+
+def parts_of(machine: Any) -> Iterator[Any]:
+    """Give what a parked machine is made of, from the outside in: generators, and last of all what is none."""
+    while machine is not None:
+        yield machine
+        frame = getattr(machine, "gi_frame", None)
+        if frame is not None and frame.f_code is exchange.__code__:
+            machine = frame.f_locals["flow"]
+        else:
+            machine = getattr(machine, "gi_yieldfrom", None)
 
 
 def _until_end(run: RunState) -> Flow[_Ending]:
@@ -78,7 +127,7 @@ def _until_end(run: RunState) -> Flow[_Ending]:
         if run.plan.hooks.pre_run:
             yield from hooks.pre_run(run)
         run.begin_run()
-        returned = yield from (run_alone(run) if run.agent.handle_steps is None else _handle(run))
+        returned = yield from (run_alone(run) if run.agent.handle_steps is None else converse(run, _handler(run)))
         yield from settle_output(run, returned)
     except Stopped as stopped:
         return _stopped(stopped.stop)
@@ -111,7 +160,7 @@ def _failed(run: RunState, error: StepEngineError) -> _Ending:
 
 
 def _limited(run: RunState, error: LimitExceeded, returned: object = None) -> _Ending:
-    """Return how a run ends whose budget is spent; what its handler returned is kept (requirements X51)."""
+    """Return how a run ends whose budget is spent; what its handler returned is kept."""
     if error.kind == "steps" and run.limits.on_max_steps != "raise":
         return _with_output(run, RunStatus.MAX_STEPS, returned)
     if returned is None:
@@ -128,7 +177,7 @@ def _with_output(run: RunState, status: RunStatus, returned: object, failure: Li
 
 
 def _open(run: RunState) -> None:
-    """Append the user's message and the instructions (generator-contract G5)."""
+    """Append the user's message and the instructions."""
     plan = run.plan
     useless = [name for name in HANDLER_ONLY if name in plan.offered] if run.agent.handle_steps is None else ()
     if useless:
@@ -161,16 +210,10 @@ def _instructions(run: RunState) -> str:
     return "\n\n".join([part for part in parts if part])
 
 
-def _handle(run: RunState) -> Flow[Any]:
-    """Start the handler, converse with it, and close it on every way out."""
+def _handler(run: RunState) -> Author:
+    """Start the handler."""
     what = f"handle_steps of agent {run.agent.id!r}"
-    author = Author(what, _started(what, run.agent.handle_steps, _context(run)))
-    try:
-        return (yield from converse(run, author))
-    except EndRun:
-        return None
-    finally:
-        run.closed_with(author.close())
+    return Author(what, _started(what, run.agent.handle_steps, _context(run)))
 
 
 def _started(what: str, handler: Any, ctx: StepContext) -> Any:
@@ -209,8 +252,6 @@ def _finish(run: RunState, ending: _Ending) -> Flow[Finished]:
     if ending.error is not None:
         for problem in run.problems:
             ending.error.add_note(problem)
-    if run.side_events.waiting:
-        yield from run.flush()
     yield from _tell(run, ending)
     if run.plan.hooks.post_run:
         stop = yield from hooks.post_run(run, _finished(run, ending))
@@ -218,8 +259,7 @@ def _finish(run: RunState, ending: _Ending) -> Flow[Finished]:
             kept = ending.output if stop.kind == "limit" and ending.was_returned else None
             ending = _stopped(stop)._replace(output=kept)
             yield from _tell(run, ending)
-    if run.side_events.waiting:
-        yield from run.flush()
+    yield from map(Notify, run.side_events.take())
     return _finished(run, ending)
 
 
@@ -236,10 +276,10 @@ def _tell(run: RunState, ending: _Ending) -> Flow[None]:
             yield from hooks.on_suspend(run, run.pending)
         case RunStatus.FAILED:
             error, path = ending.error, run.plan.path
-            yield from run.notify(ev.RunFailed(path=path, seq=run.seq, error=str(error), kind=type(error).__name__))
-            yield from run.enter(RunPhase.FAILED, "", run.seq)
+            yield Notify(ev.RunFailed(path=path, seq=run.seq, error=str(error), kind=type(error).__name__))
+            yield from map(Notify, run.enter(RunPhase.FAILED, "", run.seq))
         case RunStatus.COMPLETED | RunStatus.MAX_STEPS | RunStatus.TRUNCATED | RunStatus.CANCELLED:
-            yield from run.enter(RunPhase.DONE, "", run.seq)
+            yield from map(Notify, run.enter(RunPhase.DONE, "", run.seq))
         case _:
             assert_never(ending.status)
 

@@ -2,7 +2,7 @@
 Children that tools ask for: which agent an id means, and one effect for each child that may be started.
 
 Every entry that is asked for has its result in its place: agents that may not be spawned get an error entry and start
-nothing, the others run (generator-contract L2 to L6).
+nothing, the others run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ("children_of", "matching_id", "not_allowed", "resolved", "stands_for"
 
 def matching_id(wanted: str, allowed: Sequence[str] | Mapping[str, object]) -> str | None:
     """
-    Return the first id in *allowed* that *wanted* means, or ``None`` (generator-contract L2).
+    Return the first id in *allowed* that *wanted* means, or ``None``.
 
     Ids are ``[publisher/]name[@version]``, and ``_`` counts as ``-``. What *wanted* leaves out matches anything. One with a
     publisher of whom nothing of that name is there means the agent that is called so alone, as a bundled one or one of the
@@ -54,7 +54,7 @@ def stands_for(wanted: str, found: str) -> str:
 def not_allowed(
     agent_id: str, wanted: str, allowed: Sequence[str] | Mapping[str, object], hint: str = ""
 ) -> AgentError:
-    """Return the error for an agent that *agent_id* may not spawn, which lists those that it may (reliability SP04)."""
+    """Return the error for an agent that *agent_id* may not spawn, which lists those that it may."""
     msg = f"agent {agent_id!r} may not spawn {wanted!r}; it may spawn: {', '.join(allowed) or 'none'}{hint}"
     return AgentError(msg)
 

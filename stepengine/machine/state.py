@@ -1,9 +1,9 @@
 """
 The mutable inside of one run. Nobody outside the machine ever sees it; what leaves it is frozen.
 
-``perform``, ``exchange`` and ``gather`` are the places where effects are handed out, ``receive`` the one where an outcome
-comes back: it sets the run's time, collects messages that were sent meanwhile, and remembers spent limits and stops. After
-a stop nothing is handed out any more. Everybody reads the state; it changes by its own methods only.
+Whoever needs something of the world yields the effect, and gets the outcome from there; ``exchange`` of ``run`` stands between,
+alone. ``receive`` is where an outcome comes back: it sets the run's time, collects messages that were sent meanwhile, and
+remembers spent limits and stops. Everybody reads the state; it changes by its own methods only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, TypeGuard
 import attrs
 
 from stepengine.data import events as ev
-from stepengine.data.effects import AskPerson, CallModel, Gather, Leaf, Notify
+from stepengine.data.effects import AskPerson, CallModel, Effect, Gather, Leaf
 from stepengine.data.estimate import Measured, transcript_tokens
 from stepengine.data.hooks import Change, HookContext
 from stepengine.data.json import JsonDict, JsonValue, freeze
@@ -315,22 +315,12 @@ class RunState:
 
     # --- events -----------------------------------------------------------------------------------------------------
 
-    def notify(self, event: ev.Event) -> Flow[None]:
-        """Show an event now, after what was said on the side before it."""
-        if self.side_events.waiting:
-            yield from self.flush()
-        yield Notify(event)
-
-    def flush(self) -> Flow[None]:
-        """Show what handlers and hooks said on the side since the last effect."""
-        for event in self.side_events.take():
-            yield Notify(event)
-
-    def enter(self, phase: RunPhase, detail: str, seq: int) -> Flow[None]:
-        """Show that the run does something else now, if it does (requirements N11)."""
-        if self._phase != (phase, detail) and self.plan.watched():
-            self._phase = (phase, detail)
-            yield Notify(ev.PhaseChanged(path=self.plan.path, seq=seq, phase=phase, detail=detail))
+    def enter(self, phase: RunPhase, detail: str, seq: int) -> Sequence[ev.Event]:
+        """Return what shows that the run does something else now, if it does and anybody watches."""
+        if self._phase == (phase, detail) or not self.plan.watched():
+            return ()
+        self._phase = (phase, detail)
+        return (ev.PhaseChanged(path=self.plan.path, seq=seq, phase=phase, detail=detail),)
 
     def warn(self, *texts: str) -> None:
         """Note what went wrong and was dropped."""
@@ -344,47 +334,25 @@ class RunState:
 
     # --- effects ----------------------------------------------------------------------------------------------------
 
-    def must_prepare(self) -> bool:
-        """Return whether there is something to ``prepare``: for most effects of a run that nobody watches there is not."""
-        return self.stop is not None or bool(self.side_events.waiting) or self.plan.watched()
+    def gather(self, effects: Sequence[Leaf], **how: Any) -> Flow[Sequence[Single]]:
+        """Ask for several effects at once, *how* as ``Gather`` says, and return one outcome per effect, in their order."""
+        return (yield Gather(tuple(effects), **how)).outcomes if effects else ()  # type: ignore[union-attr]
 
-    def prepare(self, effect: Leaf) -> Flow[None]:
-        """Show what an effect is preceded by; refuse it once the run is stopped."""
-        if self.stop is not None:
-            raise Stopped(self.stop)
-        if self.side_events.waiting:
-            yield from self.flush()
-        phase = PHASES[type(effect)](effect)
-        if phase is not None:
-            yield from self.enter(*phase, effect.seq)
+    def before(self, effect: Effect) -> Sequence[ev.Event]:
+        """Return what is shown before *effect*: what was said on the side, and the phase that the run enters with it."""
+        said = self.side_events.take() if self.side_events.waiting else ()
+        first = effect.effects[0] if type(effect) is Gather else effect
+        phase = PHASES[type(first)](first)
+        return said if phase is None else (*said, *self.enter(*phase, first.seq))  # type: ignore[union-attr]
 
-    def exchange(self, effect: Leaf) -> Flow[Single]:
-        """Hand out one effect and return its outcome."""
-        if self.must_prepare():
-            yield from self.prepare(effect)
-        return self.receive((yield effect), effect)
-
-    def perform(self, effect: Leaf) -> Flow[Any]:
-        """Hand out one effect and return its value, or raise what happened instead."""
-        return self.unwrap((yield from self.exchange(effect)))
-
-    def gather(self, effects: Sequence[Leaf], **how: Any) -> Flow[list[Single]]:
-        """Hand out several effects at once, *how* as ``Gather`` says, and return one outcome per effect, in their order."""
-        if not effects:
-            return []
-        yield from self.prepare(effects[0])
-        outcome = yield Gather(tuple(effects), **how)
-        if type(outcome) is not Gathered or len(outcome.outcomes) != len(effects):
-            msg = f"the driver answered a Gather of {len(effects)} with {outcome!r}"
-            raise StepEngineError(msg)
-        return [self.receive(single, effect) for single, effect in zip(outcome.outcomes, effects, strict=True)]
-
-    def receive(self, outcome: Any, effect: Leaf) -> Single:
+    def receive(self, outcome: Any, effect: Leaf | Gather) -> Single | Gathered:
         """
         Return the outcome of *effect*, after everything that it says beside its value was noted.
 
         A suspension that names no questions is given those of the ``AskPerson`` that it answers.
         """
+        if isinstance(effect, Gather):
+            return self._receive_all(outcome, effect.effects)
         kind = type(outcome)
         if kind is not Value and kind is not Failure and kind is not Stop:
             msg = f"the driver answered a {type(effect).__name__} with {outcome!r}"
@@ -400,6 +368,13 @@ class RunState:
             self._note_failure(outcome.error, effect)
         received: Single = outcome
         return received
+
+    def _receive_all(self, outcome: Any, effects: Sequence[Leaf]) -> Gathered:
+        if type(outcome) is not Gathered or len(outcome.outcomes) != len(effects):
+            msg = f"the driver answered a Gather of {len(effects)} with {outcome!r}"
+            raise StepEngineError(msg)
+        pairs = zip(outcome.outcomes, effects, strict=True)
+        return Gathered(tuple([self.receive(one, effect) for one, effect in pairs]))  # type: ignore[misc]  # none is a Gather
 
     def _stopped_by(self, stop: Stop, effect: Leaf) -> Stop:
         if type(effect) is AskPerson and stop.kind == "suspended" and not stop.questions:
@@ -427,10 +402,9 @@ class RunState:
         self.count_stopped(outcome)  # type: ignore[arg-type]  # the third of three
         raise Stopped(outcome)  # type: ignore[arg-type]
 
-    def take_reply(self, outcome: object, effect: CallModel) -> ModelReply:
-        """Return the reply that *outcome* holds; count it, and note how large the provider found a step's prompt (X45)."""
-        received = self.receive(outcome, effect)
-        reply: ModelReply = received.value if type(received) is Value else self.unwrap(received)
+    def take_reply(self, outcome: Any, effect: CallModel) -> ModelReply:
+        """Return the reply that *outcome* holds; count it, and note how large the provider found a step's prompt."""
+        reply: ModelReply = outcome.value if type(outcome) is Value else self.unwrap(outcome)
         used, request = reply.usage, effect.request
         self.spent.count(reply.model or request.model, used, reply.cost, 1)
         self._frozen = None
@@ -462,7 +436,7 @@ class RunState:
 
     def count_actions(self, count: int) -> None:
         """
-        Count what the handler asked for beside steps (generator-contract G47).
+        Count what the handler asked for beside steps.
 
         Raises:
             LimitReached: when that is more than the run may do.
@@ -571,7 +545,7 @@ class RunState:
     # --- changes ----------------------------------------------------------------------------------------------------
 
     def take_inbox(self) -> bool:
-        """Append what was sent to the run meanwhile; return whether there was anything (generator-contract G54)."""
+        """Append what was sent to the run meanwhile; return whether there was anything."""
         if not self.inbox:
             return False
         self.history.add([m if m.tags else UserMessage(m.content, ("USER_PROMPT",)) for m in self.inbox])
@@ -618,7 +592,7 @@ class RunState:
             self.definitions = JsonDict(self.offered)
 
     def take_history(self, child: ChildResult, call_id: str) -> None:
-        """Put history and context that an inline child leaves in the place of the run's own (generator-contract L25, L26)."""
+        """Put history and context that an inline child leaves in the place of the run's own."""
         if child.left is not None and not child.is_error:
             record, view = self.history.left_by_inline(child.left, call_id)
             self._context = child.left.context
@@ -647,7 +621,7 @@ class RunState:
         self.thinking.extend(texts)
 
     def log_call(self, entry: ToolCallLog) -> None:
-        """Add a call that has its result to the log of the run (requirements D10)."""
+        """Add a call that has its result to the log of the run."""
         self.tool_log.append(entry)
 
     # --- output -----------------------------------------------------------------------------------------------------
@@ -687,7 +661,7 @@ class RunState:
 
 class SideEvents:
     """
-    What handlers and hooks say on the side: notifications and log lines, held until the next effect (design 9).
+    What handlers and hooks say on the side: notifications and log lines, held until the next effect.
 
     It is the logger and notifier of one run; it only remembers, the machine shows.
     """
@@ -726,7 +700,7 @@ class SideEvents:
         )
 
     def compacted(self, by: str, before: Transcript, after: Transcript, *, record: bool) -> None:
-        """Remember that *by* made what the model sees smaller, if it did (requirements I11)."""
+        """Remember that *by* made what the model sees smaller, if it did."""
         run, tokens = self._run, (transcript_tokens(before), transcript_tokens(after))
         if run is None or tokens[1] >= tokens[0]:
             return
@@ -786,7 +760,7 @@ def _json_or_what(data: object) -> object:
 
 class Spent:
     """
-    Sums that only grow; a part of the cost that is unknown makes the sum unknown for ever (reliability I4).
+    Sums that only grow; a part of the cost that is unknown makes the sum unknown for ever (reliability:I4).
 
     Attributes:
         children: The children, in the order in which they ended.

@@ -1,5 +1,5 @@
 """
-One model step, in the order that design 3 fixes; ``protocol.ORDER`` holds that order as a table.
+One model step, in a fixed order; ``protocol.ORDER`` holds that order as a table.
 
 expire ephemeral results -> ``pre_step`` hooks -> step prompt -> model call -> tool calls -> message and results appended
 together -> ``post_step`` hooks -> end decision. The open step is held outside the transcript until its tools are done.
@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 import attrs
 
 from stepengine.data import events as ev
-from stepengine.data.effects import quick_call_model
+from stepengine.data.effects import Notify, quick_call_model
 from stepengine.data.json import compact
 from stepengine.data.makers import maker_of
 from stepengine.data.messages import (
@@ -140,18 +140,13 @@ def _step(run: RunState, over: StepWith) -> Flow[bool]:
     points = plan.hooks
     try:
         if plan.watched():
-            yield from run.notify(_started(run))
+            yield Notify(_started(run))
         run.begin_step()
         request = step_request(
             run, over, (yield from _tail(run)) if points.pre_step else step_prompt(run) if run.agent.step_prompt else ()
         )
-        effect = quick_call_model(run.number(), request, "step", run.coming_call_id)
-        if run.must_prepare():
-            yield from run.prepare(effect)
         try:
-            model = run.take_reply((yield effect), effect)
-            if model.stop_reason in UNFINISHED:
-                model = yield from _whole(run, request, "step", model)
+            model = yield from _ask(run, request, "step")
         except ContextOverflow as error:
             request = yield from _shorter(run, over, error)
             model = yield from _ask(run, request, "step")
@@ -162,7 +157,7 @@ def _step(run: RunState, over: StepWith) -> Flow[bool]:
         yield from hooks.post_step(run, reply.model) if points.post_step else ()
         ended = _ends(run, calls) and (not points.on_stop or (yield from _may_end(run)))
         if plan.watched():
-            yield from run.notify(_finished(run, ended=ended))
+            yield Notify(_finished(run, ended=ended))
     except BaseException as error:
         yield from _left(run, error)
         raise
@@ -188,7 +183,7 @@ def _started(run: RunState) -> ev.Event:
 def _left(run: RunState, error: BaseException) -> Flow[None]:
     """Tell how a step ended that *error* leaves; whoever closes the machine is told nothing more."""
     if run.plan.watched() and not isinstance(error, GeneratorExit):
-        yield from run.notify(_finished(run, status=status_after(error)))
+        yield Notify(_finished(run, status=status_after(error)))
 
 
 def _finished(run: RunState, *, ended: bool = False, status: RunStatus = RunStatus.COMPLETED) -> ev.Event:
@@ -202,7 +197,7 @@ def reopened_step(run: RunState, message: AssistantMessage, stored: Sequence[Too
     """
     Finish the step in which the run that this one continues was suspended; return whether the turn is complete.
 
-    Calls that ran keep their results, the others run now, the one that asked with the answer that was given (X11).
+    Calls that ran keep their results, the others run now, the one that asked with the answer that was given.
     """
     calls = called_by_model(run, message.tool_calls, run.offered)
     for call, known in zip(calls, stored, strict=True):
@@ -238,7 +233,7 @@ def step_request(run: RunState, over: StepWith, tail: Sequence[Message]) -> Mode
 
 
 def step_prompt(run: RunState) -> Sequence[Message]:
-    """Return the step prompt as a step-scoped message, if the agent has one (requirements A10)."""
+    """Return the step prompt as a step-scoped message, if the agent has one."""
     text = run.agent.step_prompt
     return (UserMessage(system_reminder(text), ("STEP_PROMPT",)),) if text else ()
 
@@ -260,12 +255,12 @@ def _taken(run: RunState, model: ModelReply, request: ModelRequest) -> tuple[Rep
 
 
 def _callable(run: RunState, request: ModelRequest) -> Collection[str]:
-    """Return the tools that the model may call: its own, whatever definitions it inherited (generator-contract L18)."""
+    """Return the tools that the model may call: its own, whatever definitions it inherited (generator-contract:L18)."""
     return run.offered if request.tools is run.specs else [spec.name for spec in request.tools]
 
 
 def _shorter(run: RunState, over: StepWith, error: ContextOverflow) -> Flow[ModelRequest]:
-    """Return the request as the hooks make it when told that it was too long, or raise *error* (requirements I17)."""
+    """Return the request as the hooks make it when told that it was too long, or raise *error*."""
     run.take_inbox()
     before = (run.system_prompt, run.history.view)
     run.too_long(error)
@@ -280,19 +275,17 @@ def _shorter(run: RunState, over: StepWith, error: ContextOverflow) -> Flow[Mode
 
 
 def _ask(run: RunState, request: ModelRequest, purpose: Purpose) -> Flow[ModelReply]:
-    """Call the model; a reply that the provider paused is continued (reliability MP56)."""
+    """Call the model, and again for what its reply leaves out."""
     effect = quick_call_model(run.number(), request, purpose, run.coming_call_id)
-    if run.must_prepare():
-        yield from run.prepare(effect)
     reply = run.take_reply((yield effect), effect)
-    return (yield from _whole(run, request, purpose, reply))
+    return (yield from _whole(run, request, purpose, reply)) if reply.stop_reason in UNFINISHED else reply
 
 
 def _whole(run: RunState, request: ModelRequest, purpose: Purpose, reply: ModelReply) -> Flow[ModelReply]:
     """
-    Return a reply to its end: one that the provider paused is continued (reliability MP56), and so is one that was cut.
+    Return a reply to its end: one that the provider paused is continued, and so is one that was cut.
 
-    What is continued after a cut is text alone, at most three times, and not where the settings forbid it (X61) or the run
+    What is continued after a cut is text alone, at most three times, and not where the settings forbid it or the run
     that is repeated ended there.
 
     Raises:
@@ -325,8 +318,6 @@ def _more(
     """Ask for what follows *begun*, which goes back as it came."""
     longer = attrs.evolve(request, tail=(*request.tail, AssistantMessage(begun.content), *asked))
     effect = quick_call_model(run.number(), longer, purpose, _after(run, begun))
-    if run.must_prepare():
-        yield from run.prepare(effect)
     return run.take_reply((yield effect), effect)
 
 
@@ -390,11 +381,11 @@ def _heard(run: RunState, reply: Reply) -> Flow[None]:
     # They belong to the model call, as its deltas do: it is the last effect that was numbered.
     path, seq = run.plan.path, run.seq - 1
     if thinking:
-        yield from run.notify(ev.ThinkingCompleted(path=path, seq=seq, text="".join(thinking)))
+        yield Notify(ev.ThinkingCompleted(path=path, seq=seq, text="".join(thinking)))
     if text:
-        yield from run.notify(ev.TextCompleted(path=path, seq=seq, text=text))
+        yield Notify(ev.TextCompleted(path=path, seq=seq, text=text))
     if _is_empty(reply.model.content):
-        yield from run.notify(ev.Warned(path=path, seq=seq, message="The model sent an empty reply."))
+        yield Notify(ev.Warned(path=path, seq=seq, message="The model sent an empty reply."))
 
 
 def _warn_of_written_call(run: RunState, reply: ModelReply) -> None:
@@ -410,12 +401,12 @@ def _warn_of_written_call(run: RunState, reply: ModelReply) -> None:
 
 
 def _is_empty(parts: Sequence[AssistantPart]) -> bool:
-    """Return whether a reply says nothing at all, not even a blank, which ends a turn (generator-contract G53)."""
+    """Return whether a reply says nothing at all, not even a blank, which ends a turn (generator-contract:G53)."""
     return all(type(p) is TextPart and not p.text for p in parts)
 
 
 def _is_only_thoughts(reply: ModelReply) -> bool:
-    """Return whether a reply holds something, but neither a call nor anything said; that alone ends no turn (X53)."""
+    """Return whether a reply holds something, but neither a call nor anything said; that alone ends no turn (requirements:X53)."""
     for part in reply.content:
         kind = type(part)
         if kind is not TextPart and kind is not ThinkingPart:
@@ -466,7 +457,7 @@ def _commit(run: RunState, message: AssistantMessage, calls: Sequence[Call]) -> 
 
 
 def _ends(run: RunState, calls: Sequence[Call]) -> bool:
-    """Return whether a step ends the turn, hooks aside (design 3, generator-contract G51)."""
+    """Return whether a step ends the turn, hooks aside."""
     if run.inbox and run.take_inbox():
         return False
     if run.truncated:

@@ -96,7 +96,7 @@ class Asking:
         return None
 
     def _address(self, params: Mapping[str, object]) -> Generator[Any, Any, Mapping[str, Any]]:
-        """Show an address as text; nobody opens it from here (reliability MC09)."""
+        """Show an address as text; nobody opens it from here."""
         said = yield from Ask(
             self._text(str(params.get("message", "")), f"open {params['url']} yourself"), ["done", NO]
         )

@@ -21,7 +21,7 @@ import attrs
 from stepengine.data.visible import visible
 from stepengine.errors import DefinitionError, ToolError, ToolServerError
 from stepengine.mcp._caps import CLOSE_SECONDS, ERROR_CHARS, PAGES, RESTART_WAITS, RUNS_KEPT, TOOLS
-from stepengine.mcp.http import Answers
+from stepengine.mcp.http import ANSWER, Answer, Answers
 from stepengine.mcp.stdio import Pipe, Program
 from stepengine.runtime.logs import LOGGER
 from stepengine.tooling.conversion import cut
@@ -171,7 +171,7 @@ class _Live:
     @property
     def refusal(self) -> str:
         """Why the endpoint refuses us, in words, with what helps; ``""`` when it does not."""
-        return "" if self.answers is None else self.answers.refusal
+        return "" if self.answers is None else self.answers.refusal()
 
     def _made(self) -> Client:
         from mcp import Client
@@ -232,8 +232,8 @@ class _Live:
             said = pipe.problem
         elif isinstance(leaf, TimeoutError):
             said = f"it did not answer within {self._options.start_timeout:g} s"
-        elif self.answers is not None and self.answers.failure:
-            said = self.answers.failure
+        elif self.answers is not None and self.answers.failure():
+            said = self.answers.failure()
         else:
             said = visible(cut(f"{type(leaf).__name__}: {leaf}", ERROR_CHARS), strict=True)
         words = pipe.last_words() if pipe is not None else ""
@@ -395,7 +395,8 @@ class Connection:
         from mcp import MCPError
         from pydantic import ValidationError
 
-        name, live = self._options.name, self._live
+        name, live, answer = self._options.name, self._live, Answer()
+        token = ANSWER.set(answer)
         try:
             async with asyncio.timeout(seconds):
                 return await request
@@ -403,7 +404,7 @@ class Connection:
             msg = f"the MCP server {name!r} did not answer within {seconds:g} s"
             raise ToolError(msg) from error
         except MCPError as error:
-            raise self._refused(live, error.code, error.message) from error
+            raise self._refused(live, answer, error.code, error.message) from error
         except (BrokenResourceError, ClosedResourceError) as error:
             raise self._lost(live) from error
         except asyncio.CancelledError as error:
@@ -413,12 +414,15 @@ class Connection:
         except ValidationError as error:
             msg = f"the MCP server {name!r} answered with what the protocol does not know: {_told(str(error))}"
             raise ToolError(msg) from error
+        finally:
+            ANSWER.reset(token)
 
-    def _refused(self, live: _Live | None, code: int, message: str) -> ToolError:
+    def _refused(self, live: _Live | None, answer: Answer, code: int, message: str) -> ToolError:
         """Return what an error of the protocol means: a token that is none any more, the end, or the server's own words."""
         name = self._options.name
-        if live is not None and live.answers is not None and live.answers.is_about_sign_in:
-            return ToolServerError(f"the MCP server {name!r} refused the request: {live.refusal}")
+        answers = None if live is None else live.answers
+        if answers is not None and answers.is_about_sign_in(answer):
+            return ToolServerError(f"the MCP server {name!r} refused the request: {answers.refusal(answer)}")
         if code == CLOSED:
             return self._lost(live)
         return ToolError(f"the MCP server {name!r} answered with an error: {_told(message)}")
@@ -502,7 +506,7 @@ def _is_cancelled() -> bool:
 
 
 def _leaf(error: BaseException) -> BaseException:
-    """Return what really happened: groups of groups hold it (interfaces IF58)."""
+    """Return what really happened: groups of groups hold it."""
     while isinstance(error, BaseExceptionGroup) and error.exceptions:
         error = error.exceptions[0]
     return error

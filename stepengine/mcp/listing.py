@@ -136,7 +136,7 @@ def _listed(server: str, tool: Mapping[str, Any]) -> Listed:
 
 
 def shown_text(text: str) -> str:
-    """Return a text of a server as models and people are shown it: nothing hidden, and not endless (reliability MC02)."""
+    """Return a text of a server as models and people are shown it: nothing hidden, and not endless."""
     shown = visible(cleandoc(text[:DESCRIPTION_CHARS]))
     return (
         shown
@@ -146,7 +146,7 @@ def shown_text(text: str) -> str:
 
 
 def digest_of(tool: Mapping[str, object]) -> str:
-    """Return the digest by which a definition is pinned (reliability MC01); the order of members does not count."""
+    """Return the digest by which a definition is pinned; the order of members does not count."""
     members = ("name", "title", "description", "inputSchema", "outputSchema", "annotations")
     said = {member: tool[member] for member in members if tool.get(member) is not None}
     return hashlib.sha256(canonical(freeze(said)).encode("utf-8", "surrogatepass")).hexdigest()
@@ -154,7 +154,7 @@ def digest_of(tool: Mapping[str, object]) -> str:
 
 def annotations_of(hints: Mapping[str, object], *, trusted: bool) -> ToolAnnotations:
     """
-    Return what is taken to be true of a tool (reliability MC04).
+    Return what is taken to be true of a tool.
 
     Hints that nobody vouches for loosen nothing: such a tool changes things, may destroy some, and reaches out. Of a trusted
     server they count, and what is missing is the worst, as the protocol says.
@@ -192,7 +192,7 @@ def offered_prompts(raw: Sequence[Mapping[str, Any]], left_out: list[str]) -> li
 
 def fitting_schema(name: str, given: Mapping[str, object]) -> JsonDict:
     """
-    Return a foreign schema as providers take it and inputs can be checked against it (design 15).
+    Return a foreign schema as providers take it and inputs can be checked against it.
 
     What cannot be checked here, and what providers refuse at the top, is taken out: the server checks its input itself.
 

@@ -205,7 +205,7 @@ def _media(encoded: object, mime: str, what: str) -> ResultPart:
 
 def misfit(name: str, schema: Mapping[str, object], raw: Mapping[str, object]) -> str:
     """
-    Return why what a call gave is not what its tool had promised (reliability MC10); ``""`` when it is.
+    Return why what a call gave is not what its tool had promised; ``""`` when it is.
 
     A promise that cannot be checked without risk, such as an expression that has to be tried out, is taken as kept.
     """

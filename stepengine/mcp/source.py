@@ -315,7 +315,7 @@ class McpTools:
         except ToolError as error:
             return failed_result(self.name, error)
         try:
-            return await self._tried(listed, ctx, input)  # the caller vouches for it (reliability MC14)
+            return await self._tried(listed, ctx, input)  # the caller vouches for it (reliability:MC14)
         except ToolError as error:
             return failed_result(self.name, error)
 
@@ -341,7 +341,7 @@ class McpTools:
         return self._shown(connection, listed, outcome, ticket)
 
     async def _changed(self, connection: Connection, listed: Listed) -> str:
-        """Return why a tool is not what the run's list says (reliability MC01); ``""`` when it is."""
+        """Return why a tool is not what the run's list says; ``""`` when it is."""
         if not connection.digests:
             await self.listing(self.name)  # the list came out of a record
         now = connection.digests.get(listed.name)

@@ -2,7 +2,7 @@
 Structured output by a tool: where a provider promises no schema, the answer is the input of a tool that is offered for it.
 
 The request is rewritten before it is encoded, and the call in the reply becomes the text that was asked for, so that the
-conversation knows nothing of it (ecosystem EC88, providers PV43).
+conversation knows nothing of it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 The thin client call that every adapter shares: bytes out through the SDK's own client, bytes back into an accumulator.
 
 One client per event loop, made at the first request and closed by ``close``. The SDK supplies address, authentication,
-headers and error classes; it neither retries nor decodes (ecosystem:EC46, ecosystem:EC66).
+headers and error classes; it neither retries nor decodes.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class SecondTries:
     Which requests had a failure that is worth exactly one more try, so that the second one is final.
 
     The provider does not try again itself: it says once that the same request may succeed, and whoever coordinates
-    retries asks again (reliability R21, MP60).
+    retries asks again (reliability:MP60).
     """
 
     def __init__(self) -> None:
@@ -561,7 +561,7 @@ class HttpProvider(Provider):
             failure = self._failure(error, call)
         else:
             return Exchange(response, call, timeouts, started)
-        # Raised here and not in the handler, so that the SDK's error, which holds the key, is nobody's context (SC05).
+        # Raised here and not in the handler, so that the SDK's error, which holds the key, is nobody's context (reliability:SC05).
         raise failure
 
     def _errors(self) -> tuple[type[Exception], ...]:
@@ -578,7 +578,7 @@ class HttpProvider(Provider):
         """
         Send *body* and return the HTTP library's response with its body still to come.
 
-        The body of a reply in one piece is read here too and not by the SDK, so that its size has a limit (MP27).
+        The body of a reply in one piece is read here too and not by the SDK, so that its size has a limit.
         """
         send = client.get if body.is_question else partial(client.post, content=body.content)
         opened = await send(

@@ -1,5 +1,5 @@
 """
-JSON from providers: one strict reader for bodies, events and tool arguments (ecosystem EC101, reliability MP40 to MP47).
+JSON from providers: one strict reader for bodies, events and tool arguments.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ESCAPE = re.compile(
 
 
 def utf8(text: str) -> bytes:
-    """Return *text* as UTF-8, lone surrogates replaced by U+FFFD (reliability MP46)."""
+    """Return *text* as UTF-8, lone surrogates replaced by U+FFFD."""
     try:
         return text.encode()
     except UnicodeEncodeError:

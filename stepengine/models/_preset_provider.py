@@ -241,7 +241,7 @@ class PresetProvider(HttpProvider):
 
     @property
     def _api_version(self) -> str:
-        """Azure's dated API, in place of the one without versions (EC114)."""
+        """Azure's dated API, in place of the one without versions (ecosystem:EC114)."""
         return os.environ.get(API_VERSION, "").strip() if self._preset.azure else ""
 
     def _sdk(self) -> Any:

@@ -98,7 +98,7 @@ def kept_of(source: Mapping[str, object], *names: str) -> dict[str, Any]:
 
 def _stop_of(stop: StopReason | None, raw: str | None, content: tuple[AssistantPart, ...]) -> StopReason:
     """
-    Return the stop reason: the content decides between the end, tool use and refusal, and for words of the future (EC97).
+    Return the stop reason: the content decides between the end, tool use and refusal, and for words of the future (ecosystem:EC97).
 
     A word of the future is said once per process.
     """
@@ -114,7 +114,7 @@ def _stop_of(stop: StopReason | None, raw: str | None, content: tuple[AssistantP
 
 
 def _cut_off(content: tuple[AssistantPart, ...]) -> tuple[AssistantPart, ...]:
-    """Mark the last call of a reply that the output limit cut: it keeps its raw text (reliability MP55)."""
+    """Mark the last call of a reply that the output limit cut: it keeps its raw text."""
     parts = list(content)
     for index in range(len(parts) - 1, -1, -1):
         part = parts[index]
@@ -184,7 +184,7 @@ def usage_in_totals(raw: object, prompt: str, completion: str, *, hits: tuple[st
     written = min(whole - read, _figure(inside, "cache_write_tokens"))
     reasoning = _figure(outside, "reasoning_tokens")
     if reasoning and count_of(raw.get("total_tokens")) == whole + output + reasoning:
-        output += reasoning  # xAI counts it beside the completion (PV81)
+        output += reasoning  # xAI counts it beside the completion (providers:PV81)
     reasoning = min(output, reasoning)
     unsure = any(count_of(raw.get(name)) is None for name in (prompt, completion))
     return Usage(whole - read - written, output - reasoning, read, written, reasoning, at_least=unsure)

@@ -1,4 +1,4 @@
-"""JSON Schemas for servers that understand only part of JSON Schema (ecosystem EC102)."""
+"""JSON Schemas for servers that understand only part of JSON Schema."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ __all__ = (
 )
 
 NUDGE = "Continue."
-"""Said in the user's place where a wire wants a user message and the history has none; in no record (EC100)."""
+"""Said in the user's place where a wire wants a user message and the history has none; in no record (ecosystem:EC100)."""
 
 BETAS = "anthropic-beta"
 RESERVED = frozenset({"headers", "body"})
@@ -118,7 +118,7 @@ def is_own(data: Mapping[str, object] | None, provider: str, model: str | None =
 
 
 def safe_name(name: str) -> str:
-    """Return a tool name that every wire takes; what a model made up may hold anything (reliability MP48)."""
+    """Return a tool name that every wire takes; what a model made up may hold anything."""
     return UNSAFE.sub("_", name)[:MAX_NAME] or "unknown"
 
 
@@ -204,7 +204,7 @@ def schema_name(schema: Mapping[str, object]) -> str:
 
 
 def is_paused(request: ModelRequest) -> bool:
-    """Return whether a reply that the provider paused is handed back as the last message, to be gone on with (MP56)."""
+    """Return whether a reply that the provider paused is handed back as the last message, to be gone on with."""
     return bool(request.tail) and type(request.tail[-1]) is AssistantMessage
 
 
@@ -212,7 +212,7 @@ def wire_ids(
     calls: Sequence[ToolCallPart], provider: str, *, own: bool = True, make: Callable[[str], str] | None = None
 ) -> dict[str, str]:
     """
-    Return the wire id of each call by its own id (EC83).
+    Return the wire id of each call by its own id (ecosystem:EC83).
 
     The provider's own id when it made the call and the id is not used twice in this message, else one that is made from
     ours and stays the same for ever. *own* false makes all of them. *make* is for wires with ids of a certain form.
@@ -264,7 +264,7 @@ def data_url(part: ImagePart | DocumentPart) -> str:
 
 
 def cannot_take(provider: str, part: ImagePart | DocumentPart, why: str) -> ModelError:
-    """Return the error for a part that the provider's wire cannot hold (requirements G24)."""
+    """Return the error for a part that the provider's wire cannot hold."""
     name = getattr(part, "name", "") or part.url or part.file_id or ""
     msg = f"{provider} cannot take the {type(part).__name__}{f' {name!r}' if name else ''} of type {part.mime_type!r}: {why}"
     return ModelError(msg, kind="unsupported_part")
@@ -418,7 +418,7 @@ def turns_of(request: ModelRequest, flags: Hashable, encode: Callable[..., T]) -
     Return history and tail as turns. Each message is encoded once for the same *flags* (``Transcript.memo``).
 
     *flags* is what *encode* goes by beside the message, of a class of the wire's own. A message with an id of the
-    provider's that an earlier one has sent is encoded with ``own_ids=False`` (EC83).
+    provider's that an earlier one has sent is encoded with ``own_ids=False`` (ecosystem:EC83).
     """
     history = len(request.messages)
     turns = [*request.messages.memo(flags, lambda message: encode(message, flags))]

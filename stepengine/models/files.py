@@ -1,4 +1,4 @@
-"""Files that providers hold, so that many requests name them and none carries them (providers PV53 to PV55)."""
+"""Files that providers hold, so that many requests name them and none carries them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """
 Prices and context windows from the data in ``genai_prices``, read on first use and never over the network.
-
-Rules: requirements G17 and G18, ecosystem EC77 and EC78.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """
-Fallback between models as an ordinary model string: ``"anthropic/a | openai/b"`` (requirements G12, reliability MP62).
+Fallback between models as an ordinary model string: ``"anthropic/a | openai/b"``.
 
 The string form is what makes it fit wherever a model string does: in a definition, in ``StepWith``, in a journal and on a
 command line. ``Models`` takes it apart. The reply names the model that answered, so that the choice is recorded.

@@ -1,5 +1,5 @@
 """
-``Policy``: rules and a mode, what they say about a call and why, and their form as a file (requirements M5-M12).
+``Policy``: rules and a mode, what they say about a call and why, and their form as a file.
 
 A matching deny wins, whatever its scope and priority. Otherwise scopes are asked in the order user, session, agent,
 global, within a scope higher priorities first, then in order of addition; the first rule that matches decides. When none
@@ -13,7 +13,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path as FilePath
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -42,6 +42,7 @@ from stepengine.permissions.rules import (
     Scope,
     ToolNamed,
     When,
+    lowered,
 )
 from stepengine.system.atomic import replace_path
 from stepengine.system.guard import FileGuard, Guard
@@ -57,7 +58,7 @@ PLAN = "Denied: in plan mode only tools that change nothing may be used; describ
 ASKED = "Denied: this needs a person's approval, and the mode is not to ask."
 UNASKED = "leads to a file about which a person has to be asked first; name the file itself"
 INSTRUCTS = PathRules(INSTRUCTING, ())
-"""Who accepts edits of the work has not accepted edits of what instructs (requirements X60)."""
+"""Who accepts edits of the work has not accepted edits of what instructs (requirements:X60)."""
 CALL_KEYS = ("is", "input", "agent", "paths", "hosts", "prefix", "origins", "any_input")
 RULE_KEYS = ("id", "decision", "match", "scope", "priority", "message", "description")
 
@@ -283,19 +284,25 @@ class Policy:
         holding = {rule.id for rule in others if rule.matcher.matches(request, rule.decision)}
         has_when = any(isinstance(rule.matcher, When) for rule in rules)
         nobody_asked = not has_when and self.check(request).decision == "allow"
+        # A search asks about every file that it meets: what is the same for all of them is found out before.
+        fitting = [(rule, path) for rule in rules if (path := about_files.get(rule.id)) and path.is_of(request)]
+        always = next((at for at, rule in enumerate(rules) if rule.id in holding), len(rules))
+        order = {rule.id: at for at, rule in enumerate(rules)}
+
+        @cache
+        def said(first: int) -> str:
+            verdict = self._by_rule(rules[first], request) if first < len(rules) else self._by_mode(request)
+            return "" if verdict.decision == "allow" or not nobody_asked else UNASKED
 
         def judge(_root: Sequence[str], parts: Sequence[str]) -> str:
-            first: Rule | None = None
-            for rule in rules:
-                path = about_files.get(rule.id)
-                fits = rule.id in holding if path is None else path.is_of(request) and path.fits(parts, rule.decision)
-                if fits and rule.decision == "deny":
+            first, low = always, lowered(parts)
+            for rule, path in fitting:
+                if not path.fits(parts, low, rule.decision):
+                    continue
+                if rule.decision == "deny":
                     return rule.message or f"is kept from tools by the rule {rule.id!r}"
-                first = rule if fits and first is None else first
-            if not nobody_asked:
-                return ""
-            verdict = self._by_mode(request) if first is None else self._by_rule(first, request)
-            return "" if verdict.decision == "allow" else UNASKED
+                first = min(first, order[rule.id])
+            return said(first)
 
         return judge
 

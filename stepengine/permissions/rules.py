@@ -1,5 +1,5 @@
 """
-``Rule``: what is allowed, denied or asked about, for which calls, within which scope (requirements M1-M4, M13, M14).
+``Rule``: what is allowed, denied or asked about, for which calls, within which scope.
 
 A rule is data: its matcher is one of a closed set of frozen classes, each with a form in JSON, except ``When``, which
 holds a function. Text of models meets no expression that can backtrack: regular expressions run on pydantic's engine,
@@ -279,11 +279,9 @@ class Path:
         """Return whether the rule is about calls of this tool at all."""
         return _is_tool(self.tool, request)
 
-    def fits(self, parts: Sequence[str], decision: Effect) -> bool:
-        """Return whether the rule is about a file, by its place below the root of a tool, links resolved."""
-        if decision == "allow":
-            return self._exact.match(parts)
-        return self._folded.match(_parts(folded(parts)))
+    def fits(self, parts: Sequence[str], low: Sequence[str], decision: Effect) -> bool:
+        """Return whether the rule is about a file, by its place below the root of a tool, links resolved; *low*: see ``lowered``."""
+        return self._exact.match(parts) if decision == "allow" else self._folded.match(low)
 
     def _may_be(self, path: str) -> bool:
         parts = _climbed(_parts(folded([path])))
@@ -294,6 +292,11 @@ class Path:
 
     def __str__(self) -> str:
         return f"path {self.glob}" + (f" of {self.tool}" if self.tool else "")
+
+
+def lowered(parts: Sequence[str]) -> tuple[str, ...]:
+    """Return a path as denies and questions compare it, in whatever case its letters are."""
+    return _parts(folded(parts))
 
 
 def _stays(path: str) -> bool:

@@ -1,5 +1,5 @@
 """
-No network in tests that replay (replay Y10).
+No network in tests that replay.
 
 One audit hook of the interpreter sees to it, so that code which kept a socket or a function of its own is seen, too.
 

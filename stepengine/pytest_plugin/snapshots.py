@@ -1,4 +1,4 @@
-"""The snapshot fixtures: runs, requests and events as text files that people review (replay F20 to F22)."""
+"""The snapshot fixtures: runs, requests and events as text files that people review."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-What people are shown of a question, and who answers it (requirements K).
+What people are shown of a question, and who answers it.
 
 Answers come from what was given up front, from an interactor, from whoever holds the run's handle, or from nobody.
 """
@@ -39,7 +39,7 @@ from stepengine.tooling.definition import ToolPreview
 __all__ = ("Desk", "Remembered", "shown_questions")
 
 ASKED_AGAIN = 3
-"""How often an interactor whose answer is none is asked the same question again (requirements X54)."""
+"""How often an interactor whose answer is none is asked the same question again."""
 
 
 OF_INPUT = {"input", "prefix", "paths", "hosts", "origins"}
@@ -159,7 +159,7 @@ class Desk:
         of_session: What people allowed for good in earlier runs of the conversation, and where that is kept for later ones.
 
     Attributes:
-        headless: Whether a permission that nobody gives is refused, instead of waiting for somebody (requirements M17).
+        headless: Whether a permission that nobody gives is refused, instead of waiting for somebody.
         patience: Seconds that a question stays open while nobody attends; ``None`` for ever.
         remembered: What people allowed for good in this run tree, recorded answers included.
 
@@ -341,8 +341,8 @@ class Desk:
         Answer an open question; may be called from any thread.
 
         Raises:
-            AnswerRejected: when no question with that id is open, it was answered already (requirements K12), or *answer*
-                is none, such as a text that is no option (requirements X54).
+            AnswerRejected: when no question with that id is open, it was answered already, or *answer*
+                is none, such as a text that is no option.
         """
         known = self._open.get(question_id)
         if known is None or known.future.done():

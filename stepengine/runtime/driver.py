@@ -1,19 +1,19 @@
 """
-One run while it is driven: the loop that feeds outcomes to its machine, and how it is told to end (design 3, 9).
+One run while it is driven: the loop that feeds outcomes to its machine, and how it is told to end.
 
 ``drive`` is the only place where a run waits. It knows no records, no replay and no limits: those wrap the performer. One
 effect is awaited in the run's own task; only the members of a ``Gather`` and the runs of children get tasks of their own.
 
 A run ends early because somebody stops it (``stop``) or because its task is cancelled from outside. Inside, ``stop``
 cancels the task too, to leave the effect under way; that cancellation is taken back (``uncancel``), the one from outside
-never is: it is passed on when the run has finished (reliability SS12, SS13).
+never is: it is passed on when the run has finished.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Literal
 
 from stepengine.data.effects import AskPerson, CallFunction, CallModel, CallTool, Effect, Gather, Notify, Spawn
@@ -23,7 +23,7 @@ from stepengine.machine.plan import Finished
 from stepengine.machine.signals import is_callers
 from stepengine.runtime.effect_events import finished, started
 from stepengine.runtime.failfast import Group
-from stepengine.runtime.performer import AtOnce, Item, child_path, is_repeatable
+from stepengine.runtime.performer import Item, Performer, child_path, is_repeatable
 from stepengine.runtime.performing import is_deferred
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ("RunTask", "drive")
 
 BARE = (CallModel, CallTool, CallFunction)
-"""What goes to a direct performer at once; children and questions are everybody's business."""
+"""What may go to a direct performer."""
 BREATH = 64
 """After so many effects other tasks get their turn: a scripted run would starve the loop."""
 
@@ -53,8 +53,8 @@ class RunTask:
             for a wait that is no effect; ``None`` while nothing is.
         spares: Whether what is under way, and cannot happen again, may come to its end although the run must stop.
         cancelled: Whether the run's task was cancelled from outside.
-        direct: What the run's effects go to while nobody watches, to be begun and performed: the innermost performer, or who
-            records; ``None`` unless every wrapper around it would hand them on as they are, all but children.
+        direct: The innermost performer, or who records; ``None`` unless every wrapper around it would hand on what the run asks
+            for as it is, all but children and questions, and the calls that somebody watches.
     """
 
     __slots__ = (
@@ -84,7 +84,7 @@ class RunTask:
         self.busy: Item | _Together | Literal[True] | None = None
         self.spares = False
         self.cancelled = False
-        self.direct: AtOnce | None = None
+        self.direct: Performer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._base = 0
         self._kicked = False
@@ -119,6 +119,13 @@ class RunTask:
             return
         self._told = True
         self._loop.call_soon_threadsafe(self._kick)
+
+    def performer_of(self, kind: type) -> Performer:
+        """Return what an effect of this kind goes to; repeated calls of tools are counted while somebody watches."""
+        direct = self.direct
+        if direct is None or kind not in BARE or (kind is CallTool and self.tree.hub.watched):
+            return self.tree.performer
+        return direct
 
     def lasting(self) -> list[Item]:
         """Return what is under way and cannot happen again, so that its result is worth some seconds."""
@@ -213,7 +220,6 @@ async def drive(machine: Generator[Any, Outcome | None, Finished], run: RunTask)
     send, emit = machine.send, run.tree.emit
     outcome: Outcome | None = None
     count = 0
-    direct = run.direct
     try:
         while True:
             effect = send(outcome)
@@ -224,18 +230,10 @@ async def drive(machine: Generator[Any, Outcome | None, Finished], run: RunTask)
             if (run.stopping is not None or run.tree.deadlines) and run.must_stop():
                 outcome = run.refuse(effect)
                 continue
-            if direct is not None and type(effect) in BARE and not run.tree.hub.watched:
-                item = Item(run.path, effect, run.plan)
-                run.busy = item
-                try:
-                    outcome = await direct(item, run.tree)
-                    run.notice_cancel()
-                except BaseException as error:  # noqa: BLE001
-                    outcome = _instead(run, item, error, alone=True)
-                finally:
-                    run.busy = None
+            if type(effect) is Gather:
+                outcome = await _gather(run, effect)
             else:
-                outcome = await _performed(run, effect)
+                outcome = await _alone(run, Item(run.path, effect, run.plan))
             count += 1
             if count % BREATH == 0:
                 await _breathe(run)
@@ -246,23 +244,20 @@ async def drive(machine: Generator[Any, Outcome | None, Finished], run: RunTask)
         machine.close()
 
 
-def _performed(run: RunTask, effect: Any) -> Awaitable[Gathered | Single]:
-    return _gather(run, effect) if type(effect) is Gather else _alone(run, Item(run.path, effect, run.plan))
-
-
 async def _alone(run: RunTask, item: Item) -> Single:
     """Perform one effect in the run's own task, and show it; whatever happens is an outcome."""
     tree, kind = run.tree, type(item.effect)
-    shows = tree.hub.watched and not _is_known(tree, item)
+    shows = tree.hub.watched and not (kind is AskPerson and _is_known(tree, item))
     began = _show_start(tree, item) if shows and kind is not AskPerson else None
+    performer = run.performer_of(kind)
     outcome: Single
     run.busy = item
     try:
-        await tree.performer.begin((item,))
+        await performer.begin((item,))
         if shows and began is None:
             # Who is shown a question can answer it: it is durable by now, and open before anybody gets to see it.
             began = _show_start(tree, item)
-        outcome = await tree.performer.perform(item, tree)
+        outcome = await performer.perform(item, tree)
         run.notice_cancel()
     except BaseException as error:  # noqa: BLE001
         outcome = _instead(run, item, error, alone=True)
@@ -278,7 +273,8 @@ async def _alone(run: RunTask, item: Item) -> Single:
 async def _perform_member(run: RunTask, item: Item) -> Single:
     """Perform a member of a ``Gather`` that has begun, and show it; whatever happens is an outcome."""
     tree = run.tree
-    began = _show_start(tree, item) if tree.hub.watched and not _is_known(tree, item) else None
+    shows = tree.hub.watched and not (type(item.effect) is AskPerson and _is_known(tree, item))
+    began = _show_start(tree, item) if shows else None
     outcome: Single
     try:
         outcome = await tree.performer.perform(item, tree)
@@ -299,8 +295,8 @@ def _remember(tree: RunTree, effect: AskPerson, outcome: Single) -> None:
 
 
 def _is_known(tree: RunTree, item: Item) -> bool:
-    """Return whether an effect asks what somebody allowed for good: that is shown to nobody."""
-    return type(item.effect) is AskPerson and all(map(tree.desk.knows, item.effect.questions))
+    """Return whether a question asks what somebody allowed for good: that is shown to nobody."""
+    return all(map(tree.desk.knows, item.effect.questions))  # type: ignore[union-attr]
 
 
 def _show_start(tree: RunTree, item: Item) -> int:
@@ -352,10 +348,11 @@ async def _gather(run: RunTask, effect: Gather) -> Gathered:
 
 class _Together:
     """
-    The members of one ``Gather`` on their way (requirements X50).
+    The members of one ``Gather`` on their way.
 
     They are admitted in request order, as far as the window is wide: that is when they begin for those who record and
-    reserve. Each starts as soon as there is room for its kind, so that children who wait keep nobody else waiting.
+    reserve. Each starts as soon as there is room for its kind, so that children who wait keep nobody else waiting. A tool call
+    is not admitted before there is room for it: one that is recorded as begun and has no result is in doubt after a crash.
     """
 
     def __init__(self, run: RunTask, effect: Gather) -> None:
@@ -390,7 +387,7 @@ class _Together:
         self._group = group
         while self._running or (self._run.stopping is None and self._next < len(self.items)):
             try:
-                if self._run.stopping is None and self._free and self._next < len(self.items):
+                if self._run.stopping is None and self._admissible():
                     await self._admit()
                 else:
                     await self._until_one_ended()
@@ -401,9 +398,19 @@ class _Together:
             except BaseException as error:  # noqa: BLE001
                 _account(self._run, error)
 
+    def _admissible(self) -> range:
+        """Return the members that may begin now: as many as the window is wide, up to the first tool call without room."""
+        room, end = self._room.get(CallTool, 0), min(self._next + self._free, len(self.items))
+        for index in range(self._next, end):
+            if type(self.items[index].effect) is CallTool:
+                if not room:
+                    return range(self._next, index)
+                room -= 1
+        return range(self._next, end)
+
     async def _admit(self) -> None:
-        """Let the next members begin, as many as the window has room for."""
-        batch = range(self._next, min(self._next + self._free, len(self.items)))
+        """Let the next members begin."""
+        batch = self._admissible()
         self._next += len(batch)
         self._free -= len(batch)
         await self._run.tree.performer.begin([self.items[index] for index in batch])

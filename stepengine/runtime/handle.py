@@ -1,4 +1,4 @@
-"""``RunHandle``: a run in the background, seen from outside (requirements N1-N8, N11, N12)."""
+"""``RunHandle``: a run in the background, seen from outside."""
 
 from __future__ import annotations
 

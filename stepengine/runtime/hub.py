@@ -1,5 +1,5 @@
 """
-The one ordered event stream of a run tree, and who is shown it (requirements N7-N10, O4, O5, X57).
+The one ordered event stream of a run tree, and who is shown it.
 
 Events reach observers and subscribers in the order in which they are emitted; each gets its place in the stream here. Those
 of a run that has a handle are kept for whoever comes late or comes back, as far as a ring of fixed size reaches. Nobody who
@@ -13,7 +13,7 @@ import os
 from array import array
 from bisect import bisect_right
 from collections import OrderedDict, deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Protocol, TypeAlias
 
@@ -119,7 +119,7 @@ class Seat:
 
 class Curtain:
     """
-    Keeps secrets that the process knows out of events; the run itself has them (reliability R11, SC07).
+    Keeps secrets that the process knows out of events; the run itself has them.
 
     ``RunFinished`` passes as it is: its result is what the caller of the run gets. Only its JSON is clean.
     """
@@ -128,32 +128,35 @@ class Curtain:
         self._flows: dict[str, tuple[Delta, Trickle]] = {}
         self._offer: tuple[Any, Any] = ((), ())
 
-    def through(self, event: Event) -> Iterator[Event]:
-        """Give what may be shown in place of *event*: what deltas held back of their run's path, then the event."""
-        if not isinstance(event, DELTAS):
-            yield from self._ended(event.path)
-            yield self._started(event) if type(event) is ModelStarted else KNOWN.frozen(event)
-            return
-        if type(event) is ToolInputDelta:
-            event = _named(event)
-        last, trickle = self._flows.get(event.path, (event, None))
-        if trickle is None or not _goes_on(last, event):
-            yield from self._ended(event.path)
+    def through(self, event: Event) -> Sequence[Event]:
+        """Return what may be shown in place of *event*: what deltas held back of their run's path, then the event."""
+        if isinstance(event, DELTAS):
+            return self._flowing(event)
+        clean = self._started(event) if type(event) is ModelStarted else KNOWN.frozen(event)
+        return (*self._ended(event.path), clean) if event.path in self._flows else (clean,)
+
+    def _flowing(self, delta: Delta) -> list[Event]:
+        shown: list[Event] = []
+        if type(delta) is ToolInputDelta:
+            delta = _named(delta)
+        last, trickle = self._flows.get(delta.path, (delta, None))
+        if trickle is None or not _goes_on(last, delta):
+            shown += self._ended(delta.path)
             trickle = Trickle(KNOWN)
-        self._flows[event.path] = event, trickle
-        text = trickle.feed(event.text)
+        self._flows[delta.path] = delta, trickle
+        text = trickle.feed(delta.text)
         if text:
-            yield event if text == event.text else attrs.evolve(event, text=text)
+            shown.append(delta if text == delta.text else attrs.evolve(delta, text=text))
+        return shown
 
-    def rest(self) -> Iterator[Event]:
-        """Give what is still held back."""
-        for path in list(self._flows):
-            yield from self._ended(path)
+    def rest(self) -> list[Event]:
+        """Return what is still held back."""
+        return [event for path in list(self._flows) for event in self._ended(path)]
 
-    def _ended(self, path: str) -> Iterator[Event]:
+    def _ended(self, path: str) -> Sequence[Event]:
         flow = self._flows.pop(path, None)
-        if flow is not None and (text := flow[1].rest()):
-            yield attrs.evolve(flow[0], text=text)
+        text = "" if flow is None else flow[1].rest()
+        return (attrs.evolve(flow[0], text=text),) if flow is not None and text else ()
 
     def _started(self, event: ModelStarted) -> ModelStarted:
         """Return *event*; the tools of its request, the same at every step, are looked at once."""
@@ -328,7 +331,7 @@ class Hub:
         resumed: Whether the root run goes on from its journal.
         goes_on: Whether another run follows in this stream when one has ended: that of a kept-open handle.
         watched: Whether anybody is shown events, or will be; while nobody is, they need not be made.
-        phase: What the root run is doing (requirements N11).
+        phase: What the root run is doing.
         history: Gives the history of the root run at this moment, while it runs.
         warnings: Observers that were dropped.
         crash: What an observer or the logger raised for the caller of the run, the first of it.
@@ -429,19 +432,6 @@ class Hub:
             yield begun
         yield event
 
-    def _pass_on(self, event: Event) -> None:
-        match event:
-            case LogLine():
-                self.log(event, event.data, step=event.step)
-            case PhaseChanged(path=""):
-                self.phase = event.phase
-            case RunStarted(path="") if self.resumed:
-                object.__setattr__(event, "resumed", True)  # nobody has seen it yet, as with its stamp
-            case _:
-                pass
-        if self.watched:
-            self._show(event)
-
     def finish(self, event: RunFinished) -> None:
         """Show the last event and end all subscriptions, unless another run follows; those that come later get it too."""
         if self._last is not None:
@@ -451,8 +441,7 @@ class Hub:
         event = attrs.evolve(event, clean=KNOWN.value)
         if not self.goes_on:
             self._last = event
-        if self.watched:
-            self._show(event)
+        self._pass_on(event)
         self.end()
 
     def end(self) -> None:
@@ -473,7 +462,7 @@ class Hub:
             after: The ``id`` of the last event that the subscriber has; what comes after it is what it gets.
 
         Raises:
-            StepEngineError: when the run has 100 subscribers already (reliability RS10), or *after* is no id of an event.
+            StepEngineError: when the run has 100 subscribers already, or *after* is no id of an event.
         """
         if len(self._subscriptions) >= MAX_SUBSCRIBERS:
             msg = f"this run has {MAX_SUBSCRIBERS} subscribers already; close one, or pass events on from one of them"
@@ -525,10 +514,24 @@ class Hub:
         stamp(event, "index", self._index)
         self._index += 1
 
+    def _pass_on(self, event: Event) -> None:
+        match event:
+            case LogLine():
+                self.log(event, event.data, step=event.step)
+            case PhaseChanged(path=""):
+                self.phase = event.phase
+            case RunStarted(path="") if self.resumed:
+                object.__setattr__(event, "resumed", True)  # nobody has seen it yet, as with its stamp
+            case _:
+                pass
+        if self.watched:
+            self._stamp(event)
+            if self._watchers:
+                self._show(event)
+            if self._ring is not None or self._subscriptions:
+                self._hand_out(event)
+
     def _show(self, event: Event) -> None:
-        self._stamp(event)
-        if self._ring is not None:
-            self._ring.put(event)
         for watcher in self._watchers:
             try:
                 warning = watcher.show(event)
@@ -537,6 +540,10 @@ class Hub:
             else:
                 if warning is not None:
                     self.warnings.append(warning)
+
+    def _hand_out(self, event: Event) -> None:
+        if self._ring is not None:
+            self._ring.put(event)
         for subscription in self._subscriptions:
             subscription.put(event)
 

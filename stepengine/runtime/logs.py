@@ -1,7 +1,7 @@
 """
 Where log lines go: the standard logger ``stepengine``, silent until somebody configures it, or the caller's own.
 
-Every record carries the run's id, agent, path and step (requirements O1, O4).
+Every record carries the run's id, agent, path and step.
 """
 
 from __future__ import annotations

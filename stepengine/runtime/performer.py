@@ -17,7 +17,7 @@ from stepengine.data.state import AgentState
 from stepengine.data.usage import Usage
 from stepengine.machine.plan import Finished, RunPlan
 
-__all__ = ("IO", "AtOnce", "Item", "Middleware", "Performer", "child_path", "is_repeatable")
+__all__ = ("IO", "Item", "Middleware", "Performer", "child_path", "is_repeatable")
 
 
 class Item(NamedTuple):
@@ -82,12 +82,8 @@ Middleware: TypeAlias = Callable[[Performer], Performer]
 """Wraps a performer, once for each run tree."""
 
 
-AtOnce: TypeAlias = Callable[[Item, IO], Awaitable[Single]]
-"""Begins an effect that is asked for alone, and performs it; the outermost of the middlewares may have one, ``at_once``."""
-
-
 def is_repeatable(item: Item) -> bool:
-    """Return whether an effect may simply happen again when nobody knows whether it has (reliability R3)."""
+    """Return whether an effect may simply happen again when nobody knows whether it has."""
     effect = item.effect
     if type(effect) is CallTool:
         binding = item.plan.tools.get(effect.tool_name)

@@ -2,7 +2,7 @@
 What performs effects: model calls, tool calls, functions, questions and children, each by one method of ``Innermost``.
 
 Everything here stands inside of what records, limits and traces. Outcomes are stamped with the run's time and hand over what
-was sent to the run meanwhile (design 3).
+was sent to the run meanwhile.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ class Innermost:
         raise raised
 
     def _refuse_oversize(self, request: ModelRequest) -> None:
-        """Raise for a request that is longer than its model's window (PV84)."""
+        """Raise for a request that is longer than its model's window."""
         window = None if "|" in request.model else self._services.window(request.model)
         if window is None or (size := estimated_tokens(request)) <= window:
             return
@@ -628,7 +628,7 @@ def is_deferred(item: Item) -> bool:
 
 
 class Deferred:
-    """The calls of one run tree whose results come from outside (requirements E27)."""
+    """The calls of one run tree whose results come from outside."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, str], asyncio.Future[ToolResult]] = {}

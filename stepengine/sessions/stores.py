@@ -1,5 +1,5 @@
 """
-The stores that come with the package: in memory, in files, in SQLite (requirements L8-L15).
+The stores that come with the package: in memory, in files, in SQLite.
 
 All keep whole sessions, compare versions before they save, and may be used from several threads; files and SQLite also from
 several processes. Their methods block for as long as the disk takes; the engine calls them in a thread.

@@ -1,5 +1,5 @@
 """
-``Guard``: what the rules of a run say about the call that runs now (requirements X70).
+``Guard``: what the rules of a run say about the call that runs now.
 
 A rule judges the words of a call before it runs. Which files those words lead to is known only when they are opened, and a
 search names none at all. So whoever carries a call out says here what the rules make of each file, and every ``Root`` asks:

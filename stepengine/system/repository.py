@@ -1,5 +1,5 @@
 """
-``read_project``: what a repository says about itself, read once (requirements X60, interfaces IF86 to IF92).
+``read_project``: what a repository says about itself, read once.
 
 Everything here is foreign text: it is read below a held root, within caps, and never obeyed by the engine. What is made
 of it for a model stands in ``stepengine.context``.

@@ -1,5 +1,5 @@
 """
-``Root``: a folder that is opened once and held, and the walk that never leaves it (reliability FP1, FP2).
+``Root``: a folder that is opened once and held, and the walk that never leaves it.
 
 Each component of a path is opened relative to the descriptor of the one before it, and never through a symbolic link.
 There is no ``realpath``, no comparison of path prefixes, and no check that is followed by a second look-up by path: what
@@ -159,7 +159,7 @@ class Root:
         return self._reach(path, lambda folder, name: os.open(name, FOLDER, dir_fd=folder))
 
     def check_secret(self, parts: Sequence[str], path: str) -> None:
-        """Refuse a secret path (reliability FS21)."""
+        """Refuse a secret path."""
         if self.secrets.match(parts):
             which = self.secrets.which(parts)
             msg = f"{path!r} may hold secrets (it matches {which!r}) and is not available to tools"
@@ -175,7 +175,7 @@ class Root:
         return self.secrets.match(parts) or (guard is not None and bool(guard(self.real, parts)))
 
     def check_file(self, opened: Opened, path: str) -> None:
-        """Refuse what is no regular file, or another name of a secret one (FP4, FS09)."""
+        """Refuse what is no regular file, or another name of a secret one."""
         mode = opened.info.st_mode
         if stat.S_ISDIR(mode):
             msg = f"{path!r} is a folder; use list_directory"

@@ -1,5 +1,5 @@
 """
-Agent Skills: folders with a ``SKILL.md`` that a model reads when it needs them (requirements X60, interfaces IF91).
+Agent Skills: folders with a ``SKILL.md`` that a model reads when it needs them.
 
 Only names and descriptions are shown beforehand. A skill is foreign text: it is read below a held root, within caps, and
 what it says of allowed tools is shown and never obeyed.

@@ -189,7 +189,7 @@ class Database:
 
     def connection(self) -> sqlite3.Connection:
         """
-        Return the connection that writes, for whoever holds ``lock``; a commit is durable (reliability JR39).
+        Return the connection that writes, for whoever holds ``lock``; a commit is durable.
 
         Raises:
             OSError: when the file was replaced.

@@ -1,5 +1,5 @@
 """
-The budgets of a simulated tree (reliability I8).
+The budgets of a simulated tree.
 
 Here stand the meter and the gate of real runs, driven without an event loop, and a second count that judges what they let
 through.

@@ -1,9 +1,9 @@
 """
-``Cassette``: recorded HTTP traffic, looked up by what a request says and never by where it stands (replay C).
+``Cassette``: recorded HTTP traffic, looked up by what a request says and never by where it stands.
 
 Headers do not count unless they are asked for. JSON counts as a value: the order of keys and the form of numbers do not
-matter, the order of arrays does (C8, C10). A miss tells the nearest recorded requests, the fields that differ, and a guess
-at the cause (C14). Files are the business of ``cassette_files``, HTTP objects that of ``transport``.
+matter, the order of arrays does. A miss tells the nearest recorded requests, the fields that differ, and a guess
+at the cause. Files are the business of ``cassette_files``, HTTP objects that of ``transport``.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ class Situation:
 
 
 def reason_of(request: RecordedRequest, at: Situation) -> str:
-    """Return why *request* is missing: one of the words of replay C14."""
+    """Return why *request* is missing, in one of a few words that ``CassetteMiss`` tells."""
     if not at.recorded:
         return "empty" if at.exists else "no_file"
     here = place_of(request.url)
@@ -407,7 +407,7 @@ class CassetteUnused(AssertionError):
 @attrs.define(eq=False)
 class Slot:
     """
-    A place in a cassette, taken when a request starts (replay C5).
+    A place in a cassette, taken when a request starts.
 
     Attributes:
         interaction: What was recorded; ``None`` while it is under way, and for ever when it is not to be kept.

@@ -1,5 +1,5 @@
 """
-Recorded requests with their responses, and the files that hold them: vcrpy's YAML version 1, readable in a diff (replay C1-C5).
+Recorded requests with their responses, and the files that hold them: vcrpy's YAML version 1, readable in a diff.
 
 Bodies are bytes as they are handed over; header names are lower-case, and values that came several times are several pairs.
 Reading constructs strings, bytes, numbers, lists and mappings, and nothing else: every other tag is refused. Size, aliases

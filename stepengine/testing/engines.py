@@ -1,4 +1,4 @@
-"""Engines for tests: providers behind a cassette, a clock that tests set, and the same chance every time (replay Y5, C43)."""
+"""Engines for tests: providers behind a cassette, a clock that tests set, and the same chance every time."""
 
 from __future__ import annotations
 

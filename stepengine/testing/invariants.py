@@ -1,5 +1,5 @@
 """
-What must hold for every run, whatever its world does: the checks of ``simulate`` (reliability 2).
+What must hold for every run, whatever its world does: the checks of ``simulate``.
 
 They look at what a run shows from outside - effects, events, the states that its handler is sent, its end - and build on
 nothing that the machine itself uses to keep its promises.
@@ -205,7 +205,7 @@ class Watched:
             self._find("I1", f"the child {asked.agent_id!r} was answered with {result.value!r}")
 
     def thrown(self, error: BaseException) -> None:
-        """Look at what is thrown into the handler: a stop never is (design 3)."""
+        """Look at what is thrown into the handler: a stop never is."""
         if not isinstance(error, StepEngineError | LimitReached | GeneratorExit):
             self._find("I12", f"the handler was thrown {error!r}, which it must not see")
 
@@ -317,7 +317,7 @@ class Watched:
             if isinstance(outcome, Failure):
                 used = getattr(outcome.error, "usage", None)
             if effect.purpose == "step" and isinstance(outcome, Value) and not self._replied:
-                # A step whose call failed does not count (reliability MP01).
+                # A step whose call failed does not count (reliability:MP01).
                 self._replied = True
                 self._steps += 1
             self._used = self._used + attrs.evolve(used or Usage(), requests=int(isinstance(outcome, Value)))

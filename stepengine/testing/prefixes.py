@@ -1,4 +1,4 @@
-"""``assert_prefix_stable``: requests of one run may only grow, or the provider's prompt cache is lost (replay Y15)."""
+"""``assert_prefix_stable``: requests of one run may only grow, or the provider's prompt cache is lost."""
 
 from __future__ import annotations
 

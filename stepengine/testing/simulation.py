@@ -1,5 +1,5 @@
 """
-``simulate``: the whole machine in a synchronous, seeded world in which things go wrong (reliability 2, K1).
+``simulate``: the whole machine in a synchronous, seeded world in which things go wrong.
 
 No event loop, no model, no tool is run. What lives here takes the seeds, shrinks what fails and tells it;
 world, faults, answers and checks stand in modules of their own.
@@ -45,7 +45,7 @@ REPEATED = 2
 MAX_RECORDED, MAX_PLACES = 40, 200
 """Effects of a recorded run at which everything goes wrong once, and at how many places of a longer one."""
 MAX_EFFECTS = 12
-"""Effects of a run that is gone through exhaustively (reliability 2)."""
+"""Effects of a run that is gone through exhaustively."""
 RULES: Mapping[str, str] = {
     "I1": "every tool call has one result, its own, in call order",
     "I2": "effects are numbered 0, 1, 2, ... on every path",

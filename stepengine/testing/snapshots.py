@@ -1,5 +1,5 @@
 """
-Snapshots of runs, requests and events for syrupy: files that people review (replay F).
+Snapshots of runs, requests and events for syrupy: files that people review.
 
 ``run_snapshot``, ``request_snapshot`` and ``events_snapshot`` are fixtures of the pytest plugin; the classes here are what
 they use. A snapshot is text with one fact per line, in a file per assertion below ``__snapshots__``, and ``pytest

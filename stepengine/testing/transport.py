@@ -1,10 +1,10 @@
 """
 The transports that stand between an SDK's client and the network: one plays a cassette, one records into it.
 
-All are sync and async transports of httpx2 at once, so that one object serves every client of a test (replay C20-C22). That
+All are sync and async transports of httpx2 at once, so that one object serves every client of a test. That
 of a test that records plays what the cassette knows; the rest goes to the network and is kept.
 
-``Clients`` are ready clients of the SDKs over one of them, for tests of code that uses the SDKs itself (C20-C28, Y4).
+``Clients`` are ready clients of the SDKs over one of them, for tests of code that uses the SDKs itself.
 """
 
 from __future__ import annotations

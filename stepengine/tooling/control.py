@@ -1,5 +1,5 @@
 """
-The tools that a run carries out itself, and ``ask_user`` (requirements F10, F17, F19, K1).
+The tools that a run carries out itself, and ``ask_user``.
 
 Here stand their texts, their schemas, and the checks of their inputs; what a control tool does to a run stands in the
 machine, which is given these as bindings.

@@ -1,5 +1,5 @@
 """
-What a body returns becomes JSON and a result, and a result the annotated type again (requirements E11, E13, E14).
+What a body returns becomes JSON and a result, and a result the annotated type again.
 
 The caps of what a model is shown stand here, too.
 """
@@ -176,7 +176,7 @@ def error_text(error: BaseException) -> str:
 
 
 def told(text: str) -> str:
-    """Return the first 4,000 characters of what an error says, without secrets that the process knows (TL01, TL05)."""
+    """Return the first 4,000 characters of what an error says, without secrets that the process knows."""
     return cut_end(KNOWN.beginning(text, ERROR_CHARS), ERROR_CHARS)
 
 

@@ -1,4 +1,4 @@
-"""``@tool``: a typed function becomes a ``Tool`` (requirements E2)."""
+"""``@tool``: a typed function becomes a ``Tool``."""
 
 from __future__ import annotations
 

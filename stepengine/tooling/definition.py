@@ -1,4 +1,4 @@
-"""``Tool``: a name, a description, an input schema and a body (requirements E1, design 7)."""
+"""``Tool``: a name, a description, an input schema and a body."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ class Inputs(Protocol):
 
 def check_name(name: object, where: str = "") -> None:
     """
-    Refuse a tool name that a provider would refuse (reliability TL19).
+    Refuse a tool name that a provider would refuse.
 
     Raises:
         DefinitionError: unless it is 1 to 64 letters, digits, ``_`` and ``-``.

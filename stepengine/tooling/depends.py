@@ -1,5 +1,5 @@
 """
-``Depends``: what a tool needs and no caller passes, declared on the parameter and resolved per call (requirements E23).
+``Depends``: what a tool needs and no caller passes, declared on the parameter and resolved per call.
 
 A factory may be sync or async, a generator that yields once (what follows the ``yield`` is its teardown), and may itself
 take dependencies and the ``ToolContext``. Teardowns run in reverse order, even when one fails.

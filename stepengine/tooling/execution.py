@@ -1,5 +1,5 @@
 """
-Runs the body of a tool: dependencies, thread, timeout, retries, and what it leaves behind (reliability 3.2).
+Runs the body of a tool: dependencies, thread, timeout, retries, and what it leaves behind.
 
 Whatever a body raises becomes an error result, with four exceptions that are not the tool's: a real cancellation of the
 task, ``KeyboardInterrupt``, ``SystemExit``, and other exceptions that are no ``Exception``.

@@ -1,4 +1,4 @@
-"""``ToolRegistry``: tools by name, for whoever wires them up and for unit tests (requirements E21, E22, E28)."""
+"""``ToolRegistry``: tools by name, for whoever wires them up and for unit tests."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """
-Mends what is often wrong in a tool's input, before it is validated (generator-contract T2).
+Mends what is often wrong in a tool's input, before it is validated.
 
-Names are mended for everybody (requirements X67): other spellings of a parameter's name, camelCase among them, are renamed
+Names are mended for everybody: other spellings of a parameter's name, camelCase among them, are renamed
 unless the right name is there too. Values are mended for models alone; a handler's have to be right: where a list is due,
 JSON text of a list is read and any other single value becomes a list of one; where an object is due, JSON text of one is
 read. The published schema shows none of this.

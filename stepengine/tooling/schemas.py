@@ -575,7 +575,7 @@ def _kind_of(value: object) -> str:
 
 
 def refusal(tool_name: str, issues: Sequence[str], given: Mapping[str, object]) -> ToolInputError:
-    """Return the error that lists *issues*, one sentence per offending field, and what was given (generator-contract T4)."""
+    """Return the error that lists *issues*, one sentence per offending field, and what was given."""
     shown = compact(given)
     if len(shown) > SHOWN_CHARS:
         shown = f"{shown[:SHOWN_CHARS]}... ({len(shown):,} characters in all)"
@@ -664,7 +664,7 @@ def _judged(tool_name: str, issues: Sequence[str], value: JsonDict) -> Validated
 
 def check_providers(tool_name: str, schema: Mapping[str, Any]) -> None:
     """
-    Refuse a schema that every provider would answer with an error at the first step (reliability TL20).
+    Refuse a schema that every provider would answer with an error at the first step.
 
     Raises:
         DefinitionError: when the top is not a plain object, or a parameter's name has other characters than they take.

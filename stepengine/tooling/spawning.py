@@ -1,8 +1,8 @@
 """
-The tools by which agents run other agents: ``spawn_tools``, ``task_tool``, ``agent_tool`` (requirements J1, J11, J17).
+The tools by which agents run other agents: ``spawn_tools``, ``task_tool``, ``agent_tool``.
 
 All of them become the same effect. What an agent expects stands in its ``input_schema``; here it becomes the schema of a
-tool (generator-contract L28 to L30).
+tool.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = (
 
 DEFS = "#/$defs/"
 SHOWN_CHARS = 100_000
-"""Characters of a child's output that its parent's model is shown (reliability SP12, section 4.9)."""
+"""Characters of a child's output that its parent's model is shown."""
 TAIL_SHARE = 5
 
 SPAWN_AGENTS = """\
@@ -137,7 +137,7 @@ def agent_tool(definition: AgentDefinition, *, name: str | None = None, descript
 
 def direct_tool(definition: AgentDefinition) -> Tool:
     """
-    Return an agent as the tool under which an agent that may spawn it is offered it (generator-contract L28).
+    Return an agent as the tool under which an agent that may spawn it is offered it.
 
     Its call is one of ``spawn_agents`` with one entry, result included.
 
@@ -168,7 +168,7 @@ def params_schema(definition: AgentDefinition) -> JsonDict | None:
     Return the JSON Schema of an agent's params, or ``None`` when it takes any.
 
     Raises:
-        DefinitionError: when there is none that could be shown (generator-contract L30).
+        DefinitionError: when there is none that could be shown.
     """
     given: Any = definition.input_schema.params if definition.input_schema is not None else None
     if given is None:
@@ -241,13 +241,13 @@ def _tool(
 
 
 def _flat(schema: JsonDict) -> JsonDict:
-    """Return *schema* without what stands in the params: those are checked when the child is made (L4)."""
+    """Return *schema* without what stands in the params: those are checked when the child is made."""
     properties = {n: {"type": "object"} if n == "params" else s for n, s in schema["properties"].items()}
     return JsonDict({**schema, "properties": JsonDict(properties)})
 
 
 def _without_strays(value: JsonDict) -> JsonDict:
-    """Drop a prompt that is no text and params that are no object (generator-contract L28)."""
+    """Drop a prompt that is no text and params that are no object."""
     right: dict[str, Any] = {"prompt": str, "params": Mapping}
     kept = {n: v for n, v in value.items() if n not in right or isinstance(v, right[n])}
     return value if len(kept) == len(value) else JsonDict(kept)
@@ -283,7 +283,7 @@ def _output(children: Sequence[ChildResult]) -> ToolResult:
 
 
 def listed(children: Sequence[ChildResult]) -> ToolResult:
-    """Return one entry per child; an error result when every one of them failed (generator-contract L6, L13)."""
+    """Return one entry per child; an error result when every one of them failed."""
     entries: list[Any] = [_shown(child) for child in children]
     all_failed = all("error" in entry for entry in entries)
     return ToolResult.json(entries, status="error" if all_failed else "ok")
@@ -310,7 +310,7 @@ def kept_output(child: ChildResult) -> JsonValue:
     """
     Return what a child that did not complete had when its budget was spent or its reply was cut, else ``None``.
 
-    It is paid for, so its parent gets it (requirements X51, X63).
+    It is paid for, so its parent gets it.
     """
     was_cut = child.status in (RunStatus.MAX_STEPS, RunStatus.TRUNCATED) or isinstance(child.error, LimitExceeded)
     try:
@@ -354,7 +354,7 @@ def _agent_schema() -> JsonSchema:
 
 
 def _child_entries(value: JsonDict) -> list[Entry]:
-    """Return what the objects of ``agents`` ask for, each judged for itself (generator-contract L3)."""
+    """Return what the objects of ``agents`` ask for, each judged for itself."""
     entries: list[Entry] = []
     for index, given in enumerate(value["agents"]):
         issues = tuple(_agent_schema().issues(given, f"agents.{index}"))
@@ -386,7 +386,7 @@ def _spawn_agents() -> Tool:
     check = validator(spec.name, _agents_schema({}))
 
     def validate(value: JsonDict) -> Validated:
-        """Check all but the entries, which have their own results; one object is a list of one (generator-contract L1)."""
+        """Check all but the entries, which have their own results; one object is a list of one (generator-contract:L1)."""
         agents = value.get("agents")
         if isinstance(agents, Mapping):
             value = JsonDict(freeze({**value, "agents": [agents]}))

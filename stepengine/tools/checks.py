@@ -1,4 +1,4 @@
-"""``run_file_change_hooks``: checks that the caller configures, run for the files that changed (generator-contract T16)."""
+"""``run_file_change_hooks``: checks that the caller configures, run for the files that changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``suggest_followups``: what the user could ask next, shown to the user only (generator-contract T22)."""
+"""``suggest_followups``: what the user could ask next, shown to the user only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``skill``: the tool by which a model reads an agent skill (requirements X60)."""
+"""``skill``: the tool by which a model reads an agent skill."""
 
 from __future__ import annotations
 

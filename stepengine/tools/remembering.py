@@ -1,5 +1,5 @@
 """
-``remember``, ``recall`` and ``forget``: notes that outlive a run, as tools (interfaces IF105 to IF107).
+``remember``, ``recall`` and ``forget``: notes that outlive a run, as tools.
 
 A note that a model wrote once comes back in later runs, so writing one is asked about, secrets are taken out of it, and
 it is shown with where it came from. What is written and found is in the journal as any tool's result is.

@@ -253,7 +253,7 @@ def test_what_was_done_is_not_done_anew_on_a_yes_that_was_believed_because_it_wa
 
 
 @pytest.mark.spec("requirements:X72")
-@pytest.mark.parametrize("live", [["call_tool"], ["call_tool", "call_model"]])
+@pytest.mark.parametrize("live", [["call_tool"], ["call_tool", "perform"]])
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_a_replay_with_live_tools_runs_none_that_the_journal_allows_itself(answer: str, live: list[str]) -> None:
     whole = recorded(ANSWERS[answer]).lines()

@@ -23,6 +23,7 @@ from stepengine.errors import UnknownOutcome
 from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, check
 from stepengine.journal.encoding import touched_world
 from stepengine.journal.history import History
+from stepengine.journal.questions import in_doubt
 
 
 def deed(form):
@@ -355,3 +356,60 @@ def test_a_process_that_is_killed_again_and_again_comes_to_the_end(tmp_path, sto
     assert len(counts) == deeds
     # Only the one effect that was under way at a kill may have happened once more.
     assert sum(counts.values()) - deeds <= attempt
+
+
+BATCH = """
+    import asyncio, sys
+    from stepengine import AgentDefinition, Limits, Parallel, ToolCall, tool
+    sys.path.insert(0, {folder!r})
+    from conftest import Rig
+    from stepengine.journal import FileJournal
+
+    @tool(parallel_safe=True)
+    async def act(n: int) -> int:
+        "Act."
+        with open({log!r}, "a") as file:
+            file.write(str(n))
+        if sys.argv[1] == "record" and n not in {quick}:
+            print("begun", flush=True)
+            await asyncio.sleep(60)
+        return n
+
+    def handle_steps(ctx):
+        results = yield from Parallel(*[ToolCall(act, dict(n=n)) for n in range(7)], concurrency={width})
+        return [r.data if not r.is_error else "in doubt" for r in results]
+
+    agent = AgentDefinition("worker", tools=[act], handle_steps=handle_steps, limits=Limits(max_concurrent_tools={room}))
+    rig, journal = Rig(agent), FileJournal({journal!r})
+    print(rig.record(journal) if sys.argv[1] == "record" else rig.resume(journal).output)
+"""
+
+
+@pytest.mark.deep
+@pytest.mark.spec("reliability:R3", "requirements:X50")
+@pytest.mark.parametrize(
+    ("room", "width", "quick"), [(2, None, ()), (2, 5, ()), (None, 2, ()), (3, None, (0, 1))], ids=str
+)
+def test_members_that_wait_for_room_when_the_process_is_killed_are_not_in_doubt(tmp_path, room, width, quick):
+    """Only those that were under way are; the others begin when the run goes on."""
+    log, under_way = tmp_path / "log", room or width
+    code = BATCH.format(
+        folder=str(Path(__file__).parent),
+        log=str(log),
+        journal=str(tmp_path / "run.jsonl"),
+        room=room,
+        width=width,
+        quick=quick,
+    )
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    with subprocess.Popen([*command, "record"], stdout=subprocess.PIPE, text=True) as process:
+        assert ["begun\n"] * under_way == [process.stdout.readline() for _ in range(under_way)]
+        process.send_signal(signal.SIGKILL)
+    begun = {int(n) for n in log.read_text()}
+    assert len(begun) == under_way + len(quick)
+    assert len(in_doubt(FileJournal(tmp_path / "run.jsonl").history())) == under_way
+    log.write_text("")
+    went_on = subprocess.run([*command, "resume"], capture_output=True, text=True, check=True)
+    expected = [n if n not in begun or n in quick else "in doubt" for n in range(7)]
+    assert went_on.stdout.strip() == str(expected), went_on.stderr
+    assert {int(n) for n in log.read_text()} == set(range(7)) - begun

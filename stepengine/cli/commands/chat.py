@@ -1,5 +1,5 @@
 """
-``stepengine chat``: one conversation after another turn, on the reference console (requirements P9).
+``stepengine chat``: one conversation after another turn, on the reference console.
 
 Each turn is a root run of its own with a journal of its own, and goes on from the state that the one before left.
 """

@@ -1,5 +1,5 @@
 """
-``stepengine debug``: stands at any step of a recorded run, goes both ways, changes one thing and runs on (judging 2).
+``stepengine debug``: stands at any step of a recorded run, goes both ways, changes one thing and runs on.
 
 Where this process may fork, the debugger is several processes (``ForkedWalk``), and the one that is awake has the terminal. What they count together, which command of ``--exec`` is next and whether one failed, stands in memory they share.
 """
@@ -816,7 +816,7 @@ class Session:
         self._stand_in(into)
 
     def _confirm(self, asked: _Fork) -> None:
-        """Ask before models are asked for money (JG28)."""
+        """Ask before models are asked for money."""
         from stepengine.journal.records import shown_address
         from stepengine.judging.rerun import course_from
 
@@ -910,7 +910,7 @@ class Session:
     # --- breakpoints --------------------------------------------------------------------------------------------------
 
     def _breakpoint(self, *_: object, **__: object) -> None:
-        """Open the loop in the frame that called ``breakpoint()``; not on the way to somewhere else (JG36)."""
+        """Open the loop in the frame that called ``breakpoint()``; not on the way to somewhere else."""
         from stepengine.judging.debugger import frame_of
 
         if self._jumps:
@@ -1105,7 +1105,7 @@ def _error_of(kind: str, said: str) -> StepEngineError:
 
 
 def parked(stepper: Stepper, error: ReplayDivergence, journal: Journal, options: Options) -> None:
-    """Open the loop where a replay differs from its record: its machine still waits there (JG37)."""
+    """Open the loop where a replay differs from its record: its machine still waits there."""
     from stepengine.engine import Engine
     from stepengine.judging.debugger import Debugger, PausedWalk
 

@@ -324,7 +324,7 @@ def _own_agents(count: int, own: int) -> Iterator[Finding]:
 
 
 def _unbound_tools(found: Iterable[AgentFile]) -> Iterator[Finding]:
-    """Give the tools of authors of which no rule about files knows what a call is about (requirements X70)."""
+    """Give the tools of authors of which no rule about files knows what a call is about."""
     from stepengine.data.tools import Ordinary, ToolLike
     from stepengine.permissions.rules import names_files
 

@@ -277,7 +277,7 @@ def _check_tools(agents: dict[str, AgentDefinition], of: _Agents) -> None:
 
 
 def _agreed(runs: int, asked: Question, *, is_live: bool) -> None:
-    """Ask before models are, unless that was agreed to, or is bounded (judging JG86)."""
+    """Ask before models are, unless that was agreed to, or is bounded."""
     said = f"models will be asked in up to {runs} runs, at a cost that nobody knows yet"
     if not is_live or asked.budget or asked.yes:
         return

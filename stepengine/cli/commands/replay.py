@@ -77,7 +77,7 @@ def replay(
 
 
 def _parking(options: Options, live: Sequence[str], speed: float | None) -> Exit:
-    """Repeat a run without a loop, and open the debugger where it differs: its machine waits there (judging JG37)."""
+    """Repeat a run without a loop, and open the debugger where it differs: its machine waits there."""
     if live or speed:
         msg = "--pdb repeats a run from its record alone, at once; leave out --live and --speed"
         raise UsageProblem(msg)

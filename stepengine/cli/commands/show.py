@@ -1,4 +1,4 @@
-"""``stepengine show``: a recorded run, step by step (requirements O7). Nothing is run, and nothing is needed but the file."""
+"""``stepengine show``: a recorded run, step by step. Nothing is run, and nothing is needed but the file."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ def _hang(line: str) -> int:
 
 
 def _rendered(journal: Journal, told: Mapping[str, object], addresses: Collection[str] | None) -> str:
-    """Return a run, or the effects of a step of it, as the snapshots of the testing kit have it (replay F26), below what they leave out."""
+    """Return a run, or the effects of a step of it, as the snapshots of the testing kit have it, below what they leave out."""
     from stepengine.journal.show import clean_tree, render, render_effects, run_tree
 
     tree = clean_tree(run_tree(journal), whole=addresses is not None)

@@ -1,5 +1,5 @@
 """
-The reference console: shows a run through its handle, asks whoever sits there, and passes on what they type (requirements N16).
+The reference console: shows a run through its handle, asks whoever sits there, and passes on what they type.
 
 ``ConsoleRenderer`` uses nothing of a handle but what is public, and the engine knows nothing of it: it is one way to show a
 run. ``TerminalInteractor`` asks the same way where a run has an interactor instead. Text of models and tools is made visible,
@@ -455,7 +455,7 @@ class Terminal:
         Ask until *answer* takes what is typed; return whether it did, and not when nothing more will be typed.
 
         A line that is no answer to a permission question is something else that the person says, and so is what they typed
-        before they could see the question: *other* takes it (requirements X47, reliability UI04).
+        before they could see the question: *other* takes it (requirements:X47).
         """
         for line in self.typed_ahead():
             await other(line)
@@ -494,7 +494,7 @@ class Terminal:
         return await self._always(rules, named)
 
     async def _always(self, rules: Sequence[JsonDict], chosen: JsonDict | None) -> object:
-        """Return the answer that allows for good what the person chose after seeing what it covers (requirements X71)."""
+        """Return the answer that allows for good what the person chose after seeing what it covers."""
         if chosen is None:
             by = _call_in(rules[0]).get("agent")
             self.say(f"always, without being asked again{f' when {one_line(str(by), 40)} wants it' if by else ''}:")

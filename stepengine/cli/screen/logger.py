@@ -1,4 +1,4 @@
-"""``ConsoleLogger``: a logger for a console, for programs that have none of their own (requirements O3)."""
+"""``ConsoleLogger``: a logger for a console, for programs that have none of their own."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-Values as text and as JSON, on their way to a terminal or a pipe (reliability UI01, UI02).
+Values as text and as JSON, on their way to a terminal or a pipe.
 
 Everything from models, tools and files that would steer the terminal or hide itself is shown as an escape
 (``stepengine.data.visible``); only our own colours reach the screen.

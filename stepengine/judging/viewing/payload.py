@@ -1,8 +1,8 @@
 """
-A journal as the JSON value that the page is made of (judging JG40, JG42).
+A journal as the JSON value that the page is made of.
 
 What a page shows stands here once, cleaned: every text goes through one redactor that knows all kinds of secrets, whatever the
-journal's own rules were, and through what shows controls as escapes (JG13). The page resolves numbers to texts and puts requests
+journal's own rules were, and through what shows controls as escapes. The page resolves numbers to texts and puts requests
 together again from their slices, as ``History`` does.
 
 A ``RunView`` takes in the records of a history that it has not seen yet, so that a run under way is followed by taking it again.
@@ -63,7 +63,7 @@ NOT_RECORDED = (
     "source lines, local variables and changes by hooks: these come from repeating the run with the agent's code",
     "HTTP bodies",
 )
-"""What no journal holds, as the page lists it (JG40)."""
+"""What no journal holds, as the page lists it."""
 KINDS: Mapping[str, str] = {
     "CallModel": "model",
     "CallTool": "tool",

@@ -1,4 +1,4 @@
-"""``render_run``: from journals to a page, within a size (judging JG43, JG49, JG119)."""
+"""``render_run``: from journals to a page, within a size."""
 
 from __future__ import annotations
 

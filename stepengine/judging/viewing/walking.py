@@ -1,5 +1,5 @@
 """
-Where the handler stood at each step, with its variables: from one walk over the run with the agent's code (judging JG41).
+Where the handler stood at each step, with its variables: from one walk over the run with the agent's code.
 
 The walk performs nothing. Where the code does something else than is recorded it ends, and the page says from which step on it
 knows no more.

@@ -49,7 +49,7 @@ __all__ = ("AnthropicProvider",)
 logger = logging.getLogger("stepengine.models")
 
 SAMPLING_VERSION = "2023-06-01"
-"""The last API version that takes ``temperature`` and ``top_p``; newer ones answer 400 (ecosystem EC92)."""
+"""The last API version that takes ``temperature`` and ``top_p``; newer ones answer 400 (ecosystem:EC92)."""
 
 BATCHES = "/v1/messages/batches"
 

@@ -2,7 +2,7 @@
 Replies of Anthropic's Messages API in our terms. Pure: no SDK, no clock, no I/O.
 
 A stream is first put together into the message that the API would have sent in one piece (``stream``), and both go
-through ``decode``, so that they cannot differ (requirements G5).
+through ``decode``, so that they cannot differ.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class Family:
         demands: Whether a call can be demanded.
         max_output: The largest output of a reply in tokens; ``None`` when that is unknown.
         efforts: The words that it takes for how hard to think, from the least to the most.
-        searches: Whether it searches tools by itself (PV63).
+        searches: Whether it searches tools by itself (providers:PV63).
         is_guess: Whether the name is newer than this table, so that it counts as the newest family.
     """
 
@@ -86,7 +86,7 @@ def family_of(model: str) -> Family:
 
 
 def stated(family: Family, capabilities: Mapping[str, object], max_output: int | None) -> Family:
-    """Return *family* as the API itself describes a model of it: its ``capabilities`` and its largest output (PV1)."""
+    """Return *family* as the API itself describes a model of it: its ``capabilities`` and its largest output."""
     thinking = object_at(capabilities, "thinking")
     types, effort = object_at(thinking, "types"), object_at(capabilities, "effort")
     takes = {name: object_at(types, name).get("supported") is True for name in types}

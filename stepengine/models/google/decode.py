@@ -2,8 +2,8 @@
 Replies of the Gemini API in our terms. Pure: no SDK, no clock, no I/O.
 
 A stream is put together into the response object that the API would have sent in one piece, and both go through
-``decode``, so that they cannot differ (requirements G5). A part that came with a thought signature stays a part of its
-own, since the signature counts only on the part that it came on (EC91).
+``decode``, so that they cannot differ. A part that came with a thought signature stays a part of its
+own, since the signature counts only on the part that it came on.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
     Return the reply in the response object *data*, whose own ``responseId`` stands in for a missing *request_id*.
 
     Raises:
-        ModelError: when there is no candidate although the prompt was not blocked, and for a malformed call (EC97).
+        ModelError: when there is no candidate although the prompt was not blocked, and for a malformed call (ecosystem:EC97).
     """
     usage = usage_of(data.get("usageMetadata"))
     feedback, candidates = object_at(data, "promptFeedback"), objects_at(data, "candidates")
@@ -144,7 +144,7 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
 
 def _refuse_unusable(candidate: Mapping[str, object], raw: str | None, call: Call, usage: Usage | None) -> None:
     """
-    Raise for a candidate that ended without a reply that counts (EC97).
+    Raise for a candidate that ended without a reply that counts (ecosystem:EC97).
 
     A call of a tool that was not offered is a call all the same, when it came: it gets the result that says so.
     """
@@ -235,7 +235,7 @@ def _citations(candidate: Mapping[str, object]) -> list[CitationPart]:
     """
     Return the sources of the text: what it rests on piece by piece, else what was found; and the pages that were read.
 
-    Offsets are in bytes of the text, so the words that the API repeats are taken (PV62).
+    Offsets are in bytes of the text, so the words that the API repeats are taken (providers:PV62).
     """
     chunks = [_source(chunk) for chunk in seen(candidate, "groundingMetadata", "groundingChunks")]
     found: list[CitationPart] = []
@@ -310,7 +310,7 @@ class GoogleAccumulator(Accumulator):
         Take one chunk and return what it adds.
 
         Raises:
-            ModelError: for a chunk that holds an error (EC63, reliability MP22).
+            ModelError: for a chunk that holds an error (ecosystem:EC63).
         """
         try:
             chunk = read_json(data)

@@ -33,7 +33,7 @@ class Way:
 
 
 def client_of(sdk: Any, access: Mapping[str, object], base_url: str, api_version: str | None, http_client: Any) -> Way:
-    """Return a client of the SDK, let in by *access*, that uses *http_client* and none of its own (EC194)."""
+    """Return a client of the SDK, let in by *access*, that uses *http_client* and none of its own."""
     import httpx2
 
     from stepengine.models._transport import trusted
@@ -73,13 +73,13 @@ async def post(way: Way, path: str, content: bytes | None, headers: Mapping[str,
 
 
 async def _post_privately(way: Way, path: str, content: bytes | None, headers: Mapping[str, str]) -> object:
-    api = way.client._api_client  # noqa: SLF001 - EC52
+    api = way.client._api_client  # noqa: SLF001 - there is no public way
     request = api._build_request("get" if content is None else "post", path, {}, None)  # noqa: SLF001
     request.data = content or {}
     request.headers.update(headers)
-    # The SDK hands on its own timeout, which is none, and none would put aside all those of the client (MP23).
+    # The SDK hands on its own timeout, which is none, and none would put aside all those of the client (reliability:MP23).
     request.timeout = way.http_client.timeout
-    # Streamed on the HTTP level also for a reply in one piece, whose size is then limited by the reader (MP27).
+    # Streamed on the HTTP level also for a reply in one piece, whose size is then limited by the reader (reliability:MP27).
     response = await api._async_request(request, None, stream=True)  # noqa: SLF001
     return response.response_stream
 

@@ -2,7 +2,7 @@
 Replies of the Responses API in our terms. Pure: no SDK, no clock, no I/O.
 
 A stream is put together into the response object that the API would have sent in one piece, and both go through
-``decode``, so that they cannot differ (requirements G5).
+``decode``, so that they cannot differ.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _waiting(items: list[Mapping[str, object]], provider: str) -> list[str]:
 
 
 def _stop(data: Mapping[str, object]) -> tuple[str | None, StopReason | None]:
-    """Return the API's word, which for an incomplete response is the reason, and what it means (EC97)."""
+    """Return the API's word, which for an incomplete response is the reason, and what it means (ecosystem:EC97)."""
     status = text_at(data, "status")
     if status != "incomplete":
         return status or None, STOPS.get(status)
@@ -248,7 +248,7 @@ class ResponsesAccumulator(Accumulator):
         Take one event and return what it adds.
 
         Raises:
-            ModelError: for an error event, and for events in an impossible order (reliability MP22, MP28).
+            ModelError: for an error event, and for events in an impossible order.
         """
         event = read_json(data)
         kind = event.get("type") or name
@@ -320,7 +320,7 @@ class ResponsesAccumulator(Accumulator):
         Return the reply.
 
         Raises:
-            TruncatedReply: when the end event is missing; half of it holds neither usage nor status (MP21).
+            TruncatedReply: when the end event is missing; half of it holds neither usage nor status (reliability:MP21).
         """
         if not self.done:
             self._truncated("its response.completed is missing")

@@ -1,4 +1,4 @@
-"""The adapter for Chat Completions: OpenRouter, Ollama, vLLM, and whatever else speaks it (ecosystem section 3)."""
+"""The adapter for Chat Completions: OpenRouter, Ollama, vLLM, and whatever else speaks it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-Tool calls from the pieces of a stream, as servers of every kind cut them (ecosystem EC116; reliability MP50, MP51).
+Tool calls from the pieces of a stream, as servers of every kind cut them.
 
 Ids, indices and types may be missing, an index may be 0 for every call, a name may come in pieces or with every piece,
 arguments may come whole, in pieces, as an object or not at all.

@@ -2,7 +2,7 @@
 Replies of Chat Completions in our terms. Pure: no SDK, no clock, no I/O.
 
 A stream is put together into the message that the server would have sent in one piece, and both go through ``decode``,
-so that they cannot differ (requirements G5).
+so that they cannot differ.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
 
 
 def _cost(usage: Mapping[str, object]) -> Decimal | None:
-    """Return what the gateway says a reply cost; with a key of the user's own his provider asks for the rest (PV81)."""
+    """Return what the gateway says a reply cost; with a key of the user's own his provider asks for the rest (providers:PV81)."""
     paid = _dollars(usage.get("cost"))
     if paid is None:
         return billed(usage)
@@ -112,7 +112,7 @@ def _dollars(value: Any) -> Decimal | None:
 
 
 def _raw_usage(data: Mapping[str, object]) -> object:
-    """Return the usage, which Groq used to put elsewhere in streams (EC109)."""
+    """Return the usage, which Groq used to put elsewhere in streams (ecosystem:EC109)."""
     elsewhere = data.get("x_groq")
     return data.get("usage") or (elsewhere.get("usage") if isinstance(elsewhere, Mapping) else None)
 
@@ -164,7 +164,7 @@ def _call(entry: Mapping[str, object], function: Mapping[str, object], mark: Jso
 
 
 def _made(message: Mapping[str, object], mark: Json) -> list[AssistantPart]:
-    """Return the images of OpenRouter, and the sound of OpenAI with its words (PV52)."""
+    """Return the images of OpenRouter, and the sound of OpenAI with its words (providers:PV52)."""
     parts: list[AssistantPart] = [
         part for part in [_image(image, mark) for image in seen(message, "images")] if part is not None
     ]
@@ -213,7 +213,7 @@ def _content(message: Mapping[str, object], mark: Json) -> list[AssistantPart]:
 
 
 def _thought(piece: Mapping[str, object]) -> str:
-    """Return the text of a piece of Mistral's thinking, which is a list of texts (EC111)."""
+    """Return the text of a piece of Mistral's thinking, which is a list of texts (ecosystem:EC111)."""
     inner = piece.get("thinking")
     if isinstance(inner, str):
         return inner
@@ -260,7 +260,7 @@ class ChatAccumulator(Accumulator):
         Take one chunk and return what it adds.
 
         Raises:
-            ModelError: for a chunk that holds an error (reliability MP22).
+            ModelError: for a chunk that holds an error.
         """
         if data.lstrip().startswith(b"[DONE]"):
             # Some servers (Snowflake) never give a finish reason; whole calls and the marker say as much.
@@ -358,7 +358,7 @@ class ChatAccumulator(Accumulator):
         Return the reply. A finish reason and the end of the body are enough, and so is ``[DONE]`` behind whole calls.
 
         Raises:
-            TruncatedReply: without either, or when the connection broke while a call was incomplete (MP20, MP21).
+            TruncatedReply: without either, or when the connection broke while a call was incomplete (reliability:MP21).
         """
         if not (self.done or (self._finished and (clean or self._calls.complete))):
             self._truncated("its finish reason is missing")

@@ -53,7 +53,7 @@ def with_written_thoughts(reply: ModelReply) -> ModelReply:
     """
     Return *reply* with the thoughts at the beginning of its text as a part of their own, which holds them as they were written.
 
-    Text of nothing but blanks beside thoughts or calls says nothing, and is left out (PV76).
+    Text of nothing but blanks beside thoughts or calls says nothing, and is left out (providers:PV76).
     """
     content: list[AssistantPart] = []
     said = False

@@ -1,5 +1,5 @@
 """
-``propose_write_file`` and ``propose_str_replace``: changes that are shown as a diff and not made (generator-contract T8).
+``propose_write_file`` and ``propose_str_replace``: changes that are shown as a diff and not made.
 
 Proposals stack per run and file. What a file would hold is kept in the run's context, so a replay and a resumed run see
 it; another run does not, also when it continues this one's state.

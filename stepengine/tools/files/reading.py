@@ -1,4 +1,4 @@
-"""``read_files`` and ``list_directory``: reading below a root (requirements F3, F4, F7)."""
+"""``read_files`` and ``list_directory``: reading below a root."""
 
 from __future__ import annotations
 

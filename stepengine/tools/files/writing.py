@@ -1,4 +1,4 @@
-"""``write_file``, ``str_replace`` and ``delete_file``: changing files below a root (requirements F5, F6)."""
+"""``write_file``, ``str_replace`` and ``delete_file``: changing files below a root."""
 
 from __future__ import annotations
 

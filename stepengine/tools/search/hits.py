@@ -1,5 +1,5 @@
 """
-What ``code_search`` is asked and what it found; the same for ripgrep and for Python (requirements F11).
+What ``code_search`` is asked and what it found; the same for ripgrep and for Python.
 
 Flags are a closed list, read into a value; no text of the model's becomes a flag of a program.
 """

@@ -1,5 +1,5 @@
 """
-What gives an overview of a tree: ``find_files`` and ``read_subtree`` (requirements F12, F14, generator-contract T14).
+What gives an overview of a tree: ``find_files`` and ``read_subtree``.
 
 ``find_files`` ranks the files that a description probably means, by words in paths and names. It needs no model and no
 index. The words of the description are looked for in the names of files, folders and top-level definitions; a word that

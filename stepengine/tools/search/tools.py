@@ -1,4 +1,4 @@
-"""``glob`` and ``code_search``, and with ``find_files`` the whole set: finding files and text below a root (requirements F11, F13)."""
+"""``glob`` and ``code_search``, and with ``find_files`` the whole set: finding files and text below a root."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """
-``run_terminal_command``, ``check_job`` and ``kill_job``: running programs below a root (requirements F8, F9).
+``run_terminal_command``, ``check_job`` and ``kill_job``: running programs below a root.
 
-The commands of one run that go on in the background are its jobs; they end with the run (reliability SH14).
+The commands of one run that go on in the background are its jobs; they end with the run.
 """
 
 from __future__ import annotations
@@ -407,7 +407,7 @@ def _job_result(job: Job, more: Mapping[str, object]) -> ToolResult:
 
 
 def _log(ctx: ToolContext, command: Argv | Script, process: Process, ending: Ending) -> None:
-    """Log what ran and how it went, never what it printed (rule HP7)."""
+    """Log what ran and how it went, never what it printed."""
     message = f"ran {without_secrets(shortened(shown_command(command), SHOWN_CHARS))}"
     ctx.logger.debug(
         message,
@@ -419,7 +419,7 @@ def _log(ctx: ToolContext, command: Argv | Script, process: Process, ending: End
 
 
 def _preview(shell: Shell, input: JsonDict) -> ToolPreview:
-    """Return how a call looks to a person who is asked about it (reliability UI05, PM24): all of it, nothing hidden."""
+    """Return how a call looks to a person who is asked about it: all of it, nothing hidden."""
     given: Any = input.get("command", "")
     try:
         command = shell.read(given)

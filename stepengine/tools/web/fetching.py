@@ -1,7 +1,7 @@
 """
-``SafeFetcher``: gets pages from the web without reaching into private networks (reliability 3.10, WP1-WP5).
+``SafeFetcher``: gets pages from the web without reaching into private networks.
 
-A body is read within caps: decoded bytes, ratio of compression, size of the headers (NW10).
+A body is read within caps: decoded bytes, ratio of compression, size of the headers.
 """
 
 from __future__ import annotations
@@ -342,7 +342,7 @@ class SafeFetcher:
             await transport.aclose()
 
     async def _addresses(self, target: Target) -> Sequence[str]:
-        """Return the addresses of a host when every one of them may be used (NW04)."""
+        """Return the addresses of a host when every one of them may be used."""
         literal = numeric_address(target.host)
         if literal is not None:
             found: Sequence[str] = [str(literal)]

@@ -1,5 +1,5 @@
 """
-Turns HTML into Markdown in a process of its own: untrusted input, bounded time and memory (reliability NW12, NW13).
+Turns HTML into Markdown in a process of its own: untrusted input, bounded time and memory.
 
 This file is run as a script, ``python -I html_worker.py FOLDER SECONDS BYTES``, and imports nothing of stepengine. It reads
 a line of JSON (``base``, ``encoding``) and the HTML on stdin, and writes one JSON object: ``title``, ``description``,

@@ -1,4 +1,4 @@
-"""What a fetched page says: HTML as Markdown, other text as it is, within a number of characters (reliability NW12, NW13)."""
+"""What a fetched page says: HTML as Markdown, other text as it is, within a number of characters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``web_search``, ``read_url`` and ``read_docs`` (requirements F15, F16; posture: reliability 4.4)."""
+"""``web_search``, ``read_url`` and ``read_docs``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DOCS_TOKENS = 10_000
 DOCS_TOKENS_MAX = 20_000
 
 REACHES_OUT = ToolAnnotations(open_world=True)
-"""Not read-only: an address or a query can carry data out (reliability WP6)."""
+"""Not read-only: an address or a query can carry data out (reliability:WP6)."""
 RUNS = 1_000
 QUERY_CHARS = 1_000
 Words = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=QUERY_CHARS)]
@@ -177,7 +177,7 @@ def _url_tool(fetcher: Fetcher, counter: _Counter) -> Tool:
 
 
 class _Counter:
-    """Counts fetches per run tree, for the runs of late (reliability NW16)."""
+    """Counts fetches per run tree, for the runs of late."""
 
     def __init__(self) -> None:
         self._counts: OrderedDict[str, int] = OrderedDict()
