@@ -150,7 +150,7 @@ class DurableEngine:
         self._operator = self._process = None
         self._chores = []
 
-    def _specs(self, definition: AgentDefinition) -> list[Any]:
+    def _specs(self, definition: AgentDefinition) -> list[object]:
         agent = self._launcher.catalog.find(definition)
         return [agent.tools[name].spec for name in agent.offered]
 

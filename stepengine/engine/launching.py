@@ -402,7 +402,7 @@ class StepRun:
         )
         return attrs.evolve(step, agent_state=state)
 
-    def _handler(self, _: object) -> Generator[Any, StepResult, None]:
+    def _handler(self, _: object) -> Generator[object, StepResult, None]:
         self._step = yield STEP
 
 

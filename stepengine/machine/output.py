@@ -60,7 +60,7 @@ def output_of(run: RunState, returned: object) -> object:
     return run.output if run.has_output else run.history.last_said()
 
 
-def _decoded(run: RunState) -> Any:
+def _decoded(run: RunState) -> object:
     decode = run.plan.decode_output
     if decode is None:
         return run.output
