@@ -56,6 +56,8 @@ __all__ = ("Tracing",)
 NAME = "stepengine"
 OTHER = "_OTHER"
 PROVIDERS = {
+    "anthropic_aws": "anthropic",
+    "anthropic_google": "anthropic",
     "google": "gcp.gemini",
     "mistral": "mistral_ai",
     "xai": "x_ai",
