@@ -71,7 +71,7 @@ class StepEngineError(Exception):
         return _rebuild, (type(self), self.message, fields, self.where)
 
 
-def _rebuild(kind: type[StepEngineError], message: str, fields: dict[str, Any], where: str = "") -> StepEngineError:
+def _rebuild(kind: type[StepEngineError], message: str, fields: dict[str, object], where: str = "") -> StepEngineError:
     made = kind(message, **fields)
     made.where = where or made.where
     return made

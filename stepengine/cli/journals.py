@@ -294,7 +294,7 @@ def taken(text: str) -> Answer:
     return Answer(result=result, by=BY)
 
 
-def performed(bench: Bench, make: Callable[[], Coroutine[Any, Any, RunResult]]) -> Run:
+def performed(bench: Bench, make: Callable[[], Coroutine[object, Any, RunResult]]) -> Run:
     """Run to the end; Ctrl-C and SIGTERM end it gracefully, a second one at once."""
 
     async def ended() -> Run:
@@ -312,7 +312,7 @@ def performed(bench: Bench, make: Callable[[], Coroutine[Any, Any, RunResult]]) 
     return watched(ended, bench.progress)
 
 
-def followed(bench: Bench, start: Callable[[], Coroutine[Any, Any, RunHandle]]) -> Run:
+def followed(bench: Bench, start: Callable[[], Coroutine[object, Any, RunHandle]]) -> Run:
     """Run what *start* starts to its end; Ctrl-C and SIGTERM end it gracefully, a second one at once."""
 
     async def ended() -> Run:

@@ -259,7 +259,7 @@ class _Interrupted(Exception):
         self.number = number
 
 
-def to_the_end(make: Callable[[], Coroutine[Any, Any, Made]], engines: Iterable[Engine]) -> Made:
+def to_the_end(make: Callable[[], Coroutine[object, Any, Made]], engines: Iterable[Engine]) -> Made:
     """Do what *make* says in an event loop of its own, and close *engines*; Ctrl-C and SIGTERM end it gracefully."""
 
     async def ended() -> Made:

@@ -112,7 +112,7 @@ def or_none(what: Fine) -> Fine:
     return Fine(lambda value: value is None or what.test(value), f"{what.words} or None")
 
 
-def an_instance(kind: type[Any], example: str) -> Fine:
+def an_instance(kind: type[object], example: str) -> Fine:
     """Return what only instances of *kind* are, such as *example*."""
     article = "an" if kind.__name__[0] in "AEIO" else "a"
     return Fine(lambda value: isinstance(value, kind), f"{article} {kind.__name__} such as {example}")

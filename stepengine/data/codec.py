@@ -135,7 +135,7 @@ def written(value: object, style: Style) -> str:
         raise fault(msg) from None
 
 
-def _new_writer(cls: type[Any], style: Style) -> Callable[[Any], str]:
+def _new_writer(cls: type[object], style: Style) -> Callable[[Any], str]:
     shape = _SHAPES.get(cls) or _shape(cls)
     made = style.writers[cls] = _writer_of(shape.name, shape.members, style)
     return made
@@ -283,7 +283,7 @@ def _encode_slowly(value: Any, shape: _Shape) -> dict[str, Any]:
     return data
 
 
-def _decode_object(data: object, allowed: tuple[type[Any], ...] = (object,)) -> object:
+def _decode_object(data: object, allowed: tuple[type[object], ...] = (object,)) -> object:
     name = data.get("type") if type(data) is dict or isinstance(data, Mapping) else None
     if not isinstance(name, str):
         msg = f"expected an object with a 'type', not {shown(data)}"
@@ -302,7 +302,7 @@ def _decode_object(data: object, allowed: tuple[type[Any], ...] = (object,)) -> 
     return _decode_slowly(data, cls, shape)
 
 
-def _decode_slowly(data: Any, cls: type[Any], shape: _Shape) -> object:
+def _decode_slowly(data: Any, cls: type[object], shape: _Shape) -> object:
     """Return the instance that *data* holds, or say where it holds none."""
     name, members, values = shape.name, shape.members, dict[str, Any]()
     for field, item in data.items():
@@ -332,7 +332,7 @@ def _made(cls: type[Any], required: Sequence[str], values: Mapping[str, Any]) ->
         raise fault(msg) from error
 
 
-def _shape(cls: type[Any]) -> _Shape:
+def _shape(cls: type[object]) -> _Shape:
     """Find out what a class is made of, once."""
     if not _is_stored(cls):
         msg = f"a {cls.__name__} cannot be stored"
@@ -342,7 +342,7 @@ def _shape(cls: type[Any]) -> _Shape:
     return made
 
 
-def _shape_of(cls: type[Any], members: Mapping[str, _Member]) -> _Shape:
+def _shape_of(cls: type[object], members: Mapping[str, _Member]) -> _Shape:
     required = [f for f, m in members.items() if m.default is attrs.NOTHING and m.computed is None]
     encode = _encode_transcript if cls is Transcript else _encoder_of(cls.__name__, members)
     make = QUICK.get(cls)
@@ -403,13 +403,13 @@ def _writer_of(name: str, members: Mapping[str, _Member], style: Style) -> Calla
     return _function(f"writer of {name}", "value", lines, known)
 
 
-def _usual(number: int, member: _Member, known: dict[str, Any]) -> str:
+def _usual(number: int, member: _Member, known: dict[str, object]) -> str:
     """Return the expression for the default of a field of ``value``."""
     known[f"usual{number}"] = member.default if member.computed is None else member.computed
     return f"usual{number}" if member.computed is None else f"usual{number}(value)"
 
 
-def _written_by(number: int, codec: Codec, style: Style, known: dict[str, Any]) -> str:
+def _written_by(number: int, codec: Codec, style: Style, known: dict[str, object]) -> str:
     """Return the expression for the text of an item; what there is most of needs no call of ours."""
     item, otherwise = f"item{number}", f"write{number}(item{number}, style)"
     if codec is SCALARS[str]:
@@ -432,7 +432,7 @@ class _Writers(dict[type[Any], Callable[[Any], str]]):
         self._codec = codec
         self._style = style
 
-    def __missing__(self, cls: type[Any]) -> Callable[[Any], str]:
+    def __missing__(self, cls: type[object]) -> Callable[[Any], str]:
         style = self._style
         if cls not in self._codec.classes:
             return lambda value: self._codec.writer(value, style)
@@ -440,7 +440,7 @@ class _Writers(dict[type[Any], Callable[[Any], str]]):
         return found
 
 
-def _unless_usual(number: int, field: str, member: _Member, known: dict[str, Any], then: str) -> list[str]:
+def _unless_usual(number: int, field: str, member: _Member, known: dict[str, object], then: str) -> list[str]:
     """Return lines that do *then* with a field of ``value``, unless it has its default."""
     if not member.has_default:
         return [f"item = value.{field}", then]
@@ -449,7 +449,7 @@ def _unless_usual(number: int, field: str, member: _Member, known: dict[str, Any
 
 
 def _decoder_of(
-    cls: type[Any], members: Mapping[str, _Member], make: Callable[..., object]
+    cls: type[object], members: Mapping[str, _Member], make: Callable[..., object]
 ) -> Callable[[dict[str, Any]], object]:
     """Return what makes an instance of a JSON object by a quick maker: what was decoded needs no converter any more."""
     known: dict[str, object] = {"MISSING": object(), "make": make, "put": object.__setattr__}
@@ -476,7 +476,7 @@ def _decoder_of(
     return _function(f"decoder of {cls.__name__}", "data", lines, known)
 
 
-def _function(what: str, parameter: str, lines: Sequence[str], known: dict[str, Any]) -> Callable[[Any], Any]:
+def _function(what: str, parameter: str, lines: Sequence[str], known: dict[str, object]) -> Callable[[Any], Any]:
     return generated(what, "\n    ".join([f"def made({parameter}):", *lines]), known)
 
 
@@ -517,7 +517,7 @@ def _codec(hint: Any) -> Codec:
     return _codec_of_class(origin, arguments)
 
 
-def _codec_of_class(cls: type[Any], arguments: tuple[object, ...]) -> Codec:
+def _codec_of_class(cls: type[object], arguments: tuple[object, ...]) -> Codec:
     if issubclass(cls, Mapping):
         return mapping(_codec(arguments[1]))
     if cls is tuple or cls is Sequence:
@@ -527,7 +527,7 @@ def _codec_of_class(cls: type[Any], arguments: tuple[object, ...]) -> Codec:
     return _objects((cls,))
 
 
-def _objects(classes: tuple[type[Any], ...]) -> Codec:
+def _objects(classes: tuple[type[object], ...]) -> Codec:
     def checked(value: object) -> object:
         if isinstance(value, classes):
             return value

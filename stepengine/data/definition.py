@@ -226,7 +226,7 @@ class AgentDefinition(Generic[Out]):
         input_schema: InputSchema | Schema | None = None,
         output_mode: OutputMode | None = None,
         output_schema: type[Out] | Mapping[str, object] | None = None,
-        handle_steps: Callable[[StepContext], Generator[Any, Any, Out]] | None = None,
+        handle_steps: Callable[[StepContext], Generator[object, Any, Out]] | None = None,
         settings: ModelSettings | None = None,
         hooks: Hooks | None = None,
         limits: Limits | None = None,

@@ -84,7 +84,9 @@ def _twin_of(frozen: type[Any]) -> type[Any]:
     return type(f"Open{frozen.__name__}", frozen.__bases__, open_)
 
 
-def _compiled(what: str, parameters: Sequence[str], lines: Sequence[str], known: dict[str, Any]) -> Callable[..., Any]:
+def _compiled(
+    what: str, parameters: Sequence[str], lines: Sequence[str], known: dict[str, object]
+) -> Callable[..., Any]:
     """Return the function that fills a twin by *lines*."""
     source = [
         f"def make({', '.join(parameters)}):",

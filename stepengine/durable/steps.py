@@ -280,7 +280,7 @@ class DurableRun:
         return await self.at_place(self.dbos.reserve_step(), name, act, where)
 
     async def at_place(
-        self, reservation: Any, name: str, act: Callable[[], Coroutine[Any, Any, Any]], where: str
+        self, reservation: Any, name: str, act: Callable[[], Coroutine[object, Any, object]], where: str
     ) -> Any:
         """Do that in the place of *reservation*; cancelling the run interrupts it."""
         done = False
@@ -440,7 +440,7 @@ class Steps:
             return (await self._recorded(item, place, act))[0]
 
     async def _recorded(
-        self, item: Item, place: _Place, act: Callable[[], Coroutine[Any, Any, Any]]
+        self, item: Item, place: _Place, act: Callable[[], Coroutine[object, Any, object]]
     ) -> tuple[Single, Mapping[str, Any]]:
         """Return the outcome of an effect, and the form that it stands in; empty when it only stopped there."""
         run, where = self._run, shown_address(item.path, item.effect.seq)
@@ -597,7 +597,7 @@ class _Ended:
 class _Elsewhere:
     """The ``IO`` of one ``Spawn``: its child is driven by whoever takes it from its queue."""
 
-    def __init__(self, io: IO, run: DurableRun, item: Item, share: Limits | None, ended: dict[str, Any]) -> None:
+    def __init__(self, io: IO, run: DurableRun, item: Item, share: Limits | None, ended: dict[str, object]) -> None:
         self._run = run
         self._item = item
         self._share = share

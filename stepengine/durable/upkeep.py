@@ -347,7 +347,7 @@ class Upkeep:
                     await own.execute(UNLOCK, (lock_name(executor),))
 
     @staticmethod
-    async def _locked(own: Any, executor: str, *, seconds: float) -> bool:
+    async def _locked(own: object, executor: str, *, seconds: float) -> bool:
         """Take the lock of a worker, within so many seconds; return whether it could be had."""
         until = time.monotonic() + seconds
         while True:

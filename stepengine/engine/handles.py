@@ -58,7 +58,7 @@ class BackgroundLaunch:
         self._started.set_result(handle)
         return await handle.wait()
 
-    async def handle(self, run: Coroutine[Any, Any, RunResult]) -> RunHandle:
+    async def handle(self, run: Coroutine[object, Any, RunResult]) -> RunHandle:
         """Return the handle, once the run has begun; raise why it did not."""
         task = asyncio.create_task(run)
         task.add_done_callback(_looked_at)

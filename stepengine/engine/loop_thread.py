@@ -134,7 +134,7 @@ def give_back(loop_thread: LoopThread, threads: ThreadPool) -> None:
     threads.close()
 
 
-async def _into(make: Callable[[], Coroutine[Any, Any, T]], future: Future[T]) -> None:
+async def _into(make: Callable[[], Coroutine[object, Any, T]], future: Future[T]) -> None:
     try:
         result = await make()
     except BaseException as error:  # noqa: BLE001  (a KeyboardInterrupt out of a tool belongs to the caller, not to the loop)

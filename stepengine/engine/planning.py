@@ -442,7 +442,7 @@ class _PromptLogger(Lines):
         self._hub = hub
         self._path = plan.path
 
-    def line(self, level: str, message: str, data: dict[str, Any]) -> None:
+    def line(self, level: str, message: str, data: dict[str, object]) -> None:
         """Log one line."""
         self._hub.log(LogLine(path=self._path, level=level, message=message), data)
 

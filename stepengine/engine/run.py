@@ -153,7 +153,7 @@ class EngineRun:
         finally:
             turn.leave()
 
-    async def _to_the_end(self, writing: Coroutine[Any, Any, T]) -> T:
+    async def _to_the_end(self, writing: Coroutine[object, Any, T]) -> T:
         """Let somebody write down how the run ended, to the end however often this task is cancelled."""
         work = asyncio.create_task(writing)
         while not work.done():

@@ -703,7 +703,7 @@ class _Noted:
             raise
         return self._told(said) if type(said) is GeneratorType else self._tell(said)
 
-    def _told(self, steps: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+    def _told(self, steps: Generator[object, Any, object]) -> Generator[Any, Any, Any]:
         said = yield from steps
         return self._tell(said)
 

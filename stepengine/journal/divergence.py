@@ -179,7 +179,7 @@ def _shown(request: Mapping[str, Any]) -> list[Any]:
     return [{k: v for k, v in message.items() if k != "tags"} for message in messages]
 
 
-def _messages(recorded: list[Any], now: list[Any]) -> Iterator[Field]:
+def _messages(recorded: list[object], now: list[object]) -> Iterator[Field]:
     start = 0
     while start < min(len(recorded), len(now)) and recorded[start] == now[start]:
         start += 1

@@ -399,7 +399,7 @@ class Encoder:
         yield from self._share(frame)
         yield members
 
-    def _cleaned(self, members: dict[str, Any], kind: str) -> dict[str, Any]:
+    def _cleaned(self, members: dict[str, object], kind: str) -> dict[str, Any]:
         clean: dict[str, object] = self._redactor.value(members)
         if self._redactor.shapes:
             self._redactor.refuse(clean, f"the {kind} record")
@@ -538,7 +538,7 @@ def request_members(request: ModelRequest, messages: Sequence[object], *, whole:
 # --- blobs ----------------------------------------------------------------------------------------------------------
 
 
-def packed(value: object, blobs: dict[str, Any], inline: int = MAX_INLINE) -> Any:
+def packed(value: object, blobs: dict[str, object], inline: int = MAX_INLINE) -> Any:
     """
     Return *value* with texts of more than *inline* characters replaced by ``{"$blob": fp}`` and put into *blobs*.
 
@@ -554,7 +554,7 @@ def packed(value: object, blobs: dict[str, Any], inline: int = MAX_INLINE) -> An
     return {"$obj": members} if _is_special(members) else members
 
 
-def too_long(value: Any, inline: int) -> str:
+def too_long(value: object, inline: int) -> str:
     """Return why no record holds *value*, which is JSON, where texts of more than *inline* characters have their own; else ``""``."""
     if not may_be_long(value):
         return ""
@@ -612,7 +612,7 @@ WIDEST = 20
 """More than these have members."""
 
 
-def _blob(value: object, blobs: dict[str, Any]) -> dict[str, str]:
+def _blob(value: object, blobs: dict[str, object]) -> dict[str, str]:
     fp = fingerprint(value)
     blobs[fp] = value
     return {"$blob": fp}

@@ -397,7 +397,7 @@ def strict_members(line: bytes, where: str) -> Mapping[str, object]:
         JournalCorrupt: naming *where*.
     """
 
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def once(pairs: list[tuple[str, object]]) -> dict[str, Any]:
         members = dict(pairs)
         if len(members) != len(pairs):
             msg = f"{where} has a member twice"

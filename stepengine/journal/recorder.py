@@ -341,7 +341,12 @@ class Recorder:
         begun = self._replayer.begun(item)
         return [lost if begun is None else {**lost, "usage": bare(begun.usage)}]
 
+<<<<<<< HEAD
     async def _live(self, item: Item, io: IO, attempts: list[Any], *, again: bool = False) -> Single:
+=======
+    async def _live(self, item: Item, io: IO, attempts: list[object], *, again: bool = False) -> Single:
+        noting = Attempts(io, attempts) if type(item.effect) is CallModel else io
+>>>>>>> w-h
         try:
             outcome = await self._inner.perform(item, self._noting(item, io, attempts))
         except BaseException:
@@ -500,7 +505,7 @@ class Attempts:
 
     __slots__ = ("_io", "_noted", "emit")
 
-    def __init__(self, io: IO, noted: list[Any]) -> None:
+    def __init__(self, io: IO, noted: list[object]) -> None:
         self._io = io
         self._noted = noted
         self.emit = io.emit

@@ -117,7 +117,7 @@ def _short(value: Any) -> str:
     return f"the class {value.__name__}" if issubclass(kind, type) else f"a {kind.__name__}"
 
 
-def _short_dict(value: dict[Any, Any]) -> str:
+def _short_dict(value: dict[Any, object]) -> str:
     """Return a dict as it is written, as far as it is plain and short; its members are not asked for their own words."""
     members = [f"{_short_member(k)}: {_short_member(v)}" for k, v in islice(value.items(), MEMBERS)]
     more = [f"... {len(value) - MEMBERS} more"] if len(value) > MEMBERS else []

@@ -738,7 +738,7 @@ class SideEvents:
         """Log what went wrong."""
         self._log("error", message, data)
 
-    def _log(self, level: str, message: str, data: dict[str, Any]) -> None:
+    def _log(self, level: str, message: str, data: dict[str, object]) -> None:
         run = self._speaker("the logger")
         line = ev.LogLine(
             path=run.plan.path,

@@ -94,7 +94,7 @@ class OpenCall:
         waiting: The answer that the server waits for; ``None`` when it has asked nothing.
     """
 
-    def __init__(self, request: Coroutine[Any, Any, Any], lost: str = "the call was given up") -> None:
+    def __init__(self, request: Coroutine[object, Any, object], lost: str = "the call was given up") -> None:
         self.task = _apart(request, "mcp call")
         self._lost = lost
         self.waiting: asyncio.Future[Any] | None = None
@@ -455,7 +455,7 @@ class Connection:
             return Wanted(dumped.get("inputRequests") or {}, result.request_state)
         return dumped
 
-    def opened(self, request: Coroutine[Any, Any, Any]) -> tuple[str, OpenCall]:
+    def opened(self, request: Coroutine[object, Any, object]) -> tuple[str, OpenCall]:
         """Begin a request during which the server may ask; the ticket is what it is known by."""
         ticket = secrets.token_hex(8)  # it stands in records, which other processes go on with
         call = self._open[ticket] = OpenCall(request, self._lost_for("it was closed during the call"))
@@ -495,7 +495,7 @@ def installed() -> None:
         raise DefinitionError(REMEDY)
 
 
-def _apart(work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+def _apart(work: Coroutine[object, Any, T], name: str) -> asyncio.Task[T]:
     """Begin a task that does not belong to the tool call which happens to be the first to need it, and ends with it."""
     return asyncio.create_task(work, name=name, context=Context())
 

@@ -189,7 +189,7 @@ class AgentServer:
         return types.InputRequiredResult(input_requests=requests, request_state=state)
 
 
-async def _apart(work: Coroutine[Any, Any, RunResult]) -> RunResult:
+async def _apart(work: Coroutine[object, Any, RunResult]) -> RunResult:
     """Await a run in a task of its own: it is cancelled once and ends in its own time, whatever cancels the request how often."""
     task = asyncio.create_task(work)
     try:

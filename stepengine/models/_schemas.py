@@ -202,7 +202,7 @@ class _Anthropic(_Strict):
             found["description"] = f"{found['description']}\n\n{told}" if "description" in found else told
         return found
 
-    def _parts(self, rest: dict[str, Any], level: int) -> dict[str, Any]:
+    def _parts(self, rest: dict[str, object], level: int) -> dict[str, Any]:
         """Take out of *rest* what is made of further schemas, and what is kept of bounds and formats."""
         found: dict[str, object] = {}
         for word in ("anyOf", "oneOf", "allOf"):

@@ -106,7 +106,7 @@ def names_files(spec: ToolSpec) -> bool:
     return spec.about is not None or any(name in PATHS for name in _members(spec.input_schema))
 
 
-def _members(schema: Any) -> Iterator[str]:
+def _members(schema: object) -> Iterator[str]:
     """Give the names of the members that a schema speaks of, at any depth."""
     if isinstance(schema, Mapping):
         found = schema.get("properties")

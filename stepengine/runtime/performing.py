@@ -614,7 +614,7 @@ def _request(item: Item, effect: CallTool, spec: ToolSpec) -> Request:
 
 
 async def _guarded(
-    running: Coroutine[Any, Any, ToolResult], guard: Guard | None, workspace: Workspace | None
+    running: Coroutine[object, Any, ToolResult], guard: Guard | None, workspace: Workspace | None
 ) -> ToolResult:
     """Await a call whose files are bound by *guard*; its threads see it, too. It does not begin where *guard* refuses it."""
     if guard is not None and (why := guard.refusal(None if workspace is None else workspace.root)):
@@ -767,7 +767,7 @@ class _Voice(Lines):
             self._tree.hub.log(event, step=self._effect.step_index)
         self._tree.emit_from_anywhere(event)
 
-    def line(self, level: str, message: str, data: dict[str, Any]) -> None:
+    def line(self, level: str, message: str, data: dict[str, object]) -> None:
         """Show a line, and log it."""
         event = ToolLog(
             path=self._item.path,

@@ -258,7 +258,7 @@ def _read_interaction(item: Any, source: str, index: int) -> Interaction:
     )
 
 
-def _read_body(message: dict[str, Any], source: str, at: str, *, bare: bool) -> tuple[bytes, bool]:
+def _read_body(message: dict[str, object], source: str, at: str, *, bare: bool) -> tuple[bytes, bool]:
     """Return the body's bytes and whether the file holds it as text or a tree."""
     if "parsed_body" in message:
         return _json_bytes(message["parsed_body"], source, f"{at}.parsed_body"), True
@@ -280,7 +280,7 @@ def _read_body(message: dict[str, Any], source: str, at: str, *, bare: bool) -> 
     )
 
 
-def _typed_body(body: dict[str, Any], source: str, at: str) -> tuple[bytes, bool]:
+def _typed_body(body: dict[str, object], source: str, at: str) -> tuple[bytes, bool]:
     _known(body, {"type", "content"}, source, at)
     content = body.get("content")
     match body["type"]:
@@ -363,7 +363,7 @@ def _mapping(value: Any, source: str, at: str) -> None:
         raise _misfit(value, "a mapping", source, at)
 
 
-def _known(value: dict[str, Any], known: set[str], source: str, at: str) -> None:
+def _known(value: dict[str, object], known: set[str], source: str, at: str) -> None:
     for key in value:
         if key not in known:
             msg = f"{source}: {at} has the unknown key {key!r}; known are {sorted(known)}"

@@ -188,7 +188,7 @@ def _items(asked: object, answer: object, *, empty: bool = False) -> Sequence[An
     raise _misfit(asked, answer, "a list")
 
 
-def _of(kind: type[Any], asked: object, answer: object) -> Any:
+def _of(kind: type[object], asked: object, answer: object) -> Any:
     if isinstance(answer, kind):
         return answer
     raise _misfit(asked, answer, "a string" if kind is str else f"a string or a {kind.__name__}")
@@ -457,7 +457,7 @@ class _Notes:
     def error(self, message: str, /, **data: Any) -> None:
         self._keep("error", message, data)
 
-    def _keep(self, kind: str, message: str, data: dict[str, Any]) -> None:
+    def _keep(self, kind: str, message: str, data: dict[str, object]) -> None:
         self._notes.append(Note(kind, message, freeze(data) if data else None))
 
 

@@ -283,7 +283,7 @@ def decode(name: str, annotation: Any, result: ToolResult) -> Any:
     return _validated(name, annotation, value)
 
 
-def _part(name: str, kind: type[Any], result: ToolResult) -> object:
+def _part(name: str, kind: type[object], result: ToolResult) -> object:
     for part in result.content:
         if isinstance(part, kind):
             return part

@@ -107,7 +107,7 @@ NO_TEXT: Mapping[Any, str] = {kind: kind.__name__ for kind in (int, float, bool,
 """Annotations that no text fits."""
 
 
-def _are_places(value: Any) -> bool:
+def _are_places(value: object) -> bool:
     places = [value] if isinstance(value, str) else value
     return isinstance(places, list | tuple) and all(isinstance(place, str) and place.strip() for place in places)
 

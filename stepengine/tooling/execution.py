@@ -242,7 +242,7 @@ async def _on_no_loop(work: Callable[[], Awaitable[object]]) -> Any:
         return Raised(error)
 
 
-def _driven(make: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+def _driven(make: Callable[[], Coroutine[object, Any, object]]) -> Any:
     """Run a coroutine that never waits, and return its value."""
     coroutine = make()
     try:

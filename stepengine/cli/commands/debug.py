@@ -769,7 +769,7 @@ class Session:
         one, two = self._place(places[0]), self._place(places[1])
         self._compare(one, two, self._debugger.position, known={})
 
-    def _compare(self, one: int, two: int, stood: int, *, known: dict[str, dict[str, Any]]) -> None:
+    def _compare(self, one: int, two: int, stood: int, *, known: dict[str, dict[str, object]]) -> None:
         """Compare two positions, *known* being what was seen of them already, and go back to where this stood."""
         from stepengine.judging.debugger import difference
 

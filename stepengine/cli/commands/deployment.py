@@ -82,7 +82,7 @@ def database_of(given: str) -> str:
     return named
 
 
-def said(doing: Coroutine[Any, Any, Exit]) -> Exit:
+def said(doing: Coroutine[object, Any, Exit]) -> Exit:
     """Do something in a deployment; what keeps it from being done is one line and its exit code."""
     from stepengine.durable import DatabaseAway, ExecutorBusy
 

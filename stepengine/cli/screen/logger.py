@@ -85,7 +85,7 @@ class ConsoleLogger:
             output_tokens=usage.completion_tokens,
         )
 
-    def _print(self, level: str, message: str, data: object, more: dict[str, Any]) -> None:
+    def _print(self, level: str, message: str, data: object, more: dict[str, object]) -> None:
         if LEVELS.index(level) < self._lowest:
             return
         fields = {"data": data, **more} if data is not None else more

@@ -82,7 +82,7 @@ def decode(message: Mapping[str, Any], call: Call, model: str, request_id: str |
     )
 
 
-def _standing(blocks: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _standing(blocks: list[Mapping[str, object]]) -> list[Mapping[str, Any]]:
     """Return *blocks* without those of a model that gave way to another one which do not count any more."""
     last = max([index for index, block in enumerate(blocks) if block.get("type") == FALLBACK], default=0)
     answered = {block.get("tool_use_id") for block in blocks[:last]}
@@ -94,7 +94,7 @@ def _standing(blocks: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     ]
 
 
-def _answered(message: Mapping[str, object], blocks: list[Mapping[str, Any]]) -> str:
+def _answered(message: Mapping[str, object], blocks: list[Mapping[str, object]]) -> str:
     """Return the model that answered: the one that another gave way to last, which a stream's beginning does not know."""
     named = [word_at(block, "to", "model") for block in blocks if block["type"] == FALLBACK]
     served = [word_at(entry, "model") for entry in iterations_of(message.get("usage")) if entry.get("type") == STOOD_IN]

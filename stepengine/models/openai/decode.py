@@ -116,13 +116,13 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
     )
 
 
-def _likely(items: list[Mapping[str, Any]]) -> Json:
+def _likely(items: list[Mapping[str, object]]) -> Json:
     """Return the probabilities of the tokens of the text, where they were asked for."""
     found = [token for item in items for content in seen(item, "content") for token in seen(content, "logprobs")]
     return {"logprobs": found} if found else {}
 
 
-def _waiting(items: list[Mapping[str, Any]], provider: str) -> list[str]:
+def _waiting(items: list[Mapping[str, object]], provider: str) -> list[str]:
     """
     Return the kinds of those items that wait for an answer of the client other than a function's result.
 
