@@ -55,7 +55,10 @@ if TYPE_CHECKING:
     from stepengine.engine import Engine, load_agent, load_agents
     from stepengine.helpers import best_of, call, map_agents, retry
     from stepengine.runtime import ChildRun, EventFile, LogObserver, RateLimit, RetryPolicy, RunHandle
-    from stepengine.tools import Depends, Tool, ToolContext, tool
+    from stepengine.tooling.context import ToolContext
+    from stepengine.tooling.decorator import tool
+    from stepengine.tooling.definition import Tool
+    from stepengine.tooling.depends import Depends
 
 __all__ = (
     "STEP",
@@ -171,7 +174,10 @@ _HOME = {
     **dict.fromkeys(
         ("ChildRun", "EventFile", "LogObserver", "RateLimit", "RetryPolicy", "RunHandle"), "stepengine.runtime"
     ),
-    **dict.fromkeys(("Depends", "Tool", "ToolContext", "tool"), "stepengine.tools"),
+    "Depends": "stepengine.tooling.depends",
+    "Tool": "stepengine.tooling.definition",
+    "ToolContext": "stepengine.tooling.context",
+    "tool": "stepengine.tooling.decorator",
 }
 """Where each public name comes from."""
 

@@ -34,8 +34,8 @@ import pytest
 
 import stepengine
 from stepengine.acp.agent import _is_message
-from stepengine.cli.fork import _edit
-from stepengine.cli.prompt import PASTE
+from stepengine.cli.commands.fork import _edit
+from stepengine.cli.screen.prompt import PASTE
 from stepengine.cli.settings import Settings, UsageProblem
 from stepengine.context.project import TAGS
 from stepengine.data.json import JsonDict, freeze_object, mended
@@ -77,31 +77,31 @@ from stepengine.permissions.rules import Domain, Regex, Request
 from stepengine.permissions.rules import Path as PathRule
 from stepengine.redaction import Redactor, Trickle, json_in, redactor_for
 from stepengine.sessions.stores import _messages, _parsed, _read_json
+from stepengine.system.argv import parse_command
+from stepengine.system.path_rules import PROTECTED, SECRETS, PathRules
+from stepengine.system.paths import shown
+from stepengine.system.patterns import GlobPattern, IgnorePattern, safe_columns
+from stepengine.system.repository import _facts
+from stepengine.system.skills import NAME, _mapping
+from stepengine.system.text import decode, stream_lines
+from stepengine.system.urls import joined, parse_url
 from stepengine.testing.cassette_files import parse_cassette
 from stepengine.testing.cleaning import Cleaner, clean_events, joined_texts
 from stepengine.testing.transport import EVENT
+from stepengine.tooling.conversion import clean
+from stepengine.tooling.repair import repairer
+from stepengine.tooling.schemas import JsonSchema
 from stepengine.tools import Tool, ToolRegistry, file_tools, search_tools, shell_tools, tool
-from stepengine.tools.argv import parse_command
-from stepengine.tools.conversion import clean
 from stepengine.tools.files.edits import Replacement, replace_all, unified_diff
-from stepengine.tools.files.paths import shown
-from stepengine.tools.files.rules import PROTECTED, SECRETS, PathRules
-from stepengine.tools.files.text import decode, stream_lines
 from stepengine.tools.memory import HIGHEST, _notes, _words
-from stepengine.tools.project import _facts
-from stepengine.tools.repair import repairer
-from stepengine.tools.schemas import JsonSchema
 from stepengine.tools.search.hits import Flags, _shown, parse_flags
 from stepengine.tools.search.overview import ranked
-from stepengine.tools.search.patterns import GlobPattern, IgnorePattern, safe_columns
 from stepengine.tools.search.ripgrep import _line_test
 from stepengine.tools.search.symbols import top_level_names, words_of
 from stepengine.tools.shell.output import Capture
-from stepengine.tools.skills import NAME, _mapping
 from stepengine.tools.web.fetching import Fetched
 from stepengine.tools.web.pages import CODECS, page_of
 from stepengine.tools.web.searching import _around, _links
-from stepengine.tools.web.urls import joined, parse_url
 
 with contextlib.suppress(ImportError):
     pass  # imported on first use, which takes most of a second
@@ -484,21 +484,21 @@ PLACES = (
                 )
             ]
         ),
-        ("tools/skills.py:_mapping", "tools/skills.py:_read"),
+        ("system/skills.py:_mapping", "system/skills.py:_read"),
         most=16 * 1024,
     ),
     Place(
         "name of a skill",
         NAME.fullmatch,
         (of("a"), of("a-"), of("-"), of("a", "", "!")),
-        ("tools/skills.py:NAME",),
+        ("system/skills.py:NAME",),
         most=64,
     ),
     Place(
         "name of a skill that is not there",
         lambda name: difflib.get_close_matches(name, [f"{name[:40]}{n}" for n in range(200)], 3),
         (of("a"), of("ab"), of("a-")),
-        ("tools/skills.py:skill_named", "tools/skills.py:skill_tool.skill"),
+        ("system/skills.py:skill_named", "tools/reading_skills.py:skill_tool.skill"),
         most=64,
     ),
     Place(
@@ -524,7 +524,7 @@ PLACES = (
         "words for pastes",
         lambda text: PASTE.sub("", text),
         (of("[paste "), of("1", "[paste "), of("[paste 1: ")),
-        ("cli/prompt.py:PASTE",),
+        ("cli/screen/prompt.py:PASTE",),
     ),
     Place("highest note", HIGHEST.fullmatch, (of("<!-- "), of("1", "<!-- highest: m")), ("tools/memory.py:HIGHEST",)),
     Place(
@@ -540,7 +540,7 @@ PLACES = (
         "status of git",
         _facts,
         (ofb("1 "), ofb("2 a\0"), ofb("? a\0"), ofb("# branch.head "), ofb("\xff")),
-        ("tools/project.py:_facts",),
+        ("system/repository.py:_facts",),
     ),
     # --- ignore files, globs, paths
     Place(
@@ -557,7 +557,7 @@ PLACES = (
             of("\\"),
             of("***/"),
         ),
-        ("tools/search/patterns.py:_component", "tools/search/ignore.py:*"),
+        ("system/patterns.py:_component", "tools/search/ignore.py:*"),
         most=4_096,
     ),
     Place(
@@ -571,7 +571,7 @@ PLACES = (
         "glob",
         globbed,
         (of("*a"), of("**/a/"), of("{a,"), of("{a,b}"), of("[a"), of("?*")),
-        ("tools/search/patterns.py:_compiled", "tools/search/patterns.py:expanded"),
+        ("system/patterns.py:_compiled", "system/patterns.py:expanded"),
         most=512,
     ),
     Place(
@@ -580,7 +580,7 @@ PLACES = (
             PathRules(rules, ["tests/**/conftest.py"]).match(text.split("/")) for rules in (SECRETS, PROTECTED)
         ],
         (of("tests/"), of("a/"), of("id_"), of(".env."), of("journals/a"), of("\u0300"), of("tests/conftest.py/")),
-        ("tools/files/rules.py:*",),
+        ("system/path_rules.py:*",),
         most=4_096,
     ),
     Place(
@@ -704,7 +704,7 @@ PLACES = (
             of("../", "http://x/"),
             of("xn--", "http://"),
         ),
-        ("tools/web/urls.py:*",),
+        ("system/urls.py:*",),
         most=4_096,
     ),
     # --- output of commands
@@ -721,7 +721,7 @@ PLACES = (
         "command",
         parse_command,
         (of("a "), of("'"), of("''"), of('"a'), of("\\"), of("a'b'"), of("$("), of("A=")),
-        ("tools/argv.py:*",),
+        ("system/argv.py:*",),
         most=131_072,
     ),
     Place(
@@ -736,7 +736,7 @@ PLACES = (
         "pattern of a search",
         safe_columns,
         (of("("), of("a*"), of("a?"), of("(?="), of("a|"), of("[\x01-\U0010ffff-]", "(?i)"), of("(?:a|"), of("a{9}")),
-        ("tools/search/patterns.py:*",),
+        ("system/patterns.py:*",),
         most=512,
     ),
     *(
@@ -792,15 +792,15 @@ PLACES = (
         "text of a file",
         lambda data: (found := decode(data)) and found.shown,
         (ofb("é"), lambda n: b"\xff" * n, lambda n: b"\xff\xfe" + b"\xd8" * n, lambda n: b"\xff\xfe\0\0" + b"\1" * n),
-        ("tools/files/text.py:FileText.shown", "tools/files/text.py:decode"),
+        ("system/text.py:FileText.shown", "system/text.py:decode"),
     ),
     Place(
         "window of a file",
         streamed,
         (ofb("a"), ofb("\n"), ofb("\r"), lambda n: b"\xff" * n),
-        ("tools/files/text.py:_Window._close",),
+        ("system/text.py:_Window._close",),
     ),
-    Place("file name", shown, (of("\udcff"), of("a")), ("tools/files/paths.py:*",)),
+    Place("file name", shown, (of("\udcff"), of("a")), ("system/paths.py:*",)),
     Place(
         "replacement",
         lambda text: replace_all(text, [Replacement(text[: len(text) // 2], "x")], "f"),
@@ -825,9 +825,13 @@ PLACES = (
         most=1 << 20,
     ),
     # --- tools
-    Place("input as JSON text", mended_input, BRACKETS, ("tools/repair.py:_decoded",), most=1 << 22),
+    Place("input as JSON text", mended_input, BRACKETS, ("tooling/repair.py:_decoded",), most=1 << 22),
     Place(
-        "input of a typed tool", validated, BRACKETS, ("tools/arguments.py:FunctionInputs._as_json_text",), most=1 << 22
+        "input of a typed tool",
+        validated,
+        BRACKETS,
+        ("tooling/arguments.py:FunctionInputs._as_json_text",),
+        most=1 << 22,
     ),
     *(
         Place(
@@ -884,7 +888,7 @@ PLACES = (
         )
         for words in ("anyOf", "oneOf", "allOf", "anyOf oneOf allOf")
     ),
-    Place("text of a result", clean, (of("\ud800"), of("a")), ("tools/conversion.py:SURROGATE",)),
+    Place("text of a result", clean, (of("\ud800"), of("a")), ("tooling/conversion.py:SURROGATE",)),
     # --- models
     Place(
         "events of a stream",
@@ -1222,7 +1226,7 @@ PLACES = (
         most=131_072,
     ),
     # --- deployments
-    Place("outcome that is typed for a fork", _edit, BRACKETS, ("cli/fork.py:_edit",)),
+    Place("outcome that is typed for a fork", _edit, BRACKETS, ("cli/commands/fork.py:_edit",)),
     Place("row of a deployment", lambda text: _read(text, "x"), BRACKETS, ("durable/operate.py:_read",), most=1 << 24),
     Place("message to a run", form_of, BRACKETS, ("durable/messages.py:form_of",), most=1 << 24),
     Place(
@@ -1323,6 +1327,7 @@ APART: dict[str, str] = {
     "cli/journals.py:taken": "what a person typed",
     "data/alike.py:did_you_mean": "at most 100 characters of a word, compared with names of ours",
     "data/checks.py:named_fields.__init__": "a keyword that an author wrote",
+    "data/tools.py:PARAMETER": "what the author of a tool says that its calls are about",
     "journal/places.py:likely": "a path that a person typed, compared with at most 1,000 names of files",
     "machine/calls.py:hook_call": "a name that the author of a hook wrote",
     "machine/calls.py:unavailable_here": "a name that the author of a handler wrote",
@@ -1332,7 +1337,7 @@ APART: dict[str, str] = {
     "tools/memory.py:SCOPE": "a name of a fixed length, made by this package",
     "tools/remembering.py:_remembering.remember": "the id of a run, one run of characters",
     "tools/remembering.py:project_scope": "at most 4 KiB of a file of git's, in UTF-8",
-    "tools/project.py:_Instructions._file": "at most 32 KiB, in UTF-8",
+    "system/repository.py:_Instructions._file": "at most 32 KiB, in UTF-8",
     "models/_limits.py:completed": "the name of a model, which its author gave; each repeat has one character class",
     "models/_thinking.py:_words_of": "the name of a model, which its author gave; each repeat has one character class",
     "models/_thinking.py:UNMINIMAL": "the name of a model, which its author gave; each repeat has one character class",
@@ -1351,25 +1356,25 @@ APART: dict[str, str] = {
     "models/openai_chat/request.py:_cache": "the name of a model, which its author gave",
     "models/openai_chat/request.py:_mark": "the name of a model, which its author gave",
     "cli/app.py:MARKUP": "help texts of this package",
-    "cli/chat.py:Chat._command": "what a person typed, compared with names of ours",
-    "cli/debug.py:Session._looked_in_child": "JSON that a process of this one just made, at most 64 KiB",
-    "cli/debug.py:Session.fork": "JSON that a process of this one just made, at most 64 KiB",
-    "cli/debug.py:_edit_of": "what a person typed, or a file that the person named; too deep is text",
-    "cli/debug.py:_fork_of": "what a person typed",
-    "cli/debug.py:_line_from_pipe": "a line that the person's own script wrote, in UTF-8",
-    "cli/deployment.py:AGE": "the user's own command line",
-    "cli/deployment.py:_object": "the user's own command line; too deep is an error that is caught",
-    "cli/doctor.py:EXTRA": "what this package says that it needs",
-    "cli/doctor.py:PLACEHOLDER": "at most 100 characters of a key",
-    "cli/doctor.py:REQUIREMENT": "what this package says that it needs",
-    "cli/impact.py:SPECIAL": "one character at a time",
-    "cli/impact.py:_code_span": "one run of characters, in at most 300 of them",
-    "cli/init.py:ODD": "the name of the folder that the user typed; one run of characters",
+    "cli/commands/chat.py:Chat._command": "what a person typed, compared with names of ours",
+    "cli/commands/debug.py:Session._looked_in_child": "JSON that a process of this one just made, at most 64 KiB",
+    "cli/commands/debug.py:Session.fork": "JSON that a process of this one just made, at most 64 KiB",
+    "cli/commands/debug.py:_edit_of": "what a person typed, or a file that the person named; too deep is text",
+    "cli/commands/debug.py:_fork_of": "what a person typed",
+    "cli/commands/debug.py:_line_from_pipe": "a line that the person's own script wrote, in UTF-8",
+    "cli/commands/deployment.py:AGE": "the user's own command line",
+    "cli/commands/deployment.py:_object": "the user's own command line; too deep is an error that is caught",
+    "cli/commands/doctor.py:EXTRA": "what this package says that it needs",
+    "cli/commands/doctor.py:PLACEHOLDER": "at most 100 characters of a key",
+    "cli/commands/doctor.py:REQUIREMENT": "what this package says that it needs",
+    "cli/commands/impact.py:SPECIAL": "one character at a time",
+    "cli/commands/impact.py:_code_span": "one run of characters, in at most 300 of them",
+    "cli/commands/init.py:ODD": "the name of the folder that the user typed; one run of characters",
     "durable/database.py:NAME": "a name of at most 64 characters, given by the author",
     "durable/sessions.py:Sessions._delivered_before": "JSON that this package wrote down beside the run",
     "durable/wire.py:_portable": "JSON that was just made",
     "judging/checks.py:PLACE": "what a person typed; each part ends at the first other character",
-    "cli/evaluate.py:_told_before": "at most 64 MiB of a file that the person named; too deep is an error that is caught",
+    "cli/commands/evaluate.py:_told_before": "at most 64 MiB of a file that the person named; too deep is an error that is caught",
     "judging/criteria.py:read_text": "at most 4 MiB, in UTF-8",
     "judging/criteria.py:matches": "pydantic's engine, which cannot backtrack; the first site only joins the words of its message",
     "judging/criteria.py:_run": "at most 1,600 bytes, in UTF-8",
@@ -1399,22 +1404,22 @@ APART: dict[str, str] = {
     "acp/kept.py:_read": "JSON of a capped size, in a folder that was made for its owner alone",
     "mcp/names.py:ODD": "one character at a time",
     "mcp/names.py:SERVER": "a name that the author wrote, of a fixed length",
-    "cli/console.py:Lines._taken": "what a person typed, in UTF-8",
-    "cli/runs.py:COST": "runs of digits with a cap each, in a file of our own state folder",
+    "cli/screen/console.py:Lines._taken": "what a person typed, in UTF-8",
+    "cli/commands/runs.py:COST": "runs of digits with a cap each, in a file of our own state folder",
     "cli/journals.py:ADVISED": "advice that this package wrote",
     "cli/journals.py:PLAIN_ID": "one run of characters",
-    "cli/fork.py:_target": "the user's own command line",
-    "cli/models.py:USER": "an address that the user configured; each part ends at the next slash",
+    "cli/commands/fork.py:_target": "the user's own command line",
+    "cli/commands/models.py:USER": "an address that the user configured; each part ends at the next slash",
     "cli/options.py:AGENT_MODEL": "the user's own command line; its first part ends at the first other character",
-    "cli/prompt.py:_content": "a file of at most 64 KiB that the person named, in UTF-8 or refused",
-    "cli/prompt.py:_history": "JSON of capped lines, in a state folder that only its owner may write in",
-    "cli/prompt.py:shell_output": "at most 1 MiB that the person's own command printed, in UTF-8",
+    "cli/screen/prompt.py:_content": "a file of at most 64 KiB that the person named, in UTF-8 or refused",
+    "cli/screen/prompt.py:History.said": "JSON of capped lines, in a state folder that only its owner may write in",
+    "cli/screen/prompt.py:shell_output": "at most 1 MiB that the person's own command printed, in UTF-8",
     "cli/recording.py:STEM": "a name of a fixed length",
     "cli/trusting.py:CONTENT": "a digest that the user typed; 71 characters, each one of a class",
     "engine/trust.py:_read": "at most 64 KiB of JSON, in a state folder that only its owner may write in",
     "cli/recording.py:USER": "an address that the user typed; each part ends at the next slash or at sign",
     "cli/recording.py:_read": "JSON of a capped size, in a state folder that only its owner may write in",
-    "cli/run.py:read_params": "the user's own command line",
+    "cli/commands/run.py:read_params": "the user's own command line",
     "data/codec.py:_decode_object": "`decode` of a codec of ours",
     "data/codec.py:_decode_only": "`decode` of a codec of ours",
     "data/codec.py:_decode_slowly": "`decode` of a codec of ours",
@@ -1469,29 +1474,29 @@ APART: dict[str, str] = {
     "testing/cassette_files.py:UNPRINTABLE": "one character",
     "testing/cassette_files.py:_written_body": "UTF-8 of a body that is recorded",
     "testing/cassette_files.py:_indented": "a body that is recorded, capped as a reply; an error leaves it as it is",
-    "tools/conversion.py:IMAGES": "the first bytes",
-    "tools/definition.py:NAME": "at most 64 characters",
-    "tools/signatures.py:HEADER": "docstrings of the author",
-    "tools/conversion.py:TEXTS": "UTF-8 that was just made",
-    "tools/files/atomic.py:NAME": "names of the package's own temporary files",
-    "tools/files/atomic.py:_umask": "the kernel's status of this process",
-    "tools/writes.py:_content_form": "UTF-8 of at most 4 MiB",
-    "tools/repair.py:_camel": "names in a tool's schema; two characters",
-    "tools/schemas.py:OLD_DRAFTS": "matches a whole text of fixed length",
-    "tools/schemas.py:PROPERTY_NAME": "at most 64 characters",
+    "tooling/conversion.py:IMAGES": "the first bytes",
+    "tooling/definition.py:NAME": "at most 64 characters",
+    "tooling/signatures.py:HEADER": "docstrings of the author",
+    "tooling/conversion.py:TEXTS": "UTF-8 that was just made",
+    "system/atomic.py:NAME": "names of the package's own temporary files",
+    "system/atomic.py:_umask": "the kernel's status of this process",
+    "system/writes.py:_content_form": "UTF-8 of at most 4 MiB",
+    "tooling/repair.py:_camel": "names in a tool's schema; two characters",
+    "tooling/schemas.py:OLD_DRAFTS": "matches a whole text of fixed length",
+    "tooling/schemas.py:PROPERTY_NAME": "at most 64 characters",
     "tools/search/ripgrep.py:Ripgrep._events": "lines of ripgrep's, about files of at most 4 MiB; ended with the search",
     "tools/search/ripgrep.py:Ripgrep.problems": "at most 16,000 bytes",
     "tools/search/ripgrep.py:_text": "UTF-8 of a line of ripgrep's",
     "tools/shell/process.py:Process._told": "lines of the supervisor, a program of this package",
-    "tools/conversion.py:_validated": "JSON that was just made, of a result that was capped",
-    "tools/definition.py:decode_result": "`decode` of a tool",
+    "tooling/conversion.py:_validated": "JSON that was just made, of a result that was capped",
+    "tooling/definition.py:decode_result": "`decode` of a tool",
     "tools/web/html_worker.py:HIDING": "in a process of its own, with limits of time and memory",
     "tools/web/html_worker.py:_is_dropped": "in a process of its own, with limits of time and memory",
     "tools/web/html_worker.py:main": "a line that this package wrote",
     "tools/web/html_worker.py:readable": "in a process of its own, with limits of time and memory",
     "tools/web/pages.py:_converted": "what the worker wrote, at most 2,000,000 characters of text",
     "tools/web/searching.py:_json": "at most 2,000,000 bytes; too deep is an error that is caught",
-    "tools/web/urls.py:_idna": "ASCII that was just made",
+    "system/urls.py:_idna": "ASCII that was just made",
 }
 
 

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 import stepengine
 from stepengine import load_agents
-from stepengine.cli import ask, run
 from stepengine.cli.app import app
+from stepengine.cli.commands import ask, run
 from stepengine.cli.exits import Exit
 from stepengine.data.yields import YIELDABLES
 from tests.servers import Quiet, served
@@ -217,8 +217,8 @@ def test_the_table_of_yieldables_is_complete() -> None:
 
 def test_the_tools_that_are_named_are_the_tools_that_exist(tmp_path: Path) -> None:
     from stepengine.cli.toolset import uncalled_tools
+    from stepengine.tooling.spawning import BUILT_IN
     from stepengine.tools import FileChangeHook, change_hook_tools
-    from stepengine.tools.spawning import BUILT_IN
 
     table = BUNDLED.partition("| set | tools |")[2].partition("\n\n")[0]
     named = set(re.findall(r"`(\w+)`", table))
@@ -257,7 +257,7 @@ def test_the_extras_that_are_named_are_those_that_exist() -> None:
     """
     What only work on the package itself needs, and empty extras, are told elsewhere.
     """
-    from stepengine.cli.doctor import DEVELOPMENT
+    from stepengine.cli.commands.doctor import DEVELOPMENT
 
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     versions = (ROOT / "docs" / "versions.md").read_text(encoding="utf-8")

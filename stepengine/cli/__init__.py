@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from stepengine.cli.console import ConsoleRenderer, TerminalInteractor
-    from stepengine.cli.logger import ConsoleLogger
-    from stepengine.cli.render import ColorScheme
+    from stepengine.cli.screen.console import ConsoleRenderer, TerminalInteractor
+    from stepengine.cli.screen.logger import ConsoleLogger
+    from stepengine.cli.screen.render import ColorScheme
 
 __all__ = ("ColorScheme", "ConsoleLogger", "ConsoleRenderer", "TerminalInteractor", "main")
 
@@ -43,7 +43,7 @@ def main() -> None:
         sys.exit(INTERRUPTED)
 
 
-def _at_interrupt(handler: Callable[..., Any], instead_of: Callable[..., Any]) -> None:
+def _at_interrupt(handler: Callable[..., object], instead_of: Callable[..., object]) -> None:
     """Let Ctrl-C do something else than it does; who ignores it, or has a handler of their own, keeps that."""
     if signal.getsignal(signal.SIGINT) is instead_of:
         with suppress(ValueError):  # another thread than the main one is never interrupted
@@ -70,4 +70,4 @@ def __getattr__(name: str) -> Any:
     if home is None:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)
-    return getattr(import_module(f"{__name__}.{home}"), name)
+    return getattr(import_module(f"{__name__}.screen.{home}"), name)

@@ -15,47 +15,47 @@ from typing import Annotated, Any
 
 import typer
 
-from stepengine.cli.acp import acp
-from stepengine.cli.agents import agents
-from stepengine.cli.ask import ask
-from stepengine.cli.blame import blame
-from stepengine.cli.chaos import chaos
-from stepengine.cli.chat import chat
-from stepengine.cli.check import check
-from stepengine.cli.config import config
-from stepengine.cli.debug import debug
-from stepengine.cli.demo import demo
-from stepengine.cli.deployment import answer, cancel, collect, migrate, retry, say_to, status, submit, takeover
-from stepengine.cli.diff import diff
-from stepengine.cli.doctor import doctor
-from stepengine.cli.evaluate import evaluate
+from stepengine.cli.commands.acp import acp
+from stepengine.cli.commands.agents import agents
+from stepengine.cli.commands.ask import ask
+from stepengine.cli.commands.blame import blame
+from stepengine.cli.commands.chaos import chaos
+from stepengine.cli.commands.chat import chat
+from stepengine.cli.commands.check import check
+from stepengine.cli.commands.config import config
+from stepengine.cli.commands.debug import debug
+from stepengine.cli.commands.demo import demo
+from stepengine.cli.commands.deployment import answer, cancel, collect, migrate, retry, say_to, status, submit, takeover
+from stepengine.cli.commands.diff import diff
+from stepengine.cli.commands.doctor import doctor
+from stepengine.cli.commands.evaluate import evaluate
+from stepengine.cli.commands.extend import extend
+from stepengine.cli.commands.fork import fork
+from stepengine.cli.commands.impact import impact
+from stepengine.cli.commands.init import init
+from stepengine.cli.commands.mcp import inspect_server, serve
+from stepengine.cli.commands.models import models
+from stepengine.cli.commands.moving import export, import_, move
+from stepengine.cli.commands.pin import pin
+from stepengine.cli.commands.policy import policy
+from stepengine.cli.commands.price import price
+from stepengine.cli.commands.ready import ready
+from stepengine.cli.commands.repair import repair
+from stepengine.cli.commands.replay import replay
+from stepengine.cli.commands.resume import resume
+from stepengine.cli.commands.run import run
+from stepengine.cli.commands.runs import runs
+from stepengine.cli.commands.scan import scan
+from stepengine.cli.commands.scrub import scrub
+from stepengine.cli.commands.seal import seal
+from stepengine.cli.commands.show import show
+from stepengine.cli.commands.test import suite
+from stepengine.cli.commands.tools import tools
+from stepengine.cli.commands.undo import undo
+from stepengine.cli.commands.view import view
+from stepengine.cli.commands.worker import worker
 from stepengine.cli.exits import EXIT_CODES, Exit, explained, leave
-from stepengine.cli.extend import extend
-from stepengine.cli.fork import fork
-from stepengine.cli.impact import impact
-from stepengine.cli.init import init
-from stepengine.cli.mcp import inspect_server, serve
-from stepengine.cli.models import models
-from stepengine.cli.moving import export, import_, move
-from stepengine.cli.pin import pin
-from stepengine.cli.policy import policy
-from stepengine.cli.price import price
-from stepengine.cli.ready import ready
-from stepengine.cli.repair import repair
-from stepengine.cli.replay import replay
-from stepengine.cli.resume import resume
-from stepengine.cli.run import run
-from stepengine.cli.runs import runs
-from stepengine.cli.scan import scan
-from stepengine.cli.scrub import scrub
-from stepengine.cli.seal import seal
-from stepengine.cli.show import show
-from stepengine.cli.test import suite
-from stepengine.cli.tools import tools
 from stepengine.cli.trusting import OPTION, at_the_gate, trust
-from stepengine.cli.undo import undo
-from stepengine.cli.view import view
-from stepengine.cli.worker import worker
 
 __all__ = ("app",)
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import shlex
 import signal
-import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from contextlib import nullcontext
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -17,7 +15,8 @@ import attrs
 from stepengine.cli.bench import Bench
 from stepengine.cli.exits import Exit, complain, exit_code
 from stepengine.cli.options import Options
-from stepengine.cli.render import dumps, json_of, message_of, print_output
+from stepengine.cli.screen.interrupting import interruptible
+from stepengine.cli.screen.render import dumps, json_of, message_of, print_output
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.state import RunResult, RunStatus
 from stepengine.errors import (
@@ -31,20 +30,19 @@ from stepengine.errors import (
 
 if TYPE_CHECKING:
     from stepengine.cli.options import Options
-    from stepengine.cli.progress import Progress
+    from stepengine.cli.screen.progress import Progress
     from stepengine.engine import Engine
     from stepengine.runtime.handle import RunHandle
 
 UNAUTHORIZED = 401
 GRACE = 5.0
-"""Seconds that effects have to come to their end when a signal ends a run (requirements X73)."""
+"""Seconds that effects have to come to their end when a signal ends a run."""
 
 __all__ = (
     "Run",
     "advised",
     "ending_of",
     "interrupt",
-    "interruptible",
     "needs_agent",
     "options_again",
     "perform",
@@ -66,7 +64,7 @@ class Run:
         signal: The signal that ended it; ``None`` when none did.
     """
 
-    result: RunResult[Any]
+    result: RunResult
     signal: int | None = None
 
     @property
@@ -79,7 +77,7 @@ class Run:
 
 def perform(
     engine: Engine,
-    agent: AgentDefinition[Any],
+    agent: AgentDefinition,
     prompt: str,
     progress: Progress | None,
     *,
@@ -103,7 +101,7 @@ def perform(
     return watched(ended, progress)
 
 
-def interrupt(handle: RunHandle[Any], loop: asyncio.AbstractEventLoop) -> None:
+def interrupt(handle: RunHandle, loop: asyncio.AbstractEventLoop) -> None:
     """End a run; what is under way and cannot happen again has some seconds, and stderr says what is waited for."""
 
     def tell() -> None:
@@ -116,14 +114,14 @@ def interrupt(handle: RunHandle[Any], loop: asyncio.AbstractEventLoop) -> None:
     loop.call_soon_threadsafe(tell)
 
 
-async def result_of(run: Awaitable[RunResult[Any]]) -> RunResult[Any]:
+async def result_of(run: Awaitable[RunResult]) -> RunResult:
     """Return the result of *run*, also of one that raises when it is at a limit (``on_max_steps="raise"``)."""
     try:
         return await run
     except LimitExceeded as error:
         if error.result is None:
             raise
-        result: RunResult[Any] = error.result
+        result: RunResult = error.result
         return result
 
 
@@ -181,7 +179,7 @@ def advised(ending: str, run: Run, options: Options) -> str:
     return ending
 
 
-def tell_more(result: RunResult[Any], options: Options) -> None:
+def tell_more(result: RunResult, options: Options) -> None:
     """Tell what waits for an answer, and what was odd."""
     waits = options.journal and (result.pending_questions or result.status is RunStatus.CANCELLED)
     again = resume_hint(options, result.state.agent_id) if waits else ""
@@ -206,35 +204,6 @@ def ending_of(run: Run) -> str:
         return f"{signal.Signals(run.signal).name}: the run was cancelled"
     error = run.result.error
     return message_of(error) if error is not None else f"the run ended as {run.result.status.value}"
-
-
-@contextmanager
-def interruptible(stop: Callable[[], object], again: Callable[[], object] | None = None) -> Iterator[list[int]]:
-    """
-    Call *stop* at the first SIGINT or SIGTERM, *again* at those that follow; without it they have their usual effect.
-
-    Gives the signals received.
-    """
-    received: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield received
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def arrived(number: int, _: FrameType | None) -> None:
-        received.append(number)
-        if again is None:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        (stop if again is None or len(received) == 1 else again)()
-
-    for number in before:
-        signal.signal(number, arrived)
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def resume_hint(options: Options, agent_id: str = "") -> str:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Self
 import attrs
 
 from stepengine.cli.options import Options
-from stepengine.cli.render import one_line, visible
+from stepengine.cli.screen.render import one_line, visible
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.state import RunStatus
 from stepengine.errors import DefinitionError, JournalError
@@ -43,6 +43,7 @@ __all__ = (
     "Recording",
     "StateProblem",
     "entries",
+    "history_file",
     "is_ours",
     "latest",
     "named",
@@ -78,6 +79,12 @@ def runs_folder(environ: Mapping[str, str] = os.environ) -> Path | None:
 
     state = state_folder(environ)
     return None if state is None else state / RUNS
+
+
+def history_file() -> Path | None:
+    """Return where what is said in chats is kept; ``None`` without a home."""
+    runs = runs_folder()
+    return None if runs is None else runs.parent / HISTORY
 
 
 def _usable_folder() -> Path:
@@ -151,7 +158,7 @@ class Entry:
 
     def text(self, *names: str) -> str:
         """Return a text of the companion; ``""`` where there is none."""
-        value: Any = self.info
+        value: object = self.info
         for name in names:
             value = value.get(name) if isinstance(value, Mapping) else None
         return value if isinstance(value, str) else ""
@@ -440,7 +447,7 @@ class Recording:
         self._is_new = False
         self._update(run_id=run_id)
 
-    def ended(self, result: RunResult[Any]) -> None:
+    def ended(self, result: RunResult) -> None:
         """Say how the run ended, or that it waits."""
         status = result.status.value
         if self.journal is not None:
@@ -459,7 +466,7 @@ class Recording:
             cost=None if result.cost is None else str(result.cost),
         )
 
-    def _update(self, **changes: Any) -> None:
+    def _update(self, **changes: object) -> None:
         if self._entry is None:
             return
         info = _read(self._entry.folder, self._entry.stem) or self._entry.info
@@ -480,7 +487,7 @@ class Recording:
 
 
 def _companion(
-    options: Options, journal: str, *, command: str, agent_id: str, prompt: str = "", forked_from: Any = None
+    options: Options, journal: str, *, command: str, agent_id: str, prompt: str = "", forked_from: object = None
 ) -> dict[str, Any]:
     from importlib.metadata import PackageNotFoundError, version
 
@@ -569,7 +576,7 @@ def _complain(message: str) -> None:
 
 def _write(entry: Entry) -> None:
     """Put the companion in its place, at once or not at all; only its owner can read it."""
-    from stepengine.tools.files.atomic import replace_path
+    from stepengine.system.atomic import replace_path
 
     replace_path(entry.folder / f"{entry.stem}.json", json.dumps(entry.info).encode(), mode=0o600)
 

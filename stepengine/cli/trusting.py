@@ -1,5 +1,5 @@
 """
-``stepengine trust``, and what every command asks, tells and refuses about code of the working folder (requirements X72).
+``stepengine trust``, and what every command asks, tells and refuses about code of the working folder.
 
 An agent file of a folder that nobody trusted is not run. ``run`` and ``chat`` ask a person at a terminal, once; everything
 else says what it did not run and how to trust it.
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stepengine.cli.exits import Exit, complain
-from stepengine.cli.render import dumps, visible
+from stepengine.cli.screen.render import dumps, visible
 from stepengine.cli.settings import UsageProblem
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def refuse_inside(what: str) -> None:
     Raises:
         UsageProblem: inside of such a command.
     """
-    from stepengine.tools.shell.environment import MARKER
+    from stepengine.system.environment import MARKER
 
     if os.environ.get(MARKER):
         msg = f"{what} is for people; here a tool of an agent runs it, and nothing was done. Do it in a terminal of your own"
@@ -187,7 +187,7 @@ def _content(folder: Path) -> str:
 
 
 def _can_ask() -> bool:
-    from stepengine.tools.shell.environment import MARKER
+    from stepengine.system.environment import MARKER
 
     return sys.stdin.isatty() and sys.stderr.isatty() and not os.environ.get(MARKER)
 

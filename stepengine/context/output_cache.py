@@ -1,5 +1,5 @@
 """
-``output_cache``: old tool outputs make room, and can be fetched again by a reference id (requirements I13-I15).
+``output_cache``: old tool outputs make room, and can be fetched again by a reference id.
 
 **What it changes.** The view only. The record keeps every output, so nothing is stored beside it: the reference id is the
 id of the tool call, and ``read_output`` finds the output in the record, also in a session that was stored and loaded. An
@@ -17,7 +17,9 @@ from stepengine.data.messages import DocumentPart, ImagePart, Message, ToolMessa
 from stepengine.data.state import AgentState
 from stepengine.data.tools import ToolAnnotations
 from stepengine.data.transcript import Transcript
-from stepengine.tools import Tool, ToolContext, tool
+from stepengine.tooling.context import ToolContext
+from stepengine.tooling.decorator import tool
+from stepengine.tooling.definition import Tool
 
 __all__ = ("find_output", "output_cache")
 

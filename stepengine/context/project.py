@@ -1,5 +1,5 @@
 """
-``project_context``: what a repository says about itself, as parts of the prompt of any agent (requirements X60).
+``project_context``: what a repository says about itself, as parts of the prompt of any agent.
 
 It is read once per run by a recorded effect, so a replay needs no repository. Instructions and the list of skills end the
 system prompt, which stays the same from run to run, so that the provider's cache holds; what changes with the hour, the
@@ -54,7 +54,7 @@ def project_context(
         user: Take in what the user keeps for all projects: ``AGENTS.md`` and ``skills`` in
             ``$XDG_CONFIG_HOME/stepengine``, ``~/.agents/skills`` and ``~/.claude/skills``.
     """
-    from stepengine.tools.project import read_project
+    from stepengine.system.repository import read_project
 
     place = None if root is None else os.fspath(root)
     read = partial(read_project, place, instructions=instructions, skills=skills, facts=facts, user=user)

@@ -26,7 +26,8 @@ from stepengine.runtime.performing import ToolSetting
 from stepengine.runtime.rates import RateLimit, RateLimits, RateLimitsLike
 from stepengine.runtime.retry import RetryPolicy
 from stepengine.sessions import SessionStore, VersionedStore
-from stepengine.tools.context import ResourceMap, Workspace
+from stepengine.system.workspace import Workspace
+from stepengine.tooling.context import ResourceMap
 
 if TYPE_CHECKING:
     from stepengine.journal import InDoubt, JournalLike, OnDivergence
@@ -55,7 +56,7 @@ __all__ = (
     "watcher_of",
 )
 
-AgentLike: TypeAlias = str | AgentDefinition[Any]
+AgentLike: TypeAlias = str | AgentDefinition
 
 ModelsLike: TypeAlias = "Models | Provider | Mapping[str, Any] | None"
 SessionsLike: TypeAlias = "SessionStore | VersionedStore | None"
@@ -121,16 +122,15 @@ class ReplayOptions(TypedDict, total=False):
     Attributes:
         agent: Id or definition of the agent; by default the engine's agent that the journal names.
         live: Kinds of effects that are performed for real: ``"call_tool"`` and ``"perform"``, whose results
-            must be the recorded ones; ``"call_model"``, for a new model against the recorded tools: every model call is made
-            anew, from the first on, while ``rerun`` makes them only from one place on.
+            must be the recorded ones. Models answer anew in ``rerun``.
         speed: How fast results come: 1.0 as they did, 2.0 twice as fast, no pause longer than ten seconds; by default all
             at once.
         complete: Whether the run has to come by every record (default), or may end before.
         on_divergence: ``"raise"`` (default), ``"stop"`` for a result with status ``failed``, ``"keep"`` as for ``resume``, or
             a function that looks at the ``ReplayDivergence`` of an effect of the same kind with another content
             (``.address``, ``.diff``), and returns whether the recorded outcome serves nevertheless.
-        until: Where to end: before the reply of this step, or before the outcome of an effect such as ``"3.2#1"``. The result
-            has the status ``cancelled``, and its ``moment`` tells of the handler; nothing else goes with it but *agent*.
+        ask_again: Whether recorded permissions let none of the tools run that *live* names: for a journal that comes from
+            somebody else, who could have written any yes into it. A replay asks nobody, so it ends there with a ``JournalError``.
     """
 
     agent: AgentLike | None
@@ -138,7 +138,7 @@ class ReplayOptions(TypedDict, total=False):
     speed: float | None
     complete: bool
     on_divergence: OnDivergence | Callable[[ReplayDivergence], bool]
-    until: int | str | None
+    ask_again: bool
 
 
 class ResumeOptions(TypedDict, total=False):
@@ -192,12 +192,15 @@ class ExtendOptions(TypedDict, total=False):
         agent: Id or definition of the agent; by default the engine's agent that the journal names.
         limits: Other limits than the recorded ones.
         allow_repeat: Go on although effects that do not hold any more have changed the world and may happen again.
+        ask_again: Whether permissions are asked for again, but for calls whose results are recorded with them: for a journal
+            that comes from somebody else, as with ``resume``.
     """
 
     answers: Mapping[str, AnswerLike] | None
     agent: AgentLike | None
     limits: Limits | None
     allow_repeat: bool
+    ask_again: bool
 
 
 class RerunOptions(TypedDict, total=False):
@@ -206,7 +209,7 @@ class RerunOptions(TypedDict, total=False):
 
     Attributes:
         at: The effect that is asked for anew: a number of the root's effects, or ``"path#number"``; by default the first
-            that is not as recorded.
+            that is not as recorded. With 0, and *reuse* false, a model answers anew from its first call on.
         agent: Id or definition of the agent; by default the engine's agent that the journal names.
         tools: Which calls are performed that nothing else answers: ``"recorded"`` for none (default), ``"idempotent"`` for
             those of tools that are ``idempotent`` or ``read_only`` and of ``Perform.idempotent``, ``"working-copy"`` for all,
@@ -295,7 +298,7 @@ class Override:
 
 
 overrides: ContextVar[Mapping[int, Override]] = ContextVar("stepengine_overrides")
-"""By the identity of the engine's launcher. A context variable: overrides of concurrent tasks do not meet (reliability SS08)."""
+"""By the identity of the engine's launcher. A context variable: overrides of concurrent tasks do not meet."""
 
 
 def _several(of_what: str) -> Fine:

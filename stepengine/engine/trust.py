@@ -1,5 +1,5 @@
 """
-Trust in the agent files of a working folder: ``./agents`` is searched by id only where its code may run (requirements X72).
+Trust in the agent files of a working folder: ``./agents`` is searched by id only where its code may run.
 
 An agent file is a program, and a repository that was just cloned is somebody else's. So a person trusts a folder once, by its
 real path and owner, which is kept in the user's state and never in the folder; by content where nobody can be asked. Lives
@@ -184,7 +184,7 @@ def trust(folder: Path) -> Path:
     Raises:
         DefinitionError: when there is no such folder, or nowhere to keep that outside of it.
     """
-    from stepengine.tools.files.atomic import make_folder, replace_path
+    from stepengine.system.atomic import make_folder, replace_path
 
     if not folder.is_dir():
         msg = f"there is no folder {str(folder)!r}; the folder that holds './agents' would be fine"
@@ -235,7 +235,7 @@ def _records(real: Path) -> Path | None:
 
 
 def _why_not(real: Path) -> str:
-    from stepengine.tools.skills import project_top
+    from stepengine.system.skills import project_top
 
     state = state_folder()
     if state is None:

@@ -20,9 +20,9 @@ from typing import Any, ClassVar
 
 from stepengine.errors import JournalWriteFailed
 from stepengine.journal.places import REOPENED, close_locked, opened_for_writing
-from stepengine.tools import after_fork
-from stepengine.tools.after_fork import Lock, renews, rests
-from stepengine.tools.open_files import most_open_files, too_many_files
+from stepengine.system import after_fork
+from stepengine.system.after_fork import Lock, renews, rests
+from stepengine.system.open_files import most_open_files, too_many_files
 
 __all__ = ("HeldFile", "opened_with_room")
 

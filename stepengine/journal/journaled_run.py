@@ -2,7 +2,7 @@
 ``JournaledRun``: one run tree with its journal: recording it, resuming it, replaying it.
 
 An engine asks it for the plan, the state and the services that the run is started with; everything else happens behind the
-performer. The driver, the machine and the adapters know nothing of it (design 2, 9, 10).
+performer. The driver, the machine and the adapters know nothing of it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import attrs
 
 from stepengine.data.effects import Spawn
 from stepengine.data.events import Event, RunStarted
+from stepengine.data.json import JsonValue
 from stepengine.data.limits import Limits
 from stepengine.data.makers import changer_of
 from stepengine.data.models import ModelRequest
@@ -26,7 +27,7 @@ from stepengine.data.outcomes import Outcome, Stop, Value
 from stepengine.data.questions import AnswerLike
 from stepengine.data.state import AgentState, RunStatus
 from stepengine.errors import JournalError, StepEngineError, UnknownModel
-from stepengine.journal.encoding import bare, without_secret
+from stepengine.journal.encoding import bare, too_long, without_secret
 from stepengine.journal.fingerprints import Fingerprints
 from stepengine.journal.history import STABLE_CREATED, History, Opening, created_of, new_head, opening_of, root_form
 from stepengine.journal.questions import InDoubt, check_answers, kept_answers, sorted_answers
@@ -40,7 +41,7 @@ from stepengine.runtime.limits import Price
 from stepengine.runtime.performer import Item, Middleware, Performer, is_repeatable
 from stepengine.runtime.performing import ModelRegistry
 from stepengine.runtime.tree import ChildPlanner, MachineMaker, Services
-from stepengine.tools.writes import FileWrite
+from stepengine.system.writes import FileWrite
 
 __all__ = (
     "JournaledRun",
@@ -50,7 +51,7 @@ __all__ = (
 
 RANK = {"input": 0, "intent": 1, "result": 2}
 LAST = 1 << 62
-_keeping = changer_of(RunPlan, "keeps_output")
+_keeping = changer_of(RunPlan, "keeps_output", "unkept")
 
 
 def in_address_order(records: Sequence[Record]) -> list[Record]:
@@ -169,10 +170,10 @@ class JournaledRun:
         machines: The machines of the tree, by path.
         decoders: What makes the output of a run of its JSON, by path, where that is of the author's own type.
         waits: Whether what was appended is lost without ``durable``.
-        durable: See ``Commits``; calls of one tick share one commit (reliability JR42). Where a commit never waits long, it is
+        durable: See ``Commits``; calls of one tick share one commit. Where a commit never waits long, it is
             that commit.
         writes: What was written to files by calls whose results are not recorded yet.
-        kept: What of the record serves although something else is asked for now (requirements X58).
+        kept: What of the record serves although something else is asked for now.
     """
 
     def __init__(self, mode: Mode, journal: Journal, answers: Mapping[str, AnswerLike] | None = None) -> None:
@@ -287,7 +288,7 @@ class JournaledRun:
         """
         Return a recorded run that is repeated, and performs what is not recorded; what differs is an error.
 
-        The journal is replaced when something came to it (replay M8).
+        The journal is replaced when something came to it.
         """
         return cls._again(Mode.NEW, journal, answers, leeway)
 
@@ -343,7 +344,7 @@ class JournaledRun:
         self.opening = opening_of(history)
         if self.mode is Mode.RESUME and not history.is_complete:
             self._tell_of_secrets(self.opening)
-        self.takes_over = self.mode is Mode.REPLAY and not leeway.is_loose
+        self.takes_over = self.mode is Mode.REPLAY
 
     def _tell_of_secrets(self, opening: Opening) -> None:
         """
@@ -515,7 +516,7 @@ class JournaledRun:
         def machine(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:
             known = plan if self.past is None else self.past.with_gone_tools(plan)
             if plan.definition.handle_steps is not None:
-                known = _keeping(known, partial(self._keeps_output, plan.path))
+                known = _keeping(known, partial(self._keeps_output, plan.path), self._unkept)
             if plan.decode_output is not None:
                 self.decoders[plan.path] = plan.decode_output
             running = self.machines[plan.path] = inner(known, state)
@@ -526,6 +527,10 @@ class JournaledRun:
     def _keeps_output(self, path: str) -> bool:
         """Whether what is no JSON is refused as the output of a run; once, the name of its type was recorded."""
         return self.past is None or not self.past.history.named_output(path)
+
+    def _unkept(self, output: JsonValue) -> str:
+        """Return why an output is no record of this journal; what is recorded already was short enough."""
+        return too_long(output, self.source.inline)
 
     def _root(self, running: Generator[Any, Outcome | None, Finished]) -> Generator[Any, Outcome | None, Finished]:
         finished = yield from running
@@ -674,7 +679,7 @@ class JournaledRun:
         """Return how the root ended; a replay keeps the recorded form of the same end, as it does for children."""
         past = self.past
         known = past.history.results.get(ROOT) if past is not None and self._repeats else None
-        if past is None or known is None or past.leeway.is_loose:
+        if past is None or known is None:
             return end
         recorded = past.history.outcome(known)
         return recorded if type(recorded) is Value and past.same_child(recorded, end.value) else end
@@ -688,7 +693,7 @@ class JournaledRun:
                 self.source.extended = self._extension(self.past)
             self._put_in_order(self.journal, self.source)
             self.journal = self.source
-        elif self._repeats and self.past is not None and not self.past.leeway.is_loose:
+        elif self._repeats and self.past is not None:
             assert isinstance(self.journal, MemoryJournal)  # noqa: S101 - what repeats makes one
             put_as_recorded(self.journal, self.past.history.records)
         elif self.mode is Mode.RECORD and self.source.stable:
@@ -701,7 +706,7 @@ class JournaledRun:
         return Extension(past.answered, held, asked - past.answered, self.source.set_aside())
 
     def _put_in_order(self, source: Journal, target: Journal) -> None:
-        """Put the records of a recording in the order of their addresses, if it is to be stable (replay J22)."""
+        """Put the records of a recording in the order of their addresses, if it is to be stable."""
         records = source.records()
         target.replace(in_address_order(records) if target.stable else records)
 
@@ -711,5 +716,5 @@ def _nothing(_: ModelRequest) -> None:
 
 
 def _stopped(stop: Stop, at: int) -> Input:
-    error: Mapping[str, Any] = {"error": bare(stop.error)} if isinstance(stop.error, StepEngineError) else {}
+    error: Mapping[str, object] = {"error": bare(stop.error)} if isinstance(stop.error, StepEngineError) else {}
     return Input("", -1, at, {"type": "Stop", "kind": stop.kind, **error})

@@ -24,11 +24,11 @@ from stepengine.journal.finding import JournalLike, as_journal
 from stepengine.journal.history import History
 from stepengine.journal.records import Address, Intent, Result, shown_address
 from stepengine.journal.replayer import Cut, place_of
-from stepengine.tools.files.atomic import lock_for, replace_file, target_info
-from stepengine.tools.files.policy import Policy
-from stepengine.tools.files.root import FILE, Missing, Opened, Root
-from stepengine.tools.files.text import read_capped
-from stepengine.tools.writes import LARGE, FileWrite, OldFile, hash_of
+from stepengine.system.atomic import lock_for, replace_file, target_info
+from stepengine.system.path_policy import Policy
+from stepengine.system.root import FILE, Missing, Opened, Root
+from stepengine.system.text import read_capped
+from stepengine.system.writes import LARGE, FileWrite, OldFile, hash_of
 
 __all__ = ("Roots", "Undone", "undo", "undo_writes")
 

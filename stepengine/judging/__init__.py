@@ -5,7 +5,7 @@ Lives here: what stands on recorded runs and serves whoever wrote the agent: the
 again and counts. It reads journals, and performs nothing but what it was told to. Must not be here: printing, which the
 command line does; what a test needs (``testing``), which stands beside this floor.
 
-What authors of evaluations need is exported here, and what makes a page of a run.
+What authors of evaluations need is exported here, and what looks at a run and makes a page of it.
 """
 
 from stepengine.judging.criteria import (
@@ -28,6 +28,7 @@ from stepengine.judging.criteria import (
     never_called,
     only_changes,
 )
+from stepengine.judging.debugger import debug
 from stepengine.judging.evaluating import Evaluation
 from stepengine.judging.viewing.rendering import render_run
 
@@ -43,6 +44,7 @@ __all__ = (
     "called",
     "command",
     "contains",
+    "debug",
     "equals",
     "fits",
     "judge",

@@ -1,5 +1,5 @@
 """
-The members of one reply, or of one yield: validate and judge the calls, carry all out, in the order that design 3 fixes.
+The members of one reply, or of one yield: validate and judge the calls, carry all out, in one fixed order.
 
 Calls run one after another, unless every call is to a ``parallel_safe`` tool and none ends the turn; then the batch takes
 four passes: judge all, ask all questions at once, run all that is allowed at once, let the hooks look at all results.
@@ -57,7 +57,7 @@ def called_by_model(run: RunState, calls: Sequence[ToolCallPart], offered: Colle
 
 
 def _meant(run: RunState, name: str, offered: Collection[str]) -> str | None:
-    """Return the offered tool that a model means: an agent's tool may be called by its id, too (generator-contract L28)."""
+    """Return the offered tool that a model means: an agent's tool may be called by its id, too (generator-contract:L28)."""
     other = name.replace("-", "_")
     return other if other in offered and run.bindings[other].runs.how == "spawns" else None
 
@@ -321,7 +321,7 @@ def _ask_round(run: RunState, asking: Sequence[_Asking], *, together: bool) -> F
 
 
 def _alike(asking: Sequence[_Asking]) -> list[list[_Asking]]:
-    """Return together the calls that ask the same, to be asked once (reliability PM38)."""
+    """Return together the calls that ask the same, to be asked once."""
     found: dict[str, list[_Asking]] = {}
     for one in asking:
         question = one.question

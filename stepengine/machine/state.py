@@ -316,7 +316,7 @@ class RunState:
     # --- events -----------------------------------------------------------------------------------------------------
 
     def enter(self, phase: RunPhase, detail: str, seq: int) -> Sequence[ev.Event]:
-        """Return what shows that the run does something else now, if it does and anybody watches (requirements N11)."""
+        """Return what shows that the run does something else now, if it does and anybody watches."""
         if self._phase == (phase, detail) or not self.plan.watched():
             return ()
         self._phase = (phase, detail)
@@ -403,7 +403,7 @@ class RunState:
         raise Stopped(outcome)  # type: ignore[arg-type]
 
     def take_reply(self, outcome: Any, effect: CallModel) -> ModelReply:
-        """Return the reply that *outcome* holds; count it, and note how large the provider found a step's prompt (X45)."""
+        """Return the reply that *outcome* holds; count it, and note how large the provider found a step's prompt."""
         reply: ModelReply = outcome.value if type(outcome) is Value else self.unwrap(outcome)
         used, request = reply.usage, effect.request
         self.spent.count(reply.model or request.model, used, reply.cost, 1)
@@ -419,7 +419,7 @@ class RunState:
         self.spent.count(reply.model or effect.request.model, reply.usage, reply.cost, 1)
         self._frozen = None
 
-    def count_child(self, child: ChildResult[Any]) -> None:
+    def count_child(self, child: ChildResult) -> None:
         """Add a child and what it spent to the run."""
         self.spent.count_child(child if child.left is None else attrs.evolve(child, left=None))
         self._frozen = None
@@ -436,7 +436,7 @@ class RunState:
 
     def count_actions(self, count: int) -> None:
         """
-        Count what the handler asked for beside steps (generator-contract G47).
+        Count what the handler asked for beside steps.
 
         Raises:
             LimitReached: when that is more than the run may do.
@@ -545,7 +545,7 @@ class RunState:
     # --- changes ----------------------------------------------------------------------------------------------------
 
     def take_inbox(self) -> bool:
-        """Append what was sent to the run meanwhile; return whether there was anything (generator-contract G54)."""
+        """Append what was sent to the run meanwhile; return whether there was anything."""
         if not self.inbox:
             return False
         self.history.add([m if m.tags else UserMessage(m.content, ("USER_PROMPT",)) for m in self.inbox])
@@ -591,8 +591,8 @@ class RunState:
             self.specs = tuple(self.offered.values())
             self.definitions = JsonDict(self.offered)
 
-    def take_history(self, child: ChildResult[Any], call_id: str) -> None:
-        """Put history and context that an inline child leaves in the place of the run's own (generator-contract L25, L26)."""
+    def take_history(self, child: ChildResult, call_id: str) -> None:
+        """Put history and context that an inline child leaves in the place of the run's own."""
         if child.left is not None and not child.is_error:
             record, view = self.history.left_by_inline(child.left, call_id)
             self._context = child.left.context
@@ -621,12 +621,12 @@ class RunState:
         self.thinking.extend(texts)
 
     def log_call(self, entry: ToolCallLog) -> None:
-        """Add a call that has its result to the log of the run (requirements D10)."""
+        """Add a call that has its result to the log of the run."""
         self.tool_log.append(entry)
 
     # --- output -----------------------------------------------------------------------------------------------------
 
-    def check_output(self, value: Any) -> Any:
+    def check_output(self, value: Any) -> object:
         """
         Return *value* as the JSON that is stored.
 
@@ -643,7 +643,7 @@ class RunState:
             msg = f"agent {self.agent.id!r}: {issue}"
             raise OutputMissing(msg, issues=(issue,)) from error
 
-    def set_output(self, output: Any) -> None:
+    def set_output(self, output: object) -> None:
         """Replace the output."""
         self.output = freeze(output)
         self.has_output = True
@@ -661,7 +661,7 @@ class RunState:
 
 class SideEvents:
     """
-    What handlers and hooks say on the side: notifications and log lines, held until the next effect (design 9).
+    What handlers and hooks say on the side: notifications and log lines, held until the next effect.
 
     It is the logger and notifier of one run; it only remembers, the machine shows.
     """
@@ -692,7 +692,7 @@ class SideEvents:
             raise AgentError(msg)
         return run
 
-    def notify(self, message: str, data: Any = None) -> None:
+    def notify(self, message: str, data: object = None) -> None:
         """Remember a notification."""
         run = self._speaker("ctx.notify")
         self.waiting.append(
@@ -700,7 +700,7 @@ class SideEvents:
         )
 
     def compacted(self, by: str, before: Transcript, after: Transcript, *, record: bool) -> None:
-        """Remember that *by* made what the model sees smaller, if it did (requirements I11)."""
+        """Remember that *by* made what the model sees smaller, if it did."""
         run, tokens = self._run, (transcript_tokens(before), transcript_tokens(after))
         if run is None or tokens[1] >= tokens[0]:
             return
@@ -722,7 +722,7 @@ class SideEvents:
         if run is not None and run.plan.watched():
             self.waiting.append(ev.TodosChanged(path=run.plan.path, seq=run.seq, todos=todos))
 
-    def debug(self, message: str, /, **data: Any) -> None:
+    def debug(self, message: str, /, **data: object) -> None:
         """Log for developers."""
         self._log("debug", message, data)
 
@@ -730,7 +730,7 @@ class SideEvents:
         """Log for users who asked for detail."""
         self._log("info", message, data)
 
-    def warning(self, message: str, /, **data: Any) -> None:
+    def warning(self, message: str, /, **data: object) -> None:
         """Log what somebody should look at."""
         self._log("warning", message, data)
 
@@ -738,7 +738,7 @@ class SideEvents:
         """Log what went wrong."""
         self._log("error", message, data)
 
-    def _log(self, level: str, message: str, data: dict[str, Any]) -> None:
+    def _log(self, level: str, message: str, data: dict[str, object]) -> None:
         run = self._speaker("the logger")
         line = ev.LogLine(
             path=run.plan.path,
@@ -751,7 +751,7 @@ class SideEvents:
         self.waiting.append(line)
 
 
-def _json_or_what(data: Any) -> Any:
+def _json_or_what(data: object) -> object:
     try:
         return freeze(data)
     except DataError:
@@ -760,7 +760,7 @@ def _json_or_what(data: Any) -> Any:
 
 class Spent:
     """
-    Sums that only grow; a part of the cost that is unknown makes the sum unknown for ever (reliability I4).
+    Sums that only grow; a part of the cost that is unknown makes the sum unknown for ever (reliability:I4).
 
     Attributes:
         children: The children, in the order in which they ended.
@@ -777,7 +777,7 @@ class Spent:
         self._usage: Usage | None = None
         self.cost: Decimal | None = ZERO
         self.credits_used: float = 0
-        self.children: list[ChildResult[Any]] = []
+        self.children: list[ChildResult] = []
         self._children = NOTHING
 
     def count(self, model: str, usage: Usage | None, cost: Decimal | None, requests: int) -> None:
@@ -795,7 +795,7 @@ class Spent:
         self._own_credits += credits_used
         self.credits_used = self._own_credits + self._children.credits_used
 
-    def count_child(self, child: ChildResult[Any]) -> None:
+    def count_child(self, child: ChildResult) -> None:
         """Add a child and what it spent."""
         self.children.append(child)
         others = self._children = self._children + child.spending

@@ -12,8 +12,8 @@ from stepengine.mcp._caps import DESCRIPTION_CHARS, PARTS
 from stepengine.mcp.connection import Connection
 from stepengine.mcp.listing import annotations_of, shown_text
 from stepengine.mcp.results import content_parts, failed_result, resource_part
-from stepengine.tools.conversion import as_result
-from stepengine.tools.definition import Tool
+from stepengine.tooling.conversion import as_result
+from stepengine.tooling.definition import Tool
 
 __all__ = ("prompt_tool", "resource_tools")
 
@@ -70,7 +70,7 @@ def resource_tools(server: str, session: Session) -> list[ToolLike]:
     ]
 
 
-def prompt_tool(server: str, prompts: Sequence[Mapping[str, Any]], session: Session) -> ToolLike:
+def prompt_tool(server: str, prompts: Sequence[Mapping[str, object]], session: Session) -> ToolLike:
     """Return the tool that gives one of a server's prompts, with the arguments filled in."""
     lines = [_introduced(prompt) for prompt in prompts]
     arguments = {"type": "object", "additionalProperties": {"type": "string"}}

@@ -303,7 +303,7 @@ class GoogleAccess(Access):
 
     variables = (GOOGLE_CREDENTIALS, *GOOGLE_PROJECTS)
 
-    def __init__(self, provider: str, *, project: str | None, location: str | None, credentials: Any) -> None:
+    def __init__(self, provider: str, *, project: str | None, location: str | None, credentials: object) -> None:
         self._provider = provider
         self._project = project
         self._location = location
@@ -440,7 +440,7 @@ def _told(provider: str, source: TokenSource) -> TokenSource:
         failure: BaseException
         try:
             value = source()
-            found: Any = await value if inspect.isawaitable(value) else value
+            found: object = await value if inspect.isawaitable(value) else value
             if isinstance(found, str) and found:
                 given_to(provider, Secret(found), "access_token")
                 return found

@@ -270,7 +270,7 @@ class Provider(ABC):
         msg = f"{self.name} takes no batches; anthropic, openai and google do"
         raise ModelError(msg, kind="settings")
 
-    async def batch_results(self, batch: str) -> Mapping[str, Any] | None:
+    async def batch_results(self, batch: str) -> Mapping[str, object] | None:
         """
         Return what came of each request of a batch by its name, as ``batch_reply`` takes it; ``None`` while it is not done.
 
@@ -282,7 +282,7 @@ class Provider(ABC):
         msg = f"{self.name} takes no batches; anthropic, openai and google do"
         raise ModelError(msg, kind="settings")
 
-    def batch_reply(self, result: Any, request: ModelRequest) -> ModelReply:
+    def batch_reply(self, result: object, request: ModelRequest) -> ModelReply:
         """
         Return the reply that *result* holds; ``None`` stands for a request that the batch lost.
 

@@ -1,5 +1,5 @@
 """
-Model calls of many runs, gathered into the batches of a provider: half the price, for whoever can wait (providers PV99 to PV102).
+Model calls of many runs, gathered into the batches of a provider: half the price, for whoever can wait.
 
 ``Batched`` is a provider around another one. A call waits in it until a batch goes out and comes back. Which batches are
 out stands in a file, so that a run that is resumed after a crash waits for the batch that it began and does not pay again.
@@ -26,7 +26,7 @@ from stepengine.data.json import canonical
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.errors import DataError, MissingKey, ModelError
 from stepengine.models.base import BatchMember, ModelInfo, Provider, ProviderSettings
-from stepengine.tools.after_fork import leave, renewed
+from stepengine.system.after_fork import leave, renewed
 
 __all__ = ("Batched",)
 

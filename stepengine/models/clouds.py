@@ -255,7 +255,7 @@ class BedrockProvider(_Several):
         self,
         api_key: str | Secret | None = None,
         base_url: str | None = None,
-        transport: Any = None,
+        transport: object = None,
         *,
         region: str | None = None,
         profile: str | None = None,
@@ -282,8 +282,8 @@ class BedrockProvider(_Several):
             session_token=session_token,
             api_key=api_key,
         )
-        shared: dict[str, Any] = {"transport": transport, "timeouts": timeouts, "headers": headers}
-        own: dict[str, Any] = {"max_tokens": max_tokens, "prompt_cache": prompt_cache}
+        shared: dict[str, object] = {"transport": transport, "timeouts": timeouts, "headers": headers}
+        own: dict[str, object] = {"max_tokens": max_tokens, "prompt_cache": prompt_cache}
         if endpoint == "mantle":
             self._wires["claude"] = _MantleClaude(self._aws, _below(base_url, "/anthropic"), name=name, **own, **shared)
         else:
@@ -318,7 +318,7 @@ class _AwsClaude(_CloudClaude):
     def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
         bearer = self._aws.bearer()
         if bearer is not None:
-            access: dict[str, Any] = {"api_key": bearer.reveal()}
+            access: dict[str, object] = {"api_key": bearer.reveal()}
         else:
             access = {f"aws_{name}": value for name, value in self._aws.keys().items()}
         return getattr(self._sdk(), self.client_name)(
@@ -434,10 +434,10 @@ class VertexProvider(_Several):
         self,
         project: str | None = None,
         location: str | None = None,
-        credentials: Any = None,
+        credentials: object = None,
         *,
         base_url: str | None = None,
-        transport: Any = None,
+        transport: object = None,
         max_tokens: int | None = None,
         prompt_cache: bool | Literal["5m", "1h"] = True,
         name: str = "vertex",
@@ -446,7 +446,7 @@ class VertexProvider(_Several):
     ) -> None:
         super().__init__(name)
         access = GoogleAccess(name, project=project, location=location, credentials=credentials)
-        shared: dict[str, Any] = {"transport": transport, "timeouts": timeouts, "headers": headers}
+        shared: dict[str, object] = {"transport": transport, "timeouts": timeouts, "headers": headers}
         self._wires["gemini"] = _VertexGemini(access, base_url, name=name, **shared)
         claude = {"name": f"{name}_claude", "max_tokens": max_tokens, "prompt_cache": prompt_cache}
         self._wires["claude"] = _VertexClaude(access, _below(base_url, "/v1"), **claude, **shared)
@@ -491,7 +491,7 @@ class _OnVertex(_Clouded):
         await self._google.find(request.model)
         return await super().count_tokens(request)
 
-    async def _post(self, client: Any, body: Body, *, stream: bool) -> Any:
+    async def _post(self, client: object, body: Body, *, stream: bool) -> object:
         try:
             return await super()._post(client, body, stream=stream)
         finally:
@@ -546,7 +546,7 @@ class _VertexGemini(_OnVertex, GoogleProvider):
         super().__init__(None, base_url, **options)
         self._google = access
 
-    def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
+    def _client(self, credentials: Credentials, base_url: str, http_client: object) -> Any:
         access = {
             "enterprise": True,
             "project": self._google.project,
@@ -629,7 +629,7 @@ class FoundryProvider(_WithoutFiles, AnthropicProvider):
 
     def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
         tokens = self._tokens()
-        access: dict[str, Any] = {"azure_ad_token_provider": tokens}
+        access: dict[str, object] = {"azure_ad_token_provider": tokens}
         if tokens is None:
             access = {"api_key": NO_KEY if credentials.key is None else credentials.key.reveal()}
         return self._sdk().AsyncAnthropicFoundry(

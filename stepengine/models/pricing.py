@@ -1,7 +1,5 @@
 """
 Prices and context windows from the data in ``genai_prices``, read on first use and never over the network.
-
-Rules: requirements G17 and G18, ecosystem EC77 and EC78.
 """
 
 from __future__ import annotations
@@ -214,7 +212,7 @@ class _Book:
 
     def cost_of_reply(self, model: str, reply: ModelReply, at: datetime) -> Decimal | None:
         """Return what *reply* of *model* cost, with all that was reported of it, or ``None``."""
-        data: Mapping[str, Any] = reply.provider_data or {}
+        data: Mapping[str, object] = reply.provider_data or {}
         raw, provider = data.get("usage"), str(data.get("provider") or "")
         tokens = None if reply.usage is None else self.cost(model, reply.usage, at)
         if tokens is None or not isinstance(raw, Mapping):
@@ -269,7 +267,7 @@ class _Book:
 class _PriceList:
     """What one model costs during one time, tier by tier."""
 
-    def __init__(self, prices: Any) -> None:
+    def __init__(self, prices: object) -> None:
         self.prices = prices
         self._starts = sorted({tier.start for price in vars(prices).values() for tier in getattr(price, "tiers", ())})
         self._rates: dict[int, _Rates | None] = {}
@@ -283,12 +281,12 @@ class _PriceList:
         return None if rates is None else rates.of(usage)
 
 
-def _rates_of(prices: Any, prompt_tokens: int) -> _Rates | None:
+def _rates_of(prices: object, prompt_tokens: int) -> _Rates | None:
     """Return what *prices* come to at a prompt of that size; ``None`` when they cannot be applied."""
     from genai_prices.types import ModelPrice
     from genai_prices.types import Usage as PricedUsage
 
-    def at_size(price: Any) -> Any:
+    def at_size(price: object) -> Any:
         reached = [tier.price for tier in getattr(price, "tiers", ()) if prompt_tokens > tier.start]
         return reached[-1] if reached else getattr(price, "base", price)
 
@@ -316,7 +314,7 @@ def _rates_of(prices: Any, prompt_tokens: int) -> _Rates | None:
 # --- what a reply reports beside its tokens ---------------------------------------------------------------------------
 
 
-def _is_special(raw: Any) -> bool:
+def _is_special(raw: object) -> bool:
     """Return whether a usage counts anything that is priced otherwise than as text."""
     if isinstance(raw, Mapping):
         return any(
@@ -329,7 +327,7 @@ def _is_special(raw: Any) -> bool:
     return isinstance(raw, list | tuple) and any(_is_special(entry) for entry in raw)
 
 
-def _context_of(data: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, str]:
+def _context_of(data: Mapping[str, object], raw: Mapping[str, object]) -> dict[str, str]:
     """Return the tier and the speed at which a reply was made, as far as prices may hang on them."""
     tier = str(data.get("service_tier") or raw.get("service_tier") or raw.get("serviceTier") or "").lower()
     context = {"service_tier": tier} if tier in TIERS else {}
@@ -340,7 +338,7 @@ def _context_of(data: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, st
 
 def _searches_of(reply: ModelReply, provider: str, model: str) -> Decimal:
     """Return what the searches of *reply* cost that are no part of the price of its tokens."""
-    data: Mapping[str, Any] = reply.provider_data or {}
+    data: Mapping[str, object] = reply.provider_data or {}
     raw = data.get("usage")
     counted = raw.get("server_side_tool_usage_details") if isinstance(raw, Mapping) else None
     if provider == "xai" and isinstance(counted, Mapping):

@@ -1,4 +1,4 @@
-"""Which provider serves which model string: ``Models`` (requirements G12 to G15)."""
+"""Which provider serves which model string: ``Models``."""
 
 from __future__ import annotations
 

@@ -207,7 +207,7 @@ def _allowed(item: pytest.Item) -> list[str]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a test that is live, unless live calls are allowed; check the mark of one that uses no fixture."""
-    leftovers = sys.modules.get("stepengine.tools.leftovers")
+    leftovers = sys.modules.get("stepengine.tooling.leftovers")
     if leftovers is not None:  # a test that has imported no tool has none to look after
         leftovers.Checks.inline = True
     if uses(item) and is_live(item) and not item.config.getoption("--stepengine-allow-live"):
@@ -330,7 +330,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+def pytest_terminal_summary(terminalreporter: object, config: pytest.Config) -> None:
     """Print what was recorded, and the recordings that no test owns."""
     found = [
         path.relative_to(config.rootpath) if path.is_relative_to(config.rootpath) else path

@@ -1,12 +1,12 @@
 """
-One run while it is driven: the loop that feeds outcomes to its machine, and how it is told to end (design 3, 9).
+One run while it is driven: the loop that feeds outcomes to its machine, and how it is told to end.
 
 ``drive`` is the only place where a run waits. It knows no records, no replay and no limits: those wrap the performer. One
 effect is awaited in the run's own task; only the members of a ``Gather`` and the runs of children get tasks of their own.
 
 A run ends early because somebody stops it (``stop``) or because its task is cancelled from outside. Inside, ``stop``
 cancels the task too, to leave the effect under way; that cancellation is taken back (``uncancel``), the one from outside
-never is: it is passed on when the run has finished (reliability SS12, SS13, prototype N7).
+never is: it is passed on when the run has finished.
 """
 
 from __future__ import annotations
@@ -348,10 +348,11 @@ async def _gather(run: RunTask, effect: Gather) -> Gathered:
 
 class _Together:
     """
-    The members of one ``Gather`` on their way (requirements X50).
+    The members of one ``Gather`` on their way.
 
     They are admitted in request order, as far as the window is wide: that is when they begin for those who record and
-    reserve. Each starts as soon as there is room for its kind, so that children who wait keep nobody else waiting.
+    reserve. Each starts as soon as there is room for its kind, so that children who wait keep nobody else waiting. A tool call
+    is not admitted before there is room for it: one that is recorded as begun and has no result is in doubt after a crash.
     """
 
     def __init__(self, run: RunTask, effect: Gather) -> None:
@@ -386,7 +387,7 @@ class _Together:
         self._group = group
         while self._running or (self._run.stopping is None and self._next < len(self.items)):
             try:
-                if self._run.stopping is None and self._free and self._next < len(self.items):
+                if self._run.stopping is None and self._admissible():
                     await self._admit()
                 else:
                     await self._until_one_ended()
@@ -397,9 +398,19 @@ class _Together:
             except BaseException as error:  # noqa: BLE001
                 _account(self._run, error)
 
+    def _admissible(self) -> range:
+        """Return the members that may begin now: as many as the window is wide, up to the first tool call without room."""
+        room, end = self._room.get(CallTool, 0), min(self._next + self._free, len(self.items))
+        for index in range(self._next, end):
+            if type(self.items[index].effect) is CallTool:
+                if not room:
+                    return range(self._next, index)
+                room -= 1
+        return range(self._next, end)
+
     async def _admit(self) -> None:
-        """Let the next members begin, as many as the window has room for."""
-        batch = range(self._next, min(self._next + self._free, len(self.items)))
+        """Let the next members begin."""
+        batch = self._admissible()
         self._next += len(batch)
         self._free -= len(batch)
         await self._run.tree.performer.begin([self.items[index] for index in batch])

@@ -30,7 +30,8 @@ class Item(NamedTuple):
         effect: What it asks for; its address is ``(path, effect.seq)``.
         plan: What that run was started with.
         gather: The effects that it was asked for together with; ``None`` when it was asked for alone.
-        has_begun: Whether it is recorded as a child that ran, so that no limit can refuse it any more.
+        has_begun: Whether it is recorded as a child that ran, so that no limit can refuse it any more, or as a call whose body
+            has returned, so that it only waits for its result.
     """
 
     path: str
@@ -65,6 +66,9 @@ class IO(Protocol):
     def begun(self, item: Item) -> Begun | None:
         """Return what a model call had used that was stopped; ``None`` when nothing is known of that."""
 
+    def waits(self, item: Item) -> Awaitable[None]:
+        """Take note that the body of a deferred tool has returned: from now on its call waits for its result, and for nothing else."""
+
     def drive(self, plan: RunPlan, state: AgentState, path: str) -> Awaitable[Finished]:
         """Run a child to its end in a task of its own; cancelling the wait ends the child first."""
 
@@ -88,7 +92,7 @@ Middleware: TypeAlias = Callable[[Performer], Performer]
 
 
 def is_repeatable(item: Item) -> bool:
-    """Return whether an effect may simply happen again when nobody knows whether it has (reliability R3)."""
+    """Return whether an effect may simply happen again when nobody knows whether it has."""
     effect = item.effect
     if type(effect) is CallTool:
         binding = item.plan.tools.get(effect.tool_name)

@@ -1,5 +1,5 @@
 """
-Says who blocks the event loop (reliability GN05, TL08).
+Says who blocks the event loop.
 
 Nothing in a process can stop a handler that never yields, or synchronous code in an async tool; but it can be named. From
 the first moment of a run on, a thread asks its loop four times a second whether it is alive. A loop that does not answer
@@ -21,7 +21,7 @@ from stepengine.data.events import Warned
 from stepengine.data.functions import PACKAGE, innermost_own
 from stepengine.runtime.logs import LOGGER
 from stepengine.runtime.performing import Innermost
-from stepengine.tools.after_fork import Lock, renews
+from stepengine.system.after_fork import Lock, renews
 
 if TYPE_CHECKING:
     from stepengine.runtime.tree import RunTree

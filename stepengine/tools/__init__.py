@@ -9,6 +9,15 @@ from __future__ import annotations
 
 from stepengine.data.messages import ToolReferencePart, ToolResult
 from stepengine.data.names import ToolName
+from stepengine.system.threads import ThreadPool
+from stepengine.system.workspace import Workspace
+from stepengine.tooling.context import ResourceMap, ToolContext
+from stepengine.tooling.control import ask_user_tool, control_tools
+from stepengine.tooling.decorator import tool
+from stepengine.tooling.definition import Tool, ToolPreview, decode_result
+from stepengine.tooling.depends import Depends
+from stepengine.tooling.registry import ToolRegistry
+from stepengine.tooling.spawning import agent_tool, spawn_tools, task_tool
 from stepengine.tools.bundled import (
     change_hook_tools,
     file_tools,
@@ -20,11 +29,6 @@ from stepengine.tools.bundled import (
     web_tools,
 )
 from stepengine.tools.changes import FileChangeHook
-from stepengine.tools.context import ResourceMap, ToolContext, Workspace
-from stepengine.tools.control import ask_user_tool, control_tools
-from stepengine.tools.decorator import tool
-from stepengine.tools.definition import Tool, ToolPreview, decode_result
-from stepengine.tools.depends import Depends
 from stepengine.tools.files.edits import unified_diff
 from stepengine.tools.memory import FileMemory, MemoryStore, Note
 from stepengine.tools.names import (
@@ -63,9 +67,6 @@ from stepengine.tools.names import (
     write_file,
     write_todos,
 )
-from stepengine.tools.registry import ToolRegistry
-from stepengine.tools.spawning import agent_tool, spawn_tools, task_tool
-from stepengine.tools.threads import ThreadPool
 from stepengine.tools.web.fetching import Fetched, Fetcher, SafeFetcher
 from stepengine.tools.web.searching import (
     BraveSearch,

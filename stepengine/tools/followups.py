@@ -1,4 +1,4 @@
-"""``suggest_followups``: what the user could ask next, shown to the user only (generator-contract T22)."""
+"""``suggest_followups``: what the user could ask next, shown to the user only."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing_extensions import TypedDict
 
 from stepengine.data.events import FollowupsSuggested
 from stepengine.data.tools import ToolAnnotations
-from stepengine.tools.context import ToolContext
-from stepengine.tools.decorator import tool
-from stepengine.tools.definition import Tool
+from stepengine.tooling.context import ToolContext
+from stepengine.tooling.decorator import tool
+from stepengine.tooling.definition import Tool
 
 __all__ = ("followup_tool",)
 
@@ -24,7 +24,7 @@ class Followup(TypedDict):
     label: NotRequired[Annotated[str, Field(description="A few words to show in its place.")]]
 
 
-def followup_tool() -> Tool[..., Any]:
+def followup_tool() -> Tool:
     """Return the tool that suggests what to do next."""
 
     @tool(

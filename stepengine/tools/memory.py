@@ -1,5 +1,5 @@
 """
-What keeps notes that outlive a run: the protocol of a store, and one in files (interfaces IF105 to IF107).
+What keeps notes that outlive a run: the protocol of a store, and one in files.
 
 A file holds the notes of one scope, a line each, and can be read and edited by its owner.
 """
@@ -19,7 +19,7 @@ from typing import Protocol
 import attrs
 
 from stepengine.errors import ToolError
-from stepengine.tools.files.atomic import replace_path
+from stepengine.system.atomic import replace_path
 
 __all__ = ("FileMemory", "MemoryStore", "Note")
 

@@ -9,13 +9,14 @@ runs every tool to compare what it gives.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 import attrs
 
 from stepengine.data.names import ToolName
+from stepengine.tooling.makers import MAKERS, Maker
 from stepengine.tools.shapes import (
     AgentInfo,
     Answers,
@@ -46,7 +47,6 @@ from stepengine.tools.shapes import (
 __all__ = (
     "BUNDLED",
     "Bundled",
-    "Maker",
     "add_message",
     "ask_user",
     "check_job",
@@ -57,7 +57,6 @@ __all__ = (
     "forget",
     "glob",
     "kill_job",
-    "line_for",
     "list_directory",
     "lookup_agent_info",
     "propose_str_replace",
@@ -464,24 +463,6 @@ think_deeply = ToolName(_Typed.think_deeply)
 
 
 @attrs.frozen
-class Maker:
-    """
-    The function that makes a tool.
-
-    Attributes:
-        function: Its name in ``stepengine.tools``.
-        arguments: What it is given, as Python is written: first what has to be given, then options without which it does
-            not make the tool.
-    """
-
-    function: str
-    arguments: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return f"{self.function}({', '.join(self.arguments)})"
-
-
-@attrs.frozen
 class Bundled:
     """
     A tool of the package.
@@ -502,44 +483,45 @@ class Bundled:
         return told[title].strip()
 
 
-def _made(maker: Maker | None, *names: ToolName[..., Any]) -> list[Bundled]:
-    return [Bundled(name, maker) for name in names]
-
-
-ROOT = '"."'
 BUNDLED: Mapping[str, Bundled] = MappingProxyType(
     {
-        str(one.name): one
-        for one in (
-            *_made(Maker("file_tools", (ROOT,)), read_files, list_directory, read_subtree),
-            *_made(Maker("file_tools", (ROOT, "write=True")), write_file, str_replace),
-            *_made(Maker("file_tools", (ROOT, "write=True", "delete=True")), delete_file),
-            *_made(Maker("file_tools", (ROOT, "propose=True")), propose_write_file, propose_str_replace),
-            *_made(Maker("search_tools", (ROOT,)), code_search, glob, find_files),
-            *_made(Maker("shell_tools", (ROOT,)), run_terminal_command, check_job, kill_job),
-            *_made(Maker("change_hook_tools", (ROOT, "hooks")), run_file_change_hooks),
-            *_made(Maker("web_tools", ("search=...",)), web_search),
-            *_made(Maker("web_tools", ("docs=...",)), read_docs),
-            *_made(Maker("web_tools", ("fetch=...",)), read_url),
-            *_made(Maker("skill_tools", (ROOT,)), skill),
-            *_made(Maker("memory_tools"), remember, recall, forget),
-            *_made(Maker("followup_tools"), suggest_followups),
-            *_made(None, ask_user, spawn_agents, spawn_agent_inline, lookup_agent_info),
-            *_made(None, set_output, set_messages, add_message, end_turn, task_completed, write_todos, think_deeply),
+        str(name): Bundled(name, MAKERS[name])
+        for name in (
+            read_files,
+            list_directory,
+            read_subtree,
+            write_file,
+            str_replace,
+            delete_file,
+            propose_write_file,
+            propose_str_replace,
+            code_search,
+            glob,
+            find_files,
+            run_terminal_command,
+            check_job,
+            kill_job,
+            run_file_change_hooks,
+            web_search,
+            read_docs,
+            read_url,
+            skill,
+            remember,
+            recall,
+            forget,
+            suggest_followups,
+            ask_user,
+            spawn_agents,
+            spawn_agent_inline,
+            lookup_agent_info,
+            set_output,
+            set_messages,
+            add_message,
+            end_turn,
+            task_completed,
+            write_todos,
+            think_deeply,
         )
     }
 )
 """Every bundled tool by name."""
-
-
-def line_for(names: Iterable[str]) -> str:
-    """Return the Python that gives an engine these tools, and what it imports; ``""`` when none of them is bundled."""
-    wanted: dict[str, dict[str, None]] = {}
-    for name in names:
-        known = BUNDLED.get(name)
-        if known is not None and known.maker is not None:
-            wanted.setdefault(known.maker.function, {}).update(dict.fromkeys(known.maker.arguments))
-    if not wanted:
-        return ""
-    sets = ", ".join([f"*{Maker(function, tuple(given))}" for function, given in wanted.items()])
-    return f"tools=[{sets}], with `from stepengine.tools import {', '.join(wanted)}`"

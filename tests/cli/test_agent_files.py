@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from stepengine.cli.app import app
-from stepengine.cli.worker import offered_by
+from stepengine.cli.commands.worker import offered_by
 
 TEAM = """
 from stepengine import AgentCall, AgentDefinition

@@ -25,20 +25,19 @@ from typer.testing import CliRunner, Result
 
 from stepengine.cli import bench
 from stepengine.cli.app import app
-from stepengine.cli.chat import COMMANDS, UNDONE, Chat, _fitted
-from stepengine.cli.console import Lines, Screen, Terminal, console_on, follow, show_markdown
-from stepengine.cli.prompt import (
+from stepengine.cli.commands.chat import COMMANDS, UNDONE, Chat, _fitted
+from stepengine.cli.recording import entries, history_file, runs_folder
+from stepengine.cli.screen.console import Lines, Screen, Terminal, console_on, follow, show_markdown
+from stepengine.cli.screen.prompt import (
     PASTE_BYTES,
     PASTED,
     Above,
+    History,
     Prompt,
-    _history,
     _paths,
-    _remember,
     attached,
     shell_output,
 )
-from stepengine.cli.recording import entries, runs_folder
 from stepengine.data import events as ev
 from stepengine.data.messages import AssistantMessage, UserMessage
 from stepengine.data.state import AgentState
@@ -280,9 +279,9 @@ def test_what_was_said_before_is_shown_as_it_was_while_it_was_said(markdown: boo
 
 def prompt_in(folder: Path, typed: str = "") -> Prompt:
     above = Above(io.StringIO())
-    return Prompt(
-        console_on(cast("Any", above)), Lines(io.StringIO(typed)), above, commands=["/help"], root=folder, plain=False
-    )
+    lines, history = Lines(io.StringIO(typed)), History(history_file())
+    console = console_on(cast("Any", above))
+    return Prompt(console, lines, above, commands=["/help"], root=folder, history=history, plain=False)
 
 
 @pytest.mark.spec("interfaces:IF70")
@@ -606,7 +605,7 @@ def test_a_conversation_that_waits_is_asked_its_question_at_once_and_the_next_on
             await asyncio.sleep(0)
         return await follow(handle, *given, **more)
 
-    monkeypatch.setattr("stepengine.cli.chat.follow", late)
+    monkeypatch.setattr("stepengine.cli.commands.chat.follow", late)
     (folder / "asks.py").write_text(
         "from stepengine import AgentDefinition, Ask\n\ndef handle_steps(ctx):\n    colour = yield from Ask('Which?', ['red', 'blue'])\n"
         "    why = yield from Ask('Why?')\n    return f'{colour}, {why}'\n\n"
@@ -914,12 +913,13 @@ def test_tab_completes_shift_tab_changes_the_mode_and_ctrl_c_ends_a_command_of_t
 @pytest.mark.spec("interfaces:IF71")
 def test_what_is_kept_of_what_was_said_holds_no_secret(folder: Path) -> None:
     secret = "sk-ant-api03-" + "a1B2" * 23 + "AA"
-    _remember(f"My key is {secret}, use it")
-    _remember("next")
+    history = History(history_file())
+    history.remember(f"My key is {secret}, use it")
+    history.remember("next")
 
-    assert ["next"] == _history()[1:]
-    assert secret not in _history()[0]
-    assert _history()[0].startswith("My key is ")
+    assert ["next"] == history.said()[1:]
+    assert secret not in history.said()[0]
+    assert history.said()[0].startswith("My key is ")
 
 
 @pytest.mark.spec("requirements:X47")

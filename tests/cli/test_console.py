@@ -29,8 +29,9 @@ from typer.testing import CliRunner, Result
 from stepengine import AgentDefinition, Answer, Ask, Engine, Hooks, Limits, RunStatus, load_agent, tool
 from stepengine.cli import ColorScheme, ConsoleRenderer, TerminalInteractor, bench
 from stepengine.cli.app import app
-from stepengine.cli.chat import chat
-from stepengine.cli.console import (
+from stepengine.cli.commands.chat import chat
+from stepengine.cli.recording import entries
+from stepengine.cli.screen.console import (
     KEYS,
     LIVE_LINES,
     MAX_SHOWN,
@@ -43,7 +44,6 @@ from stepengine.cli.console import (
     _prompt,
     console_on,
 )
-from stepengine.cli.recording import entries
 from stepengine.data import events as ev
 from stepengine.data.questions import Question
 from stepengine.data.state import AgentState, RunPhase, RunResult

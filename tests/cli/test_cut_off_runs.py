@@ -90,7 +90,7 @@ def at_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     Somebody sits there.
     """
-    monkeypatch.setattr("stepengine.cli.resume.is_terminal", lambda *_: True)
+    monkeypatch.setattr("stepengine.cli.commands.resume.is_terminal", lambda *_: True)
 
 
 @pytest.mark.spec("requirements:X73")

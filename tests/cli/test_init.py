@@ -17,7 +17,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from stepengine.cli.app import app
-from stepengine.cli.init import TEMPLATE
+from stepengine.cli.commands.init import TEMPLATE
 
 ROOT = Path(__file__).resolve().parents[2]
 JOURNAL = "tests/journals/test_todos/test_a_run.jsonl"

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from stepengine.cli.init import INSTALL, TEMPLATE
+from stepengine.cli.commands.init import INSTALL, TEMPLATE
 from stepengine.cli.installing import own_source
 
 ROOT = Path(__file__).resolve().parents[2]

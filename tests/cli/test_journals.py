@@ -490,6 +490,11 @@ def test_a_replay_may_let_tools_or_models_be_live(ended: str, scripted: Any) -> 
     assert "call_tool shout has another result than was recorded" in message
     scripted(text("short cut"))
     assert command("replay", ended, "--live", "call_model", "-q").stdout == "ONE yes\n"
+    scripted(tool_call("shout", {"word": "never heard of"}))
+    refused = command("replay", ended, "--live", "call_model", "-q", code=5).stderr
+    assert "call_tool shout with this input is not recorded" in refused
+    both = command("replay", ended, "--live", "call_model", "--live", "call_tool", code=2).stderr
+    assert "--live call_model goes alone" in both
     assert "live='luck' is no kind" in command("replay", ended, "--live", "luck", code=2).stderr
 
 

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from stepengine.cli.app import app
-from stepengine.cli.models import listed
+from stepengine.cli.commands.models import listed
 from stepengine.models import PRESETS, ModelReply, Models, Provider
 
 KEY = "sk-secret-0123456789"

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepengine.cli import moving
+from stepengine.cli.commands import moving
 from stepengine.cli.exits import Exit
 from stepengine.errors import JournalError, ReplayDivergence
 

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from stepengine.cli.bench import make_progress
 from stepengine.cli.options import Options
-from stepengine.cli.progress import LEVELS, Progress, diff_lines
+from stepengine.cli.screen.progress import LEVELS, Progress, diff_lines
 from stepengine.data import events as ev
 from stepengine.data.messages import ToolResult
 from stepengine.data.models import ModelReply

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from stepengine.cli.app import app
-from stepengine.cli.render import as_text, cut, dumps, one_line, wrapped
+from stepengine.cli.screen.render import as_text, cut, dumps, one_line, wrapped
 
 LINES = st.text(alphabet="ab \u6f22\U0001f600-", max_size=200)
 

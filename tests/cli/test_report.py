@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from stepengine.cli.exits import Exit, exit_code
-from stepengine.cli.render import dumps, json_of, money, tokens
+from stepengine.cli.screen.render import dumps, json_of, money, tokens
 from stepengine.data.questions import Question
 from stepengine.data.state import AgentState, ChildResult, RunResult, RunStatus
 from stepengine.data.usage import Spending, Usage

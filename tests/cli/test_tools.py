@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from stepengine.cli.app import app
 from stepengine.data.tools import ToolSpec
+from stepengine.tooling.schemas import JsonSchema
 from stepengine.tools.names import BUNDLED
 from stepengine.tools.reference import told
-from stepengine.tools.schemas import JsonSchema
 
 
 def typed(*arguments: str) -> Any:

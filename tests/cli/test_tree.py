@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from stepengine import AgentDefinition
-from stepengine.cli.agents import tree_lines
 from stepengine.cli.app import app
+from stepengine.cli.commands.agents import tree_lines
 from stepengine.tools import agent_tool, task_tool
 
 TOOLS = ["spawn_agents"]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from stepengine.cli.commands.worker import offered_by
 from stepengine.cli.settings import UsageProblem
-from stepengine.cli.worker import offered_by
 
 
 @pytest.mark.parametrize("name", ["agents/", "mine.py", "agents/mine.py"])

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from stepengine.cli.impact import impact
-from stepengine.cli.test import suite
+from stepengine.cli.commands.impact import impact
+from stepengine.cli.commands.test import suite
 
 from .pages import Project, assert_shown, blocks_of, execute, page
 

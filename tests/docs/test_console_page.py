@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stepengine.cli.chat import COMMANDS
-from stepengine.cli.console import ALWAYS, NO, YES
+from stepengine.cli.commands.chat import COMMANDS
+from stepengine.cli.screen.console import ALWAYS, NO, YES
 
 from .pages import blocks_of, execute, page
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stepengine.cli.debug import COMMANDS
+from stepengine.cli.commands.debug import COMMANDS
 
 from .pages import Project, assert_shown, blocks_of, execute, page
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stepengine.cli.undo import undo
+from stepengine.cli.commands.undo import undo
 
 from .pages import follow, page
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from stepengine.tools import memory, project, skills
+from stepengine.system import repository, skills
+from stepengine.tools import memory
 
 from .pages import follow, page
 
@@ -25,9 +26,9 @@ def test_every_block_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_numbers_are_those_of_the_code() -> None:
     kib = 1024
     said = {
-        f"A file gives {project.FILE_BYTES // kib} KiB and all of them {project.ALL_BYTES // kib} KiB",
-        f"at most {project.DEEPER_FILES} paths",
-        f"at most {project.CHANGED_FILES} changed files",
+        f"A file gives {repository.FILE_BYTES // kib} KiB and all of them {repository.ALL_BYTES // kib} KiB",
+        f"at most {repository.DEEPER_FILES} paths",
+        f"at most {repository.CHANGED_FILES} changed files",
         f"A head of more than {skills.HEAD_BYTES // kib} KiB",
         f"{memory.NOTE_CHARS:,} characters a note, {memory.NOTES} notes and {memory.FILE_BYTES // kib} KiB a file",
         ", ".join([f"`{place}`" for place in skills.PLACES]),

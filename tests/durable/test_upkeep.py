@@ -21,6 +21,8 @@ import pytest
 
 from stepengine import AgentDefinition
 from stepengine.durable import Operator, Upkeep
+from stepengine.durable import upkeep as upkeep_module
+from stepengine.durable.process import LOCK, lock_name
 
 from .shared import worker_of
 
@@ -309,6 +311,34 @@ async def test_a_worker_whose_runs_cannot_be_taken_over_keeps_no_other_ones_from
         await watching.aclose()
 
     assert ("b", "dead-b", "resumed") == (taken.run, taken.executor, taken.outcome)
+
+
+async def test_the_server_may_notice_the_end_of_a_killed_worker_a_moment_after_its_runs_are_asked_for(
+    db: str, monkeypatch
+) -> None:
+    all_rows, looked, answers = upkeep_module._all, asyncio.Event(), []
+
+    async def looking(own: Any, query: str, *values: Any) -> list[Any]:
+        rows = await all_rows(own, query, *values)
+        if query == LOCK:
+            answers.extend(rows)
+            looked.set()
+        return rows
+
+    monkeypatch.setattr(upkeep_module, "_all", looking)
+    async with await Operator.connect(db) as operator:
+        await died_with(operator, "a")
+        upkeep = Upkeep(operator)
+        async with upkeep._connection() as own:
+            await own.execute(LOCK, (lock_name("dead-a"),))
+            asked = asyncio.create_task(upkeep.takeover("dead-a"))
+            await looked.wait()
+        (taken,) = await asked
+
+    assert [(False,), (True,)] == [answers[0], answers[-1]]
+    assert ("a", "dead-a", "resumed") == (taken.run, taken.executor, taken.outcome)
+
+    assert ("a", "dead-a", "resumed") == (taken.run, taken.executor, taken.outcome)
 
 
 async def test_since_when_a_worker_is_away_is_forgotten_once_it_has_no_runs(db: str) -> None:

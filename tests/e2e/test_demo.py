@@ -19,7 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 from stepengine.cli.app import app
-from stepengine.cli.demo import CASSETTE, HERE, HOST, copy_project, run_demo
+from stepengine.cli.commands.demo import CASSETTE, HERE, HOST, copy_project, run_demo
 from stepengine.cli.exits import Exit
 from stepengine.testing import Cassette, CassetteMiss, ReplayTransport
 
@@ -141,7 +141,7 @@ def test_recording_again_gives_the_same_cassette(script: ModuleType, tmp_path: P
 
 
 def test_a_demo_that_asks_something_else_ends_as_diverged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from stepengine.cli import demo
+    from stepengine.cli.commands import demo
 
     monkeypatch.setattr(demo, "PROMPT", "Something else.")
 

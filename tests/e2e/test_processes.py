@@ -92,7 +92,8 @@ def test_a_bug_shows_its_traceback_without_local_variables(stepengine: Any) -> N
     Local variables may hold keys.
     """
     code = """
-from stepengine.cli import main, run
+from stepengine.cli import main
+from stepengine.cli.commands import run
 def broken(options):
     secret = "sk-" + "value"
     raise RuntimeError("a bug")

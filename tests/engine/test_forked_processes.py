@@ -219,7 +219,7 @@ def every_lock_held() -> Iterator[int]:
     """
     Take all locks of the package, and those of its pools, as threads that a child does not have.
     """
-    from stepengine.tools import after_fork
+    from stepengine.system import after_fork
 
     known = list(after_fork._things)
     held = [one._lock for one in known if isinstance(one, after_fork.Lock)]
@@ -236,13 +236,13 @@ def every_lock_held() -> Iterator[int]:
 
 BARE = re.compile(r"threading\.(?:R?Lock|Condition|Semaphore)\(|sqlite3\.connect\(")
 FINE = {
-    "tools/after_fork.py": "it is the lock",
-    "tools/threads.py": "a job dies with its thread, and the pool renews its condition",
-    "tools/files/atomic.py": "the locks of files are forgotten",
+    "system/after_fork.py": "it is the lock",
+    "system/threads.py": "a job dies with its thread, and the pool renews its condition",
+    "system/atomic.py": "the locks of files are forgotten",
     "journal/store.py": "a writer refuses in a child before it takes its lock",
     "journal/sqlite.py": "open during one call; what writes is shared, and closed before a fork",
     "models/batches.py": "left to the parent",
-    "runtime/write_ahead.py": "closed before a fork; a child has none of the parent's",
+    "system/write_ahead.py": "closed before a fork; a child has none of the parent's",
 }
 
 

@@ -10,8 +10,8 @@ from stepengine import AgentDefinition, Engine, StepContext, Steps, ToolCall, lo
 from stepengine.errors import AgentError, DefinitionError, ToolNotAvailable
 from stepengine.testing import ScriptedModel, tool_call
 from stepengine.testing import text as said
+from stepengine.tooling.makers import MAKERS, line_for
 from stepengine.tools import ToolRegistry, read_files
-from stepengine.tools.names import BUNDLED, line_for
 
 GIVEN = re.compile(r"give the engine tools=(\[.*?\]), with `(from [^`]+)`")
 STAND_INS = "hooks = [FileChangeHook('types', ['true'], pattern='**')]\nbackend = SafeFetcher(allow='public')"
@@ -44,7 +44,7 @@ def given_by(message: str) -> list[object]:
 
 def test_the_line_in_the_error_gives_every_bundled_tool_that_an_agent_lists(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    wanted = [name for name, known in BUNDLED.items() if known.maker is not None]
+    wanted = [name for name, maker in MAKERS.items() if maker is not None]
     made = given_by(refused(*wanted))
 
     assert set(wanted) <= {tool.spec.name for tool in made}
@@ -52,7 +52,7 @@ def test_the_line_in_the_error_gives_every_bundled_tool_that_an_agent_lists(monk
         assert "fixer" == engine.agent("fixer").id
 
 
-@pytest.mark.parametrize("name", [name for name, known in BUNDLED.items() if known.maker is not None])
+@pytest.mark.parametrize("name", [name for name, maker in MAKERS.items() if maker is not None])
 def test_the_line_for_one_tool_is_no_longer_than_it_has_to_be(name, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     message = refused(name)

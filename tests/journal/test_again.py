@@ -115,15 +115,18 @@ def test_a_new_model_answers_against_recorded_tools_and_is_stopped_at_the_first_
     journal, later = Shop().recorded(), Shop("never asked")
     say = text("let me see")
     replies = [tool_call("look", {"shelf": 7}), tool_call("look", {"shelf": 0}), say]
-    with later.engine(*replies) as engine, pytest.raises(ReplayDivergence) as caught:
-        engine.replay_sync(journal, live={"call_model"})
-    assert (caught.value.kind, caught.value.address) == ("extra", "#5")
-    assert "call_tool look with this input is not recorded" in caught.value.message
+    with later.engine(*replies) as engine:
+        stopped = engine.rerun_sync(journal, at=0, reuse=False)
+    error = stopped.result.error
+    assert stopped.refused is not None
+    assert (stopped.refused.name, stopped.refused.address, stopped.served) == ("look", "#5", 3)
+    assert isinstance(error, ReplayDivergence)
+    assert (error.kind, error.address) == ("extra", "#5")
+    assert "call_tool look with this input is not recorded" in error.message
     with later.engine(text("I know that"), text("unused")) as engine:
-        quick = engine.replay_sync(journal, live={"call_model"})
-    assert (quick.status, quick.text) == (RunStatus.COMPLETED, "I know that")
+        quick = engine.rerun_sync(journal, at=0, reuse=False)
+    assert (quick.result.status, quick.result.text) == (RunStatus.COMPLETED, "I know that")
     assert later.asked == []
-    assert quick.journal is not None
     assert check(quick.journal)
 
 
@@ -143,12 +146,17 @@ def test_children_of_a_new_model_run_anew_over_the_recorded_tools() -> None:
     with Engine([agent], models=ScriptedModel([text("x"), tool_call("look", {}), text("end")]), pricing=None) as engine:
         engine.run_sync("a", journal=journal)
     with Engine([agent], models=ScriptedModel([text("y"), tool_call("look", {}), text("new")]), pricing=None) as engine:
-        assert engine.replay_sync(journal, live={"call_model"}).output == "new"
+        assert engine.rerun_sync(journal, at=0, reuse=False).result.output == "new"
 
 
 @pytest.mark.spec("replay:D12")
 @pytest.mark.parametrize(
-    ("options", "said"), [({"live": {"think"}}, "live='think' is no kind"), ({"speed": 0}, "above 0")]
+    ("options", "said"),
+    [
+        ({"live": {"think"}}, "live='think' is no kind"),
+        ({"live": {"call_model"}}, r"engine\.rerun\(journal, at=0, reuse=False\)"),
+        ({"speed": 0}, "above 0"),
+    ],
 )
 def test_what_a_replay_cannot_do_is_said_before_anything_happens(options: Any, said: str) -> None:
     journal, later = Shop().recorded(), Shop()

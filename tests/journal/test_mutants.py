@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from stepengine import STEP, AgentDefinition, Ask, RunStatus
+from stepengine.cli.commands.show import show
 from stepengine.cli.exits import explained
-from stepengine.cli.show import show
 from stepengine.errors import HandlerError, JournalCorrupt, JournalError, JournalVersion, ReplayDivergence
 from stepengine.journal import FileJournal, MemoryJournal, check, diff, scrub, sealed
 from stepengine.journal.forks import branch

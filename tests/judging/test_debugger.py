@@ -1,5 +1,5 @@
 """
-`engine.debug` and `engine.replay(until=)`: the handler's own objects, both ways; and how quick that is at 10,000 steps.
+`judging.debug`: the handler's own objects, both ways; and how quick that is at 10,000 steps.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from stepengine import (
 )
 from stepengine.errors import InputError, JournalError, ReplayDivergence
 from stepengine.journal import MemoryJournal
+from stepengine.judging import debug
 from stepengine.judging.debugger import can_fork, difference, is_harmless
 from stepengine.testing import ScriptedModel, text
 
@@ -62,7 +63,7 @@ def journal() -> MemoryJournal:
 
 
 def debugger(journal: MemoryJournal, agent: Any = AGENT) -> Any:
-    return Engine([agent], models=ScriptedModel([])).debug(journal)
+    return debug(Engine([agent], models=ScriptedModel([])), journal)
 
 
 @pytest.mark.spec("judging:JG6", "judging:JG3", "judging:JG35")
@@ -176,7 +177,7 @@ def test_a_difference_tells_what_came_went_and_changed(journal: MemoryJournal) -
 @pytest.mark.spec("judging:JG28", "judging:JG111")
 async def test_a_fork_goes_on_with_another_outcome_and_an_open_question_with_an_answer(journal: MemoryJournal) -> None:
     lines = journal.content()
-    with Engine([AGENT], models=ScriptedModel([])) as engine, engine.debug(journal) as one:
+    with Engine([AGENT], models=ScriptedModel([])) as engine, debug(engine, journal) as one:
         one.goto("#7")
         forked = await one.fork("other", models=ScriptedModel([]), allow_repeat=True)
         one.to(one.last)
@@ -199,7 +200,7 @@ async def test_a_fork_that_is_served_runs_no_tool_and_takes_equal_calls_from_the
 
     agent = attrs.evolve(AGENT, tools=[refused])
     models = ScriptedModel([text("anew"), text("anew")])
-    with Engine([agent], models=ScriptedModel([])) as engine, engine.debug(journal) as one:
+    with Engine([agent], models=ScriptedModel([])) as engine, debug(engine, journal) as one:
         one.goto("#3")
         forked = await one.fork("other", models=models, served=True)
         with pytest.raises(JournalError, match="another outcome"):
@@ -213,7 +214,7 @@ async def test_a_fork_that_is_served_runs_no_tool_and_takes_equal_calls_from_the
 
 
 @pytest.mark.spec("judging:JG6", "judging:JG32")
-async def test_a_replay_until_a_place_tells_of_it_as_json_and_closes_the_handlers(journal: MemoryJournal) -> None:
+def test_a_place_is_told_of_as_json_and_its_handlers_are_closed_with_the_debugger(journal: MemoryJournal) -> None:
     closed: list[int] = []
 
     def closing(ctx: Any) -> Any:
@@ -223,16 +224,15 @@ async def test_a_replay_until_a_place_tells_of_it_as_json_and_closes_the_handler
             closed.append(1)
 
     agent = attrs.evolve(AGENT, handle_steps=closing)
-    async with Engine([agent], models=ScriptedModel([])) as engine:
-        result = await engine.replay(journal, until=3)
-        with pytest.raises(InputError, match="until"):
-            await engine.replay(journal, until=3, speed=1.0)
-        with pytest.raises(JournalError):
-            await engine.replay(journal, until="#99")
+    with Engine([agent], models=ScriptedModel([])) as engine:
+        with debug(engine, journal) as one:
+            one.goto(3)
+            told = json.loads(json.dumps(one.told()))
+            assert [] == closed
+        assert [1] == closed
+        with pytest.raises(JournalError), debug(engine, journal) as one:
+            one.goto("#99")
 
-    assert RunStatus.CANCELLED is result.status
-    assert result.moment is not None
-    told = json.loads(json.dumps(result.moment))
     assert (3, "#4", "2") == (told["step"], told["address"], told["frames"][1]["locals"]["number"])
     assert [1, 1] == closed
 

@@ -9,6 +9,7 @@ import json
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from stepengine import Engine, RunStatus
+from stepengine import AgentDefinition, Engine, Parallel, RunStatus, ToolCall
 from stepengine.mcp import mcp_tools
 from stepengine.testing import ScriptedModel, tool_call
 from tests.servers import Quiet
@@ -246,6 +247,47 @@ async def test_a_token_that_expires_in_a_run_is_said_in_the_result_of_the_call(g
     refused = "the MCP server 'far' refused the request: it answered 401 Unauthorized"
     assert ("error", True) == (second.status, second.text.startswith(refused))
     assert "is no longer: get another one" in second.text
+
+
+class Mixed(Guarded):
+    """
+    An endpoint that answers calls when all of them have come: some with 401, the others with an error of the protocol.
+    """
+
+    together = threading.Barrier(1)
+
+    def do_POST(self) -> None:
+        message = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        number = message.get("params", {}).get("arguments", {}).get("n")
+        if number is not None:
+            Mixed.together.wait(timeout=30)
+        if number is not None and number % 2:
+            self._say(401, b"")
+        elif "id" not in message:
+            self._say(202, b"")
+        else:
+            reply = self._reply(message) if number is None else {"error": {"code": -32602, "message": f"no {number}"}}
+            self._say(200, json.dumps({"jsonrpc": "2.0", "id": message["id"], **reply}).encode())
+
+
+@pytest.mark.spec("reliability:MC09")
+async def test_calls_that_are_answered_at_the_same_time_are_each_told_of_their_own_answer() -> None:
+    calls = 12
+    Mixed.together = threading.Barrier(calls)
+
+    def handle_steps(ctx: Any) -> Any:
+        results = yield from Parallel(*[ToolCall("far__look", {"n": n}) for n in range(calls)])
+        return [result.text for result in results]
+
+    with web_server(Mixed) as address:
+        source = mcp_tools(f"{address}/mcp", name="far", protocol="legacy")
+        worker = AgentDefinition("worker", tools=[source], handle_steps=handle_steps)
+        async with Engine([worker], models=ScriptedModel([])) as engine:
+            for _ in range(3):
+                said = (await engine.run("worker", "Go.")).unwrap()
+
+                assert [f"no {n}" for n in range(0, calls, 2)] == [text.rpartition(": ")[2] for text in said[::2]]
+                assert [True] * (calls // 2) == ["it answered 401 Unauthorized" in text for text in said[1::2]]
 
 
 @pytest.fixture

@@ -262,6 +262,39 @@ def test_a_rule_for_one_tool_or_agent_binds_only_that(root: Path) -> None:
         assert CANARY in text
 
 
+@pytest.mark.spec("requirements:X70")
+@pytest.mark.parametrize(
+    "glob",
+    [
+        FOLDER, f"{FOLDER}/", f"./{FOLDER}", f"{FOLDER}/./**", f"{FOLDER}//**", f"{{{FOLDER},none}}", "vault[s]", f"**/{FOLDER}", FOLDER.upper(), "v*s", f"{FOLDER}/{FILE}/", f"**/{FILE.upper()}",
+    ],
+)  # fmt: skip
+def test_a_rule_about_a_folder_binds_what_is_below_it_however_the_rule_is_written(root: Path, glob: str) -> None:
+    looking, changing = (
+        ("read_files", "code_search", "glob", "read_subtree"),
+        ("write_file", "delete_file", "str_replace"),
+    )
+    names = (DENIED, "to_file.py", "twin.py", f"open/up/{FILE}", ".")
+
+    for tool in (*looking, *changing):
+        inputs = [given for name in (names if tool in looking else names[:1]) for given in calls(tool, name)]
+        found = outcomes(root, tool, inputs, Rule.deny_path(glob))
+        assert [] == [text for text in found if any(word in text for word in SHOWN)], tool
+    assert TEXT == (root / DENIED).read_text()
+
+
+@pytest.mark.spec("requirements:X70")
+def test_a_rule_about_the_files_of_a_folder_leaves_those_of_folders_in_it() -> None:
+    policy = Policy([Rule.allow_tool("*"), Rule.deny_path("src/*")])
+    reads = ToolSpec("read_files", category="read")
+
+    decided = {
+        p: policy.check(Request(tool=reads, input=freeze_object({"path": p}))).decision for p in ("src/a", "src/b/c")
+    }
+
+    assert {"src/a": "deny", "src/b/c": "allow"} == decided
+
+
 # --- the file that says what is allowed ------------------------------------------------------------------------------
 
 

@@ -21,7 +21,7 @@ from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime import Hub, RetryPolicy, RunTree, Services
 from stepengine.runtime.hub import Watcher
 from stepengine.runtime.performing import ToolSetting
-from stepengine.tools.threads import ThreadPool
+from stepengine.system.threads import ThreadPool
 
 
 class Provider:

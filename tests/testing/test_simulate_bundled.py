@@ -36,7 +36,7 @@ RESULTS = {
     "write_file": CHANGED,
     "propose_str_replace": CHANGED,
     "propose_write_file": CHANGED,
-    "stepengine.tools.project.read_project": {
+    "stepengine.system.repository.read_project": {
         **{key: [] for key in ("instructions", "deeper", "skills", "warnings")},
         "facts": {"platform": "linux"},
     },

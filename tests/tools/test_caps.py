@@ -7,9 +7,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from stepengine import tools
+from stepengine import system, tooling, tools
 
-FOLDER = Path(tools.__file__).parent
+FOLDERS = [Path(package.__file__).parent for package in (system, tooling, tools)]
 MIB = 1024 * 1024
 CAPS = {
     "TOOL_SECONDS": 120,
@@ -94,10 +94,10 @@ def constants(tree: ast.Module) -> set[str]:
 
 def test_every_cap_stands_once_in_a_file_that_obeys_it_and_none_changes_unnoticed() -> None:
     found: list[tuple[str, Any]] = []
-    for file in FOLDER.rglob("*.py"):
+    for file in [file for folder in FOLDERS for file in folder.rglob("*.py")]:
         tree = ast.parse(file.read_text(encoding="utf-8"))
         read = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-        module = ".".join(("stepengine.tools", *file.relative_to(FOLDER).with_suffix("").parts))
+        module = ".".join(("stepengine", *file.relative_to(FOLDERS[0].parent).with_suffix("").parts))
         found += [(name, getattr(import_module(module), name)) for name in constants(tree) & read]
 
     assert sorted(CAPS.items()) == sorted(found)

@@ -25,11 +25,11 @@ from hypothesis import strategies as st
 
 from stepengine.data.messages import ToolResult
 from stepengine.errors import DefinitionError, PathOutsideRoot, ToolError
+from stepengine.system.atomic import replace_file, target_info
+from stepengine.system.path_policy import Policy
+from stepengine.system.root import Root
+from stepengine.system.walk import Budget, walk
 from stepengine.tools import ToolContext, ToolRegistry, file_tools, search_tools
-from stepengine.tools.files.atomic import replace_file, target_info
-from stepengine.tools.files.policy import Policy
-from stepengine.tools.files.root import Root
-from stepengine.tools.files.walk import Budget, walk
 
 SECRET = "the secret beside the root"
 
@@ -448,7 +448,7 @@ def tree(folder: Path) -> list[str]:
 
 @given(st.text(min_size=1, max_size=12))
 def test_any_text_is_a_path_inside_or_refused(text: str) -> None:
-    from stepengine.tools.files.paths import parts_of
+    from stepengine.system.paths import parts_of
 
     try:
         parts = parts_of(text, ("w", "proj"))

@@ -22,12 +22,12 @@ from stepengine.data.json import freeze_object, thaw
 from stepengine.data.messages import SideEffect
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.permissions import Policy as Permissions
+from stepengine.system.path_policy import Policy
+from stepengine.system.root import Root
+from stepengine.system.text import digest
 from stepengine.tools import ToolContext, ToolRegistry, file_tools, search_tools
 from stepengine.tools.files.edits import Replacement, replace_all, unified_diff
-from stepengine.tools.files.policy import Policy
 from stepengine.tools.files.reading import reading_tools
-from stepengine.tools.files.root import Root
-from stepengine.tools.files.text import digest
 from stepengine.tools.files.writing import writing_tools
 
 
@@ -208,7 +208,7 @@ async def test_a_huge_file_is_read_only_by_window_and_in_bounded_memory(tools: T
 def test_a_window_of_a_stream_is_the_window_of_its_lines(
     pieces: list[str], offset: int, limit: int, chunk: int
 ) -> None:
-    from stepengine.tools.files.text import _Window
+    from stepengine.system.text import _Window
 
     text = "".join(pieces)
     window = _Window(offset, limit)
@@ -520,7 +520,7 @@ def test_the_preview_of_a_write_names_the_file(tmp_path: Path) -> None:
 
 
 def test_the_locks_of_files_are_forgotten() -> None:
-    from stepengine.tools.files import atomic
+    from stepengine.system import atomic
 
     assert 0 == len(atomic._locks)
 

@@ -18,10 +18,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from stepengine.system.path_policy import Policy
+from stepengine.system.root import Root
+from stepengine.system.walk import Budget
 from stepengine.tools import ToolRegistry, file_tools, search_tools
-from stepengine.tools.files.policy import Policy
-from stepengine.tools.files.root import Root
-from stepengine.tools.files.walk import Budget
 from stepengine.tools.search.ignore import Ignore
 
 # fmt: off

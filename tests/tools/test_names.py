@@ -32,7 +32,9 @@ from stepengine import (
 from stepengine.errors import DataError, ToolError
 from stepengine.journal import MemoryJournal
 from stepengine.permissions import Policy, Rule
+from stepengine.system.walk import Budget
 from stepengine.testing import ScriptedModel, run_with, tool_call
+from stepengine.tooling.spawning import BUILT_IN
 from stepengine.tools import (
     Fetched,
     FileChangeHook,
@@ -51,11 +53,9 @@ from stepengine.tools import (
     skill_tools,
     web_tools,
 )
-from stepengine.tools.files.walk import Budget
 from stepengine.tools.names import BUNDLED
 from stepengine.tools.search.hits import Report, parse_flags
 from stepengine.tools.shapes import StartedJob
-from stepengine.tools.spawning import BUILT_IN
 
 HIT = SearchHit("Title", "https://example.com", "Some words.")
 PAGE = b"<html><head><title>T</title><meta name='description' content='D'></head><body><p>Text</p></body></html>"

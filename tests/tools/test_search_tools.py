@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepengine.errors import ToolError
+from stepengine.system.patterns import GlobPattern, safe_columns
 from stepengine.tools import ToolRegistry, search_tools
 from stepengine.tools.search import ripgrep as ripgrep_module
 from stepengine.tools.search.hits import Flags, parse_flags
-from stepengine.tools.search.patterns import GlobPattern, safe_columns
 from stepengine.tools.search.ripgrep import find_ripgrep
 
 HAS_RG = find_ripgrep(("nowhere",)) is not None
@@ -283,9 +283,9 @@ async def test_what_ripgrep_reports_is_shown_only_when_our_own_walk_finds_it(roo
     lines = "\n".join(events)
     fake.write_text(f"#!{sys.executable}\nprint({lines!r})\n")
     fake.chmod(0o755)
-    from stepengine.tools.files.policy import Policy
-    from stepengine.tools.files.root import Root
-    from stepengine.tools.files.walk import LIST_ENTRIES, Budget
+    from stepengine.system.path_policy import Policy
+    from stepengine.system.root import Root
+    from stepengine.system.walk import LIST_ENTRIES, Budget
 
     held = Root(root, Policy())
     base = held.open_folder(".")
@@ -367,7 +367,7 @@ async def test_too_many_entries_end_a_walk_and_the_result_says_so(
 
 
 def budget(entries: int) -> Any:
-    from stepengine.tools.files.walk import Budget
+    from stepengine.system.walk import Budget
 
     return Budget(entries)
 

@@ -11,8 +11,9 @@ import attrs
 import pytest
 
 from stepengine.permissions.commands import READ_ONLY
+from stepengine.system import environment
 from stepengine.tools import ToolContext, ToolRegistry, shell_tools
-from stepengine.tools.shell import environment, running
+from stepengine.tools.shell import running
 
 LOOKS = ("git status", "git diff", "git log -p", "git show", "git blame -- a.txt")
 SIGNATURE = "gpgsig -----BEGIN PGP SIGNATURE-----\n \n aGVsbG8=\n -----END PGP SIGNATURE-----\n"

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from stepengine.errors import DefinitionError
+from stepengine.system.path_rules import PROTECTED
 from stepengine.tools import ToolContext, ToolRegistry, shell_tools
-from stepengine.tools.files.rules import PROTECTED
 
 CANARY = "canary-of-the-host"
 NEEDS = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap (Debian: bubblewrap)")

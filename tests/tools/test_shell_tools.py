@@ -34,8 +34,8 @@ from stepengine.data.events import Event, ToolProgress
 from stepengine.data.messages import ToolResult
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import DefinitionError
+from stepengine.tooling.context import Belongings
 from stepengine.tools import Tool, ToolContext, ToolRegistry, bundled, shell_tools
-from stepengine.tools.context import Belongings
 from stepengine.tools.shell import process
 from stepengine.tools.shell.output import Capture
 
@@ -807,7 +807,7 @@ MANY = """
     import asyncio, os, resource, sys
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
     from stepengine.tools import ToolContext, ToolRegistry, shell_tools
-    from stepengine.tools.context import ResourceMap
+    from stepengine.tooling.context import ResourceMap
     from stepengine.tools.shell import process
 
     most = now = 0

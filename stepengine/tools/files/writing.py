@@ -1,4 +1,4 @@
-"""``write_file``, ``str_replace`` and ``delete_file``: changing files below a root (requirements F5, F6)."""
+"""``write_file``, ``str_replace`` and ``delete_file``: changing files below a root."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from stepengine.data.json import JsonDict, canonical
 from stepengine.data.messages import SideEffect, ToolResult
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import ToolError
-from stepengine.tools.context import ToolContext
-from stepengine.tools.decorator import tool
-from stepengine.tools.definition import Tool, ToolPreview
-from stepengine.tools.files.atomic import lock_for, replace_file, sweep, target_info
+from stepengine.system.atomic import lock_for, replace_file, sweep, target_info
+from stepengine.system.paths import display
+from stepengine.system.root import FILE, Missing, Opened, Root
+from stepengine.system.text import READ_WHOLE_BYTES, FileText, decode, digest, read_capped
+from stepengine.system.writes import FileWrite, OldFile, hash_of
+from stepengine.tooling.context import ToolContext
+from stepengine.tooling.decorator import tool
+from stepengine.tooling.definition import Tool, ToolPreview
 from stepengine.tools.files.edits import Replacement, replace_all, unified_diff
-from stepengine.tools.files.paths import display
-from stepengine.tools.files.root import FILE, Missing, Opened, Root
 from stepengine.tools.files.seen import known_hash, note_hash
-from stepengine.tools.files.text import READ_WHOLE_BYTES, FileText, decode, digest, read_capped
-from stepengine.tools.writes import FileWrite, OldFile, hash_of
 
 __all__ = ("writing_tools",)
 
@@ -56,7 +56,7 @@ class ReplacementInput(TypedDict):
     ]
 
 
-def writing_tools(root: Root, *, delete: bool = False) -> list[Tool[..., Any]]:
+def writing_tools(root: Root, *, delete: bool = False) -> list[Tool]:
     """Return the tools that write below *root*; with *delete* also the one that deletes."""
     writer = _Writer(root)
 
@@ -401,6 +401,6 @@ class _Writer:
         return ToolPreview(f"{verb} {path!r}", {"unified_diff": done.diff})
 
 
-def _key(given: Mapping[str, Any]) -> str:
+def _key(given: Mapping[str, object]) -> str:
     """Return what tells a call's input from others."""
     return hash_of(canonical(given).encode())

@@ -1,5 +1,5 @@
 """
-What ``code_search`` is asked and what it found; the same for ripgrep and for Python (requirements F11).
+What ``code_search`` is asked and what it found; the same for ripgrep and for Python.
 
 Flags are a closed list, read into a value; no text of the model's becomes a flag of a program.
 """
@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from stepengine.errors import ToolError
-from stepengine.tools.files.paths import display
-from stepengine.tools.files.text import decode, read_capped
-from stepengine.tools.guard import left_out
+from stepengine.system.guard import left_out
+from stepengine.system.paths import display
+from stepengine.system.patterns import SEARCH_COLUMNS
+from stepengine.system.text import decode, read_capped
 from stepengine.tools.search.ignore import Ignore
-from stepengine.tools.search.patterns import SEARCH_COLUMNS
 
 if TYPE_CHECKING:
-    from stepengine.tools.files.root import Root
+    from stepengine.system.root import Root
 
 __all__ = (
     "FileHits",
@@ -219,7 +219,7 @@ class Report:
         if not found.spans:
             return True
         path, shown = display(found.parts), found.spans[: self._per_file]
-        data: list[dict[str, Any]] = [{"path": path}]
+        data: list[dict[str, object]] = [{"path": path}]
         if flags.count:
             lines, data = [f"{path}: {found.total}"], [{"path": path, "count": found.total}]
         elif flags.names_only:

@@ -8,12 +8,12 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from stepengine.errors import ToolError
-from stepengine.tools.files.text import read_capped
-from stepengine.tools.files.walk import Budget, walk
-from stepengine.tools.search.patterns import IgnorePattern
+from stepengine.system.patterns import IgnorePattern
+from stepengine.system.text import read_capped
+from stepengine.system.walk import Budget, walk
 
 if TYPE_CHECKING:
-    from stepengine.tools.files.root import Opened, Root
+    from stepengine.system.root import Opened, Root
 
 __all__ = (
     "Ignore",

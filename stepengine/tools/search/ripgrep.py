@@ -27,14 +27,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepengine.errors import ToolError
-from stepengine.tools.conversion import ERROR_CHARS
-from stepengine.tools.files.walk import Budget, walk
+from stepengine.system.patterns import SEARCH_COLUMNS, IgnorePattern, safe_columns
+from stepengine.system.walk import Budget, walk
+from stepengine.tooling.conversion import ERROR_CHARS
 from stepengine.tools.search.hits import SEARCH_FILE_BYTES, FileHits, Flags, Sources
 from stepengine.tools.search.ignore import Ignore
-from stepengine.tools.search.patterns import SEARCH_COLUMNS, IgnorePattern, safe_columns
 
 if TYPE_CHECKING:
-    from stepengine.tools.files.root import Opened, Root
+    from stepengine.system.root import Opened, Root
 
 __all__ = (
     "HIDDEN_SEARCHED",

@@ -1,4 +1,4 @@
-"""``glob`` and ``code_search``, and with ``find_files`` the whole set: finding files and text below a root (requirements F11, F13)."""
+"""``glob`` and ``code_search``, and with ``find_files`` the whole set: finding files and text below a root."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from stepengine.errors import ToolError
-from stepengine.tools.context import ToolContext
-from stepengine.tools.decorator import tool
-from stepengine.tools.definition import Tool
-from stepengine.tools.files.paths import display
+from stepengine.system.guard import left_out
+from stepengine.system.paths import display
+from stepengine.system.patterns import GlobPattern
+from stepengine.system.root import Root
+from stepengine.system.walk import Budget
+from stepengine.tooling.context import ToolContext
+from stepengine.tooling.decorator import tool
+from stepengine.tooling.definition import Tool
 from stepengine.tools.files.reading import READS
-from stepengine.tools.files.root import Root
-from stepengine.tools.files.walk import Budget
-from stepengine.tools.guard import left_out
 from stepengine.tools.search.hits import SEARCH_MATCHES, Flags, Report, parse_flags
 from stepengine.tools.search.ignore import visible
 from stepengine.tools.search.overview import finding_tool
-from stepengine.tools.search.patterns import GlobPattern
 from stepengine.tools.search.ripgrep import Ripgrep, find_ripgrep, python_hits
 
 __all__ = ("searching_tools",)
@@ -33,7 +33,7 @@ FILES_SEEN = 200_000
 GLOB_MAX = 2_000
 
 
-def searching_tools(root: Root, *, prefer_python: bool) -> list[Tool[..., Any]]:
+def searching_tools(root: Root, *, prefer_python: bool) -> list[Tool]:
     """Return the tools that search below *root*."""
     ripgrep = None if prefer_python else find_ripgrep(root.real)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import attrs
 
 from stepengine.errors import DefinitionError
-from stepengine.tools.files.rules import PROTECTED
+from stepengine.system.path_rules import PROTECTED
 from stepengine.tools.shell.running import Launch
 
 __all__ = ("sandboxed",)

@@ -1,0 +1,178 @@
+"""``stepengine agents``: the agents that can be named, as a list or as the tree of who may spawn whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
+
+import attrs
+import typer
+
+from stepengine.cli.exits import Exit, complain
+from stepengine.cli.options import Config
+from stepengine.cli.screen.render import draws_lines, dumps, message_of, say, visible
+from stepengine.cli.settings import UsageProblem, in_force
+from stepengine.data.definition import AgentDefinition, name_of_published, normalised_id
+from stepengine.errors import DefinitionError
+from stepengine.tooling.spawning import carried_by
+
+__all__ = ("Listed", "agents", "listed", "tree_lines")
+
+
+def agents(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
+    as_tree: Annotated[bool, typer.Option("--tree", help="Show who may spawn whom.")] = False,
+    config: Config = None,
+) -> Exit:
+    r"""
+    List the agents that can be run.
+
+    Those in ./agents and those that are shipped: what each does, its tools and its file. The setting `agents` names more folders.
+
+    Examples:
+      stepengine agents
+      stepengine agents --tree
+      stepengine run code_searcher \
+          --params '{"search_queries": [{"pattern": "def main"}]}'
+    """
+    if as_json and as_tree:
+        msg = "--tree is for reading; --json alone has spawnable_agents for each agent"
+        raise UsageProblem(msg)
+    entries = list(listed(in_force(config).agent_folders))
+    if as_tree:
+        known = [e.agent for e in entries if e.agent is not None and e.hidden_by is None]
+        print("\n".join([_drawn(line) for line in tree_lines(known)]))
+    elif as_json:
+        print(dumps([_json_of(e) for e in entries if e.agent is not None]))
+    else:
+        say("\n\n".join([_shown(e) for e in entries if e.agent is not None]), hang=8)
+    for entry in entries:
+        if entry.agent is None:
+            complain(entry.problem)
+    return Exit.COMPLETED
+
+
+@attrs.frozen
+class Listed:
+    """
+    An agent of a file.
+
+    Attributes:
+        source: The file.
+        agent: The agent; ``None`` when the file cannot be loaded.
+        problem: Why it cannot be loaded.
+        hidden_by: The file that is taken instead when the agent is named by its id.
+    """
+
+    source: Path
+    agent: AgentDefinition | None
+    problem: str = ""
+    hidden_by: Path | None = None
+
+
+def listed(folders: Iterable[Path] = ()) -> Iterator[Listed]:
+    """Give the agents of every file in the folders in which ids are looked for, and each file that cannot be loaded."""
+    from stepengine.engine.loading import agent_folders, agents_in
+
+    seen: dict[str, Path] = {}
+    for folder in dict.fromkeys([f.resolve() for f in agent_folders(folders)]):
+        for file in sorted(folder.glob("[!_]*.py")):
+            try:
+                found = agents_in(file)
+            except DefinitionError as error:
+                yield Listed(file, None, message_of(error))
+                continue
+            for agent in found:
+                first = seen.setdefault(normalised_id(agent.id), file)
+                yield Listed(file, agent, hidden_by=None if first == file else first)
+
+
+def _json_of(entry: Listed) -> dict[str, Any]:
+    agent: Any = entry.agent
+    return {
+        "id": agent.id,
+        "description": agent.description,
+        "model": agent.model,
+        "tools": list(agent.tool_names),
+        "spawnable_agents": list(agent.spawnable_ids),
+        "source": str(entry.source),
+        "hidden_by": entry.hidden_by and str(entry.hidden_by),
+    }
+
+
+def _shown(entry: Listed) -> str:
+    agent: Any = entry.agent
+    lines = [
+        agent.id,
+        f"  {visible(agent.description, strict=True)}" if agent.description else "",
+        f"  tools   {', '.join(agent.tool_names) or 'none'}",
+        f"  spawns  {', '.join(agent.spawnable_ids)}" if agent.spawnable_ids else "",
+        f"  model   {visible(agent.model, strict=True)}" if agent.model else "",
+        f"  source  {visible(str(entry.source), strict=True)}",
+        f"  hidden: the id means {visible(str(entry.hidden_by), strict=True)}" if entry.hidden_by else "",
+    ]
+    return "\n".join([line for line in lines if line])
+
+
+Children: TypeAlias = Mapping[str, Sequence[str]]
+LINES = {"|-- ": "\u251c\u2500\u2500 ", "`-- ": "\u2514\u2500\u2500 ", "|   ": "\u2502   "}
+"""How the lines of a tree are drawn where that can be shown."""
+
+
+def _drawn(line: str) -> str:
+    """Return a line of a tree as stdout can show it; no id holds what is replaced."""
+    for mark, drawn in LINES.items() if draws_lines() else ():
+        line = line.replace(mark, drawn)
+    return line
+
+
+def tree_lines(agents: Iterable[AgentDefinition]) -> list[str]:
+    """
+    Return the agents as lines of a tree, each below every agent that may spawn it.
+
+    At the top stand those that no other may spawn, then one of each circle that nothing else leads to. Where a circle
+    closes, and where an agent was shown with its children before, its line says so; an agent that does not exist, too.
+    """
+    children = _children(agents)
+    spawned = {child for key, below in children.items() for child in below if child != key}
+    lines: list[str] = []
+    shown: set[str] = set()
+    for key in [*[k for k in children if k not in spawned], *children]:
+        if key not in shown:
+            lines.append(key)
+            lines += _below(key, children, (key,), shown, "")
+    return lines
+
+
+def _key(agent_id: str) -> str:
+    """Return what an agent is found by: its id, and of one with a publisher the name."""
+    return name_of_published(agent_id) or normalised_id(agent_id)
+
+
+def _children(agents: Iterable[AgentDefinition]) -> dict[str, list[str]]:
+    """Return id to the ids of those that it may spawn, those that are given inside others included."""
+    found: dict[str, list[str]] = {}
+    waiting = list(agents)
+    while waiting:
+        agent = waiting.pop(0)
+        key = normalised_id(agent.id)
+        if key in found:
+            continue
+        given = [*agent.spawnable_agents, *carried_by(agent.tools)]
+        found[key] = list(dict.fromkeys([_key(c if isinstance(c, str) else c.id) for c in given]))
+        waiting += [c for c in given if not isinstance(c, str)]
+    return found
+
+
+def _below(key: str, children: Children, trail: tuple[str, ...], shown: set[str], indent: str) -> Iterator[str]:
+    shown.add(key)
+    below = children.get(key, ())
+    for index, child in enumerate(below):
+        last = index == len(below) - 1
+        again = child in shown and children.get(child)
+        note = " (circle)" if child in trail else " (see above)" if again else ""
+        missing = "" if child in children else " (not found)"
+        yield f"{indent}{'`-- ' if last else '|-- '}{child}{note}{missing}"
+        if not note and not missing:
+            yield from _below(child, children, (*trail, child), shown, f"{indent}{'    ' if last else '|   '}")

@@ -1,0 +1,111 @@
+"""``stepengine ask``: one model call, to see in one line whether a model answers."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Annotated
+
+import attrs
+import typer
+
+from stepengine.cli import bench
+from stepengine.cli.exits import Exit, complain
+from stepengine.cli.options import ApiKeyEnv, Config, Options, Price
+from stepengine.cli.perform import Run, advised, ending_of, perform
+from stepengine.cli.screen.render import dumps, json_of, money, one_line, tokens, visible
+from stepengine.data import events as ev
+from stepengine.data.models import ModelSettings
+
+__all__ = ("Talk", "ask")
+
+
+SHOWN = ("status", "stop_reason", "text", "error", "usage", "cost", "warnings")
+
+
+def ask(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Model, such as anthropic/claude-sonnet-4-5.")],
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="What to say; - reads it from stdin.")],
+    *,
+    system: Annotated[str, typer.Option(help="System prompt.", metavar="TEXT")] = "",
+    base_url: Annotated[
+        str, typer.Option(help="A server that speaks OpenAI's Chat Completions; MODEL is asked of it.", metavar="URL")
+    ] = "",
+    api_key_env: ApiKeyEnv = "",
+    price: Price = "",
+    max_tokens: Annotated[
+        int, typer.Option(help="Tokens that the reply may have; 0 for the provider's default.", min=0)
+    ] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, at the end.")] = False,
+    config: Config = None,
+) -> Exit:
+    """
+    Call a model once, and print its reply while it comes.
+
+    The shortest way to see whether a key, an address and a model name are right. Usage and cost are shown on stderr.
+
+    Examples:
+      stepengine ask anthropic/claude-haiku-4-5 "Say hello."
+      stepengine ask openai/gpt-5-mini - --system "One word." < question.txt
+      stepengine ask llama3.2 "Say hello." --base-url http://localhost:11434/v1
+      stepengine ask "anthropic/claude-haiku-4-5 | openai/gpt-5" "Hello" --json
+    """
+    from stepengine.data.definition import AgentDefinition
+    from stepengine.engine import Engine
+
+    options = Options(model=[model], base_url=base_url, api_key_env=api_key_env, price=price, config=config).in_force()
+    settings = ModelSettings(max_tokens=max_tokens or None)
+    agent: AgentDefinition = AgentDefinition("ask", model=model, system_prompt=system, settings=settings)
+    talk = Talk(model, quiet=as_json)
+    limits = attrs.evolve(options.settings.limits, max_steps=1, on_max_steps="stop")
+    models, pricing = bench.models_of(options), bench.pricing_of(options)
+    engine = Engine([agent], models=models, observers=[talk], limits=limits, pricing=pricing)
+    began = time.monotonic()
+    run = perform(engine, agent, sys.stdin.read() if prompt == "-" else prompt, None)
+    return _told(run, options, talk, time.monotonic() - began, as_json=as_json)
+
+
+class Talk:
+    """
+    Shows one model call while it goes on: text on stdout, everything else on stderr.
+
+    Attributes:
+        model: The model that answered.
+        streamed: Whether text was shown.
+    """
+
+    def __init__(self, model: str, *, quiet: bool) -> None:
+        self.model = model
+        self.streamed = False
+        self._quiet = quiet
+
+    def on_event(self, event: ev.Event) -> None:
+        """Show *event*."""
+        if isinstance(event, ev.ModelFinished) and event.reply is not None:
+            self.model = event.reply.model or self.model
+        elif isinstance(event, ev.ModelRetry):
+            complain(f"attempt {event.attempt} failed, the next one follows in {event.wait:.1f} s: {event.error}")
+        elif isinstance(event, ev.TextDelta) and not self._quiet:
+            self.streamed = True
+            print(visible(event.text), end="", flush=True)
+        elif isinstance(event, ev.ReplyDiscarded) and self.streamed:
+            print(flush=True)
+            self.streamed = False
+            complain("the reply broke off; what it said does not count")
+
+
+def _told(run: Run, options: Options, talk: Talk, seconds: float, *, as_json: bool) -> Exit:
+    result = run.result
+    if as_json:
+        told = json_of(result)
+        print(dumps({"model": talk.model, **{name: told[name] for name in SHOWN}}))
+    elif talk.streamed:
+        print(flush=True)
+    elif result.text:
+        print(visible(result.text))
+    if run.code is not Exit.COMPLETED:
+        complain(advised(ending_of(run), run, options))
+    if result.usage.requests and not as_json:
+        spent = [one_line(talk.model), tokens(result.usage), money(result.cost, of=result.usage), f"{seconds:.1f} s"]
+        print(" | ".join([part for part in spent if part]), file=sys.stderr)
+    return run.code

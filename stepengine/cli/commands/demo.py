@@ -1,0 +1,205 @@
+"""
+``stepengine demo``: the agent ``editor`` on a small project, with recorded replies.
+
+The replies of the model come from a cassette, through the real SDK and the real codec. Everything else happens: the
+handler decides, the tools read and edit the files of a temporary copy of the project.
+"""
+
+from __future__ import annotations
+
+import inspect
+import shutil
+import sys
+import tempfile
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import attrs
+import typer
+
+from stepengine.cli.bench import make_progress
+from stepengine.cli.exits import Exit, complain
+from stepengine.cli.options import Config, Options, Quiet
+from stepengine.cli.perform import Run, perform
+from stepengine.cli.screen.render import money, say, wrapped
+from stepengine.data.events import Event
+from stepengine.data.usage import Usage
+
+if TYPE_CHECKING:
+    from stepengine.cli.screen.progress import Progress
+    from stepengine.data.definition import AgentDefinition
+
+__all__ = ("CASSETTE", "copy_project", "demo", "nobody", "run_demo")
+
+
+HERE = Path(__file__).parents[1] / "_demo"
+CASSETTE = HERE / "cassette.yaml"
+SAMPLE = ".sample"
+"""The suffix that keeps linters, type checkers and test collectors away from the sample project."""
+MODEL = "anthropic/demo"
+HOST = "http://demo.localhost"
+PROMPT = "Give orders of 100 or more a discount of 10 % in total(), and say so in the README."
+PARAMS = {"files": ["shop.py", "README.md"]}
+# The schemas of tools are made by pydantic and may differ between its versions; they are no part of what is shown here.
+IGNORED = ("/tools",)
+HANG = 4
+CAUSE = """\
+The last edit happened because of it: it read shop.py again, found that it did not parse, and sent the model back.
+"""
+LIVE = "anthropic/claude-sonnet-4-5"
+NEXT = f"""\
+What to type next:
+  stepengine init my-agent
+      a project of your own: an agent, its tests, a recorded run, CI
+  stepengine agents
+      what else there is to run
+  stepengine run code_searcher \\
+      --params '{{"search_queries": [{{"pattern": "def "}}]}}'
+      needs no model either
+  export ANTHROPIC_API_KEY=...
+  stepengine run editor "..." --write --model {LIVE}
+      the same agent, live, on your files
+  stepengine run editor "..." --write --model llama3.2 \\
+      --base-url http://localhost:11434/v1
+      with Ollama, without a key"""
+
+
+def demo(
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep the edited copy of the project and say where it is.")
+    ] = False,
+    quiet: Quiet = False,
+    config: Config = None,
+) -> Exit:
+    """
+    Watch an agent edit a small project, without a key.
+
+    The model's replies are played from a recording through the real SDK; the tools really read and edit files, in a
+    temporary copy. One recorded reply holds a mistake, which the agent's handler finds and has repaired.
+
+    Examples:
+      stepengine demo
+      stepengine demo --keep
+    """
+    from stepengine.testing import Cassette, CassetteMiss, ReplayTransport
+
+    progress = make_progress(Options(agent="editor", quiet=quiet, config=config).in_force())
+    folder = Path(tempfile.mkdtemp(prefix="stepengine-demo-")) if keep else None
+    cassette = Cassette.load(CASSETTE, ignore=IGNORED, hint="python cassettes/record_demo.py")
+    _introduce()
+    try:
+        run = run_demo(ReplayTransport(cassette), progress, folder)
+    except CassetteMiss as miss:
+        return complain(str(miss), Exit.DIVERGED)
+    if progress is not None:
+        progress.finish(run.result)
+    if run.code is not Exit.COMPLETED:
+        return complain(f"the demo ended as {run.result.status.value}: {run.result.error}", run.code)
+    _explain(run.result.output["diff"], _cost(run.result.usage))
+    if folder is not None:
+        print(f"\nThe edited project is in {folder}")
+    return Exit.COMPLETED
+
+
+def copy_project(target: Path) -> None:
+    """Copy the sample project into the folder *target*."""
+    for file in sorted((HERE / "project").iterdir()):
+        if file.suffix == SAMPLE:
+            (target / file.stem).write_bytes(file.read_bytes())
+
+
+def run_demo(transport: object, progress: Progress | None = None, folder: Path | None = None) -> Run:
+    """
+    Run ``editor`` on a copy of the sample project.
+
+    Args:
+        transport: What answers the model's requests: an ``httpx2.AsyncBaseTransport``.
+        progress: What shows the run.
+        folder: Where the copy goes; by default a temporary folder that is removed at the end.
+    """
+    from stepengine.engine import Engine
+    from stepengine.models import AnthropicProvider
+    from stepengine.tools import file_tools, search_tools
+
+    with ExitStack() as stack:
+        root = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stepengine-demo-")))
+        copy_project(root)
+        editor = attrs.evolve(_editor(), model=MODEL)
+        provider = AnthropicProvider(api_key="demo", base_url=HOST, transport=transport)
+        engine = Engine(
+            [editor],
+            [*file_tools(root, write=True), *search_tools(root)],
+            {"anthropic": provider},
+            # Replies are streamed when somebody watches, and the recording holds streams.
+            observers=[progress or nobody],
+            pricing=nothing,
+        )
+        return perform(engine, editor, PROMPT, progress, params=PARAMS)
+
+
+def nobody(_: Event) -> None:
+    """Watch, and say nothing."""
+
+
+def nothing(model: str, usage: Usage | None, at: datetime) -> Decimal:  # noqa: ARG001 - what a price depends on
+    """Return what a recorded reply costs."""
+    return Decimal(0)
+
+
+def _cost(usage: Usage) -> str:
+    """Return a sentence about what the demo cost, and what it would have cost without its recording."""
+    from stepengine.models.pricing import cost_of
+
+    live = cost_of(LIVE, usage, datetime.now(UTC))
+    about = "" if live is None else f" Live, with {LIVE}, it would have been about {money(live)}."
+    return f"This cost nothing: the replies are a recording.{about}"
+
+
+def _introduce() -> None:
+    say("A generator agent edits a small project. The model's replies are a recording; the rest happens now.\n")
+    say(f"  request   {PROMPT}", hang=10)
+    say(f"  files     {', '.join(PARAMS['files'])}, in a temporary copy\n", hang=10)
+
+
+def _explain(diff: str, cost: str) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    from stepengine.cli.screen.progress import diff_lines
+
+    console = Console(highlight=False)
+
+    def show(text: str, style: str = "", *, hang: int = 0) -> None:
+        line = wrapped(text, console.width, hang) if console.is_terminal else text
+        console.print(Text(line, style=style), soft_wrap=True)
+
+    show("\nWhat changed", "bold")
+    for line, style in diff_lines(diff):
+        show(line, style, hang=HANG)
+    show("\nThe handler that drove it (agents/editor.py)", "bold")
+    show(_handler_source(), hang=HANG)
+    show(CAUSE)
+    show(f"{cost}\n")
+    show(NEXT.replace("stepengine ", f"{_program()} "))
+
+
+def _program() -> str:
+    """Return how the user can call this command again: by its name, or as it was called when it is not on the path."""
+    called = sys.argv[0]
+    return "stepengine" if Path(called).name != "stepengine" or shutil.which("stepengine") else called
+
+
+def _handler_source() -> str:
+    return inspect.getsource(_editor().handle_steps or run_demo)
+
+
+def _editor() -> AgentDefinition:
+    """Return the editor that comes with stepengine, whatever the working folder calls so."""
+    from stepengine.engine.loading import bundled_agent
+
+    found = bundled_agent("editor")
+    assert found is not None  # noqa: S101 - the package has it
+    return found

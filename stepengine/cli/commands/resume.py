@@ -1,0 +1,163 @@
+"""``stepengine resume``: going on with a run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import attrs
+import typer
+
+from stepengine.cli.bench import bench_for
+from stepengine.cli.exits import Exit
+from stepengine.cli.journals import (
+    RESULT,
+    GoingOn,
+    answers_of,
+    asks_again,
+    followed,
+    hooks_of,
+    journal_at,
+    limits_again,
+    on_journal,
+    recorded_agent,
+    taken,
+)
+from stepengine.cli.options import Answers, File, Last, Options, TrustAnswers, with_options
+from stepengine.cli.perform import told
+from stepengine.cli.recording import Recording, recorded_as
+from stepengine.cli.screen.render import is_terminal, visible
+from stepengine.cli.settings import UsageProblem
+from stepengine.cli.trusting import refuse_inside
+from stepengine.data.json import compact
+
+if TYPE_CHECKING:
+    from stepengine.data.questions import AnswerLike, Question
+    from stepengine.journal.history import History
+
+__all__ = ("can_ask", "resume")
+
+SHOWN_CHARS = 1_000
+YES, NO = ("y", "yes"), ("n", "no")
+CHOICES = (
+    "y do it again, n the handler gets UnknownOutcome, result:JSON-or-TEXT that came of it, Enter decides later > "
+)
+
+
+@with_options
+def resume(
+    options: Options,
+    file: File = "",
+    *,
+    last: Last = False,
+    answer: Answers = None,
+    in_doubt: Annotated[
+        str, typer.Option(help="fail, retry or ask.", show_default="ask at a terminal, else fail")
+    ] = "",
+    on_divergence: Annotated[str, typer.Option(help="raise, stop or keep.")] = "raise",
+    trust_answers: TrustAnswers = False,
+) -> Exit:
+    """
+    Go on with a run: answer it, or pick it up after a crash.
+
+    What is recorded is not done again: no model is asked twice, no tool runs twice. A run that has ended just prints
+    its result again. The agent is found by the id in FILE, as `stepengine run` finds ids, or given with --agent.
+
+    A run that `stepengine runs` lists takes over what it was started with and what is not typed again: the agent's file,
+    --base-url, --cwd, --write, --shell, --web and --config. For any other FILE these are given again. The models and
+    the limits stand in FILE itself; --model takes others from here on. Never taken over: --json, --quiet, --verbose.
+
+    Examples:
+      stepengine resume --last --answer q3=yes
+      stepengine resume run.jsonl
+      stepengine resume run.jsonl --answer q3=yes
+      stepengine resume run.jsonl --agent ./drafts/mine.py --in-doubt retry
+
+    --in-doubt, for an effect that a crash cut off, so that nobody knows whether it happened:
+      ask      you are asked about each: do it again, let the handler get
+               UnknownOutcome, or say what came of it (default at a terminal;
+               elsewhere the run is suspended with a question)
+      fail     the handler gets UnknownOutcome at its yield (default elsewhere)
+      retry    it is done again
+    What came of it can be said beforehand: --answer 'doubt:#3=result:JSON-or-TEXT'
+
+    --on-divergence, for an agent that was edited since, so that it asks for something else than FILE holds:
+      raise    say where, and leave with 5 (default); stop says so in the result
+      keep     where FILE holds an effect of the same kind, go on with what
+               came of it; from where FILE ends, the code runs as it is now.
+               `stepengine ready FILE` says beforehand whether that works
+
+    A permission in FILE for a call that has not begun is asked for again, unless FILE is as your own commands left it:
+    whoever wrote it could have said yes. FILE as it was is kept beside it. --trust-answers takes what stands there.
+    """
+    if answer or trust_answers:
+        refuse_inside("resume --answer" if answer else "resume --trust-answers")
+    how = GoingOn(in_doubt or ("ask" if can_ask() else "fail"), on_divergence)
+    options = attrs.evolve(options, journal=file, last=last)
+    return on_journal(
+        options, lambda options: _resume(options, answer or (), how, trusts=trust_answers), is_waiting=True
+    )
+
+
+def can_ask() -> bool:
+    """Return whether a person sits there: they see stderr, and what they type is read."""
+    return is_terminal(sys.stdin) and is_terminal()
+
+
+def _refuse_waiting(history: History, given: Collection[str]) -> None:
+    """Refuse to wait for what can come to no command: the result of a call whose tool leaves that to somebody outside."""
+    from stepengine.journal.questions import waiting_calls
+
+    open_ = [
+        question for question in ([] if history.is_complete else waiting_calls(history)) if question.id not in given
+    ]
+    if open_:
+        first = open_[0]
+        what = first.text.partition(" was cut off")[0]
+        msg = f"{what} waits for its result, which comes from outside; where you know it: --answer '{first.id}=result:JSON-or-TEXT'"
+        raise UsageProblem(msg)
+
+
+def looked_at(history: History, given: Collection[str]) -> dict[str, AnswerLike]:
+    """Ask the person at the terminal about each effect in doubt that is not decided yet; what they skip stays open."""
+    from stepengine.journal.questions import doubts
+
+    answers: dict[str, AnswerLike] = {}
+    for question in [] if history.is_complete else doubts(history):
+        said = None if question.id in given else _decision(question)
+        if said is not None:
+            answers[question.id] = said
+    return answers
+
+
+def _decision(question: Question) -> AnswerLike | None:
+    print(visible(f"{question.text}\n  with: {compact(question.details)[:SHOWN_CHARS]}"), file=sys.stderr)
+    while True:
+        print(CHOICES, end="", file=sys.stderr, flush=True)
+        typed = sys.stdin.readline().strip()
+        if not typed:
+            return None
+        word = typed.lower()
+        if word in YES + NO:
+            return word in YES
+        if typed.startswith(RESULT):
+            return taken(typed)
+
+
+def _resume(options: Options, answers: Iterable[str], how: GoingOn, *, trusts: bool) -> Exit:
+    in_doubt, divergence = cast("Any", attrs.astuple(how.checked()))
+    journal, given = journal_at(options.journal), answers_of(answers)
+    history = journal.history()
+    agent = recorded_agent(journal, options, history)
+    again = not trusts and asks_again(journal, history)
+    bench = bench_for(options, agent, performs=not history.is_complete, hooks=hooks_of(history))
+    limits = limits_again(journal, options)
+    _refuse_waiting(history, given)
+    if in_doubt == "ask" and can_ask():
+        given |= looked_at(history, given)
+    asked = partial(bench.engine.start_resume, in_doubt=in_doubt, on_divergence=divergence, ask_again=again)
+    run = followed(bench, lambda: asked(journal, agent=agent, answers=given, limits=limits))
+    Recording(journal, recorded_as(options.journal)).ended(run.result)
+    return told(run, options, bench)

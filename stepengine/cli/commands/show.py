@@ -1,0 +1,290 @@
+"""``stepengine show``: a recorded run, step by step. Nothing is run, and nothing is needed but the file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import attrs
+import typer
+
+from stepengine.cli.exits import Exit, complain
+from stepengine.cli.journals import found, journal_at
+from stepengine.cli.options import File, Json, Last, Options
+from stepengine.cli.screen.render import dumps, say
+from stepengine.cli.settings import UsageProblem
+from stepengine.data.codec import plain
+from stepengine.data.messages import ToolResult
+from stepengine.data.models import ModelReply
+from stepengine.data.outcomes import Failure, Value
+from stepengine.data.questions import Answer
+from stepengine.data.state import ChildResult
+from stepengine.errors import JournalError
+
+if TYPE_CHECKING:
+    from stepengine.journal import Journal
+    from stepengine.journal.history import History
+    from stepengine.journal.records import Intent, Result
+
+__all__ = ("Shown", "effects_of", "show")
+
+
+NAMES = {"CallTool": "tool_name", "Perform": "name", "Spawn": "agent_id"}
+
+
+def show(
+    file: File = "",
+    *,
+    last: Last = False,
+    step: Annotated[str, typer.Option(help="Show one step, or one effect, whole.", metavar="N|PATH#N")] = "",
+    as_json: Json = False,
+) -> Exit:
+    """
+    Show a run step by step.
+
+    What was asked for, what came back, when, and what it cost.
+
+    Nothing is run and no agent is needed. With --step the whole model request of that step is shown, what came back,
+    and what was done with it; --step takes the number of a step, or an effect such as 3.2#1.
+
+    Examples:
+      stepengine show --last
+      stepengine show run.jsonl
+      stepengine show run.jsonl --step 2
+      stepengine show run.jsonl --json | jq .effects
+    """
+    try:
+        journal = journal_at(found(Options(journal=file, last=last)).journal)
+        history = journal.history()
+        shown = list(effects_of(history))
+        chosen = _chosen(history, shown, step) if step else shown
+        told = _one(history, shown, chosen) if step else _whole(history)
+        if as_json:
+            text = dumps({**told, "effects": [_effect(history, entry) for entry in chosen]})
+        else:
+            text = _rendered(journal, told, {entry.address for entry in chosen} if step else None)
+    except JournalError as error:
+        return complain(error.message, Exit.FAILED)
+    if as_json:
+        print(text)
+    else:
+        say(text, _hang)
+    return Exit.COMPLETED
+
+
+@attrs.frozen
+class Shown:
+    """
+    One effect of a run.
+
+    Attributes:
+        address: Its number, with the path of its run for a child's.
+        step: The model step of its run in which it happened, from 1; 0 before the first one.
+        kind: ``"CallModel"``, ``"CallTool"``, ``"Perform"``, ``"Ask"`` or ``"Spawn"``.
+        what: The effect in a word or two.
+        intent: Its record.
+        result: The record of its outcome; ``None`` when it has none yet.
+    """
+
+    address: str
+    step: int
+    kind: str
+    what: str
+    intent: Intent
+    result: Result | None
+
+
+def effects_of(history: History) -> Iterator[Shown]:
+    """Give every effect of a run and its children, in the order in which they began."""
+    from stepengine.journal.records import ROOT, shown_address
+
+    steps: dict[str, int] = {}
+    for address, intent in history.intents.items():
+        if address == ROOT:
+            continue
+        kind = intent.type
+        steps[intent.path] = steps.get(intent.path, 0) + (kind == "CallModel")
+        name = history.model(intent) if kind == "CallModel" else history.form(intent).get(NAMES.get(kind, ""), "")
+        what = f"{kind} {name}".rstrip()
+        yield Shown(shown_address(*address), steps[intent.path], kind, what, intent, history.results.get(address))
+
+
+# --- as JSON ----------------------------------------------------------------------------------------------------------
+
+
+def _whole(history: History) -> dict[str, Any]:
+    from stepengine.journal.show import ended_of, spending_of, status_of
+
+    root, head = history.root, history.head
+    spending = spending_of(history)
+    usage, cost = spending.usage, spending.cost
+    questions = [{"id": q.id, "text": q.text, "options": list(q.options)} for _, q in history.open_questions().values()]
+    ended = ended_of(history)
+    return {
+        "journal": history.name,
+        "run": root["run_id"],
+        "agent": root["agent_id"],
+        "status": status_of(history),
+        "created": head.created if head is not None else None,
+        "parent": plain(head.parent) if head is not None else None,
+        "prompt": root.get("prompt", ""),
+        "params": plain(root.get("params")),
+        "output": None if ended is None else plain(ended.output),
+        "text": "" if ended is None else ended.text,
+        "questions": [] if history.is_complete else questions,
+        "milliseconds": history.last_at,
+        "usage": {**attrs.asdict(usage), "total_tokens": usage.total_tokens},
+        "cost": None if cost is None else str(cost),
+    }
+
+
+def _effect(history: History, entry: Shown) -> dict[str, Any]:
+    told = {
+        "address": entry.address,
+        "path": entry.intent.path,
+        "step": entry.step,
+        "kind": entry.kind,
+        "what": entry.what,
+        "at": None if entry.result is None else entry.result.at,
+        "attempts": [] if entry.result is None else plain(list(entry.result.attempts)),
+        "outcome": _outcome(history, entry),
+        "came": _came(history, entry),
+    }
+    if entry.kind != "CallModel":
+        told["effect"] = plain(history.form(entry.intent))
+    return told
+
+
+def _outcome(history: History, entry: Shown) -> dict[str, Any] | None:
+    if entry.result is None:
+        return None
+    outcome = history.outcome(entry.result)
+    if isinstance(outcome, Failure):
+        return {"error": {"type": type(outcome.error).__name__, "message": plain(str(outcome.error))}}
+    return {"value": plain(outcome.value)}
+
+
+def _came(history: History, entry: Shown) -> str:
+    """Return what came of an effect, in a few words."""
+    if entry.result is None:
+        return "(no result yet)"
+    outcome = history.outcome(entry.result)
+    if isinstance(outcome, Failure):
+        return f"{type(outcome.error).__name__}: {outcome.error}"
+    value = outcome.value
+    if isinstance(value, ModelReply):
+        calls = [f"-> {call.tool_name}({_short(call.input)})" for call in value.tool_calls]
+        return " ".join([part for part in (value.text, *calls) if part])
+    if isinstance(value, ToolResult):
+        return ("error: " if value.is_error else "") + value.text
+    if isinstance(value, ChildResult):
+        return f"{value.status.value}: {value.text if value.output is None else _short(value.output)}"
+    if isinstance(value, tuple) and value and isinstance(value[0], Answer):
+        return "; ".join([answer.text or ", ".join(answer.selected) or "(declined)" for answer in value])
+    return value if isinstance(value, str) else _short(value)
+
+
+def _short(value: object) -> str:
+    return json.dumps(plain(value), ensure_ascii=False)
+
+
+def _chosen(history: History, shown: list[Shown], step: str) -> list[Shown]:
+    """
+    Return the effects of one step of the root, or one effect.
+
+    Raises:
+        UsageProblem: when there is no such step.
+    """
+    if step.isdecimal():
+        chosen = [e for e in shown if not e.intent.path and str(e.step) == (step.lstrip("0") or "0")]
+    else:
+        chosen = [e for e in shown if e.address == step]
+    if not chosen:
+        last = max([e.step for e in shown if not e.intent.path], default=0)
+        msg = f"{history.name} has no step {step!r}; it has the steps 0 to {last}, and effects such as '#0' or '3.2#1'"
+        raise UsageProblem(msg)
+    return chosen
+
+
+def _one(history: History, shown: list[Shown], chosen: list[Shown]) -> dict[str, Any]:
+    request = history.form(chosen[0].intent)["request"] if chosen[0].kind == "CallModel" else None
+    if request is not None:
+        messages = [*history.messages(chosen[0].intent), *request.get("tail", ())]
+        request = {**plain(request), "messages": plain(messages)}
+    return {
+        "journal": history.name,
+        "step": chosen[0].step,
+        "address": chosen[0].address,
+        "so_far": _so_far(history, shown[: shown.index(chosen[0])]),
+        "request": request,
+    }
+
+
+def _so_far(history: History, before: list[Shown]) -> dict[str, Any]:
+    """Return what the run had done and spent before a step."""
+    replies = [history.outcome(e.result) for e in before if e.kind == "CallModel" and e.result is not None]
+    usages = [r.value.usage for r in replies if isinstance(r, Value) and r.value.usage is not None]
+    return {
+        "effects": len(before),
+        "model_calls": len(replies),
+        "tokens": sum([usage.total_tokens for usage in usages]),
+        "milliseconds": max([e.result.at for e in before if e.result is not None], default=0),
+    }
+
+
+# --- as text ----------------------------------------------------------------------------------------------------------
+
+
+def _hang(line: str) -> int:
+    """Return how far what is broken off a line stands behind its begin: behind an address, a dash or the name of a member."""
+    first = line.lstrip(" ").partition(" ")[0]
+    if first == "-":
+        return 2
+    return 5 if "#" in first and first[-1:].isdigit() else 0
+
+
+def _rendered(journal: Journal, told: Mapping[str, object], addresses: Collection[str] | None) -> str:
+    """Return a run, or the effects of a step of it, as the snapshots of the testing kit have it, below what they leave out."""
+    from stepengine.journal.show import clean_tree, render, render_effects, run_tree
+
+    tree = clean_tree(run_tree(journal), whole=addresses is not None)
+    lines, text = (
+        (_heading(told), render(tree)) if addresses is None else (_request(told), render_effects(tree, addresses))
+    )
+    return "\n".join([*lines, text.removesuffix("\n")])
+
+
+def _heading(told: Mapping[str, Any]) -> Iterator[str]:
+    yield f"{told['agent']}  run {told['run']} of {told['created']}, {told['milliseconds'] / 1000:.1f} s"
+    if told["parent"]:
+        yield f"  forked from run {told['parent']['run']} at {told['parent']['at']}"
+
+
+def _request(told: Mapping[str, Any]) -> Iterator[str]:
+    so_far, request = told["so_far"], told["request"]
+    counts = f"{so_far['effects']} effects, {so_far['model_calls']} model calls, {so_far['tokens']} tokens"
+    yield f"before {told['address']}: {counts}, {so_far['milliseconds'] / 1000:.1f} s"
+    if request is None:
+        return
+    yield f"sent to {request['model']}"
+    if request.get("system_prompt"):
+        yield from ["  system:", *[f"    {line}" for line in request["system_prompt"].splitlines()]]
+    for message in request["messages"]:
+        yield f"  {message.get('type', 'message')}:"
+        yield from [f"    {line}" for line in _said(message).splitlines()]
+    names = [str(spec.get("name", "")) for spec in request.get("tools", ())]
+    if names:
+        yield f"  tools: {', '.join(names)}"
+    yield "came back"
+
+
+def _said(message: Mapping[str, Any]) -> str:
+    content = message.get("content", "")
+    if isinstance(content, str):
+        return content
+    texts = []
+    for part in content:
+        text = part.get("text")
+        texts.append(text if isinstance(text, str) else dumps({k: v for k, v in part.items() if v not in (None, "")}))
+    return "\n".join(texts)

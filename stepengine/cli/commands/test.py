@@ -1,0 +1,115 @@
+"""``stepengine test``: recorded runs as a regression suite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from stepengine.cli.commands.replay import repeated
+from stepengine.cli.exits import Exit
+from stepengine.cli.journals import is_cut_off, journal_at, spread
+from stepengine.cli.options import Agent, Config, Files, Json, Options
+from stepengine.cli.screen.render import counted, dumps, say
+from stepengine.cli.settings import UsageProblem
+from stepengine.errors import DefinitionError, ReplayDivergence, StepEngineError
+
+if TYPE_CHECKING:
+    from stepengine.data.state import RunResult
+    from stepengine.journal import Journal
+    from stepengine.journal.divergence import Field
+
+__all__ = ("fields_of", "suite")
+
+
+def suite(files: Files, *, agent: Agent = "", as_json: Json = False, config: Config = None) -> Exit:
+    """
+    Replay runs against the present code, as a test suite.
+
+    Says which runs came out differently, and where.
+
+    A regression suite for agents: record good runs once, keep them, and let CI test them; it needs no key and no
+    network. An output or a status that is not the recorded one counts, too. A folder stands for the *.jsonl files in
+    it, an SQLite file for its runs.
+
+    Leaves with:
+      0    all replays did what is recorded
+      1    a file could not be replayed: there is none, or it is damaged
+      2    an agent cannot be loaded: not found, or its file fails
+      5    a replay did something else than its recording
+
+    `git bisect run` takes 1 for a bad commit and 125 for one that tells nothing, so that commits whose agent cannot be
+    loaded are passed over with: sh -c 'stepengine test ...; c=$?; [ $c = 2 ] && exit 125; exit $c'
+
+    Examples:
+      stepengine test journals/
+      stepengine test journals/*.jsonl --agent ./agents/mine.py
+    """
+    told: list[dict[str, object]] = []
+    options = Options(agent=agent, quiet=True, config=config).in_force()
+    for file in spread(files):
+        told.append(_replayed(file, options))
+        if not as_json:
+            say("\n".join(_told(told[-1])), hang=4)
+    diverged, broken = [sum(t["outcome"] == o for t in told) for o in ("diverged", "failed")]
+    unloaded = any(entry.get("unloaded") for entry in told)
+    if as_json:
+        print(dumps(told))
+    else:
+        print(f"{len(told) - diverged - broken} of {len(told)} as recorded, {diverged} diverged, {broken} failed")
+    if unloaded:
+        return Exit.USAGE
+    return Exit.FAILED if broken else Exit.DIVERGED if diverged else Exit.COMPLETED
+
+
+def _replayed(file: str, options: Options) -> dict[str, Any]:
+    try:
+        journal = journal_at(file)
+        result = repeated(journal, options)
+    except ReplayDivergence as error:
+        return _diverged(file, error.message, error.diff, step=error.step, address=error.address, site=error.site)
+    except DefinitionError as error:
+        return {"file": file, "outcome": "failed", "message": str(error), "unloaded": True}
+    except (StepEngineError, UsageProblem) as error:
+        return {"file": file, "outcome": "failed", "message": str(error)}
+    other = _other_end(journal, result)
+    if other:
+        # No effect differs, so a replay goes through; a suite is asked whether the agent still does what it did.
+        lines = [f"  {pointer}  recorded {recorded}   now {now}" for pointer, recorded, now in other]
+        said = [
+            f"every effect is as recorded, but the run ends in another way: {result.error or ''}".rstrip(": "),
+            *lines,
+        ]
+        return _diverged(file, "\n".join(said), other, step=result.state.step_index, address="#-1", site="")
+    status = "not ended" if is_cut_off(journal, result) else result.status.value
+    return {"file": file, "outcome": "ok", "status": status, "steps": result.state.step_index}
+
+
+def _diverged(file: str, message: str, diff: Iterable[tuple[str, str, str]], **place: object) -> dict[str, Any]:
+    return {"file": file, "outcome": "diverged", "message": message, **place, "diff": fields_of(diff)}
+
+
+def fields_of(diff: Iterable[tuple[str, str, str]]) -> list[dict[str, str]]:
+    """Return the fields that differ, as JSON."""
+    return [{"pointer": pointer, "recorded": recorded, "now": now} for pointer, recorded, now in diff]
+
+
+def _other_end(journal: Journal, replayed: RunResult) -> list[Field]:
+    """Return how a run that did the same ends otherwise than it did: in its status, its output, the kind of its error."""
+    from stepengine.journal.divergence import fields_between
+    from stepengine.journal.encoding import comparable
+    from stepengine.journal.show import ended_of
+
+    made = replayed.journal
+    recorded, now = ended_of(journal.history()), ended_of(made.history()) if made is not None else None
+    if recorded is None or now is None:
+        return []
+    before, after = [{**comparable(end), "status": end.status.value} for end in (recorded, now)]
+    return list(fields_between(before, after))
+
+
+def _told(entry: dict[str, Any]) -> Iterator[str]:
+    if entry["outcome"] == "ok":
+        yield f"ok        {entry['file']}  {entry['status']}, {counted(entry['steps'], 'step')}"
+        return
+    yield f"{entry['outcome'].upper():<10}{entry['file']}"
+    yield from [f"    {line}" for line in entry["message"].splitlines()]

@@ -1,0 +1,245 @@
+"""``stepengine worker``: a process that runs durable runs until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import signal
+import sys
+from collections.abc import AsyncIterator, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import attrs
+import typer
+
+from stepengine.cli.commands.deployment import App, Db, Pool, database_of, said
+from stepengine.cli.exits import Exit, complain
+from stepengine.cli.settings import UsageProblem
+from stepengine.data.definition import AgentDefinition
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from stepengine.durable import DurableEngine
+
+__all__ = ("Offered", "offered_by", "worker")
+
+MOST_DIGITS = 12
+
+
+def worker(
+    module: Annotated[
+        str, typer.Argument(metavar="MODULE", help="What it runs: an agent file, a folder of them, or a module.")
+    ],
+    *,
+    db: Db = "",
+    embedded_db: Annotated[
+        Path | None,
+        typer.Option(help="Run a private PostgreSQL with its files there, and print its URL.", metavar="DIR"),
+    ] = None,
+    pool: Pool = "default",
+    app: App = "stepengine",
+    executor: Annotated[
+        str, typer.Option(help="Its own id, stable, and held by one process at a time; default: the host's name.")
+    ] = "",
+    release: Annotated[
+        str, typer.Option(help="The version of the agents; default: made of definitions, handlers and tools.")
+    ] = "",
+    concurrency: Annotated[
+        int, typer.Option(help="Runs that it holds at once, those that wait included.", min=1)
+    ] = 500,
+    global_concurrency: Annotated[
+        int | None, typer.Option(help="Roots that all workers of the pool hold at once.", min=1, metavar="N")
+    ] = None,
+    starts_per_minute: Annotated[
+        int | None, typer.Option(help="Roots that all workers of the pool begin in a minute.", min=1, metavar="N")
+    ] = None,
+    requests_per_minute: Annotated[
+        list[str] | None, typer.Option(help="Requests to a provider, of all workers together.", metavar="PROVIDER=N")
+    ] = None,
+    tokens_per_minute: Annotated[
+        list[str] | None, typer.Option(help="Tokens of a provider, of all workers together.", metavar="PROVIDER=N")
+    ] = None,
+    max_concurrency: Annotated[
+        list[str] | None,
+        typer.Option(help="Requests to a provider that are under way, of all workers.", metavar="PROVIDER=N"),
+    ] = None,
+    effects: Annotated[int, typer.Option(help="Effects that it performs at once.", min=1)] = 32,
+    depth: Annotated[int, typer.Option(help="How deep trees of runs may be.", min=1)] = 4,
+    drain: Annotated[
+        float, typer.Option(help="Seconds that effects under way get when it is told to stop.", min=0)
+    ] = 30,
+    no_migrate: Annotated[bool, typer.Option("--no-migrate", help="Leave the tables as they are.")] = False,
+    allow_async_commit: Annotated[
+        bool, typer.Option("--allow-async-commit", help="Take a database that may lose commits in a power cut.")
+    ] = False,
+) -> Exit:
+    """
+    Run durable runs from a database until told to stop.
+
+    MODULE names the agents by `agents = [...]` or `agent = ...`, and beside them, where they are needed, `tools = [...]`,
+    `models = ...`, and `options = {...}` with further options of Engine; FILE#ID takes one of them. A folder is read as
+    ./agents is: a file of it that cannot be loaded is told, and costs its own agents only.
+
+    Limits of a provider hold for all workers that use the same key; give them to each worker. They can stand in `options`
+    as rate_limits, too; what is given here takes their place.
+
+    SIGTERM and Ctrl-C stop it: no new run is taken, effects under way get --drain seconds, and what waits is gone on with
+    by the next worker under the same --executor, or by `stepengine takeover`. Needs the extra `durable`;
+    `stepengine doctor` tells how it is added.
+
+    Leaves with:
+      0    it was told to stop
+      2    wrong usage or configuration
+      4    another process works under the same --executor
+      6    the database cannot be reached
+
+    Examples:
+      stepengine worker agents/ --embedded-db ./.db
+      stepengine worker my_agents.py --db @/run/secrets/db --executor web-1
+    """
+    offered = offered_by(module)
+    if embedded_db is not None and db:
+        msg = "--embedded-db starts a database of its own; leave --db out"
+        raise UsageProblem(msg)
+    setting: dict[str, Any] = {
+        "pool": pool, "app": app, "executor": executor or None, "release": release or None,
+        "concurrency": concurrency, "global_concurrency": global_concurrency, "starts_per_minute": starts_per_minute,
+        "effects": effects, "depth": depth, "migrate": not no_migrate,
+        "allow_async_commit": allow_async_commit,
+    }  # fmt: skip
+
+    limits = {
+        "requests_per_minute": requests_per_minute or (), "tokens_per_minute": tokens_per_minute or (),
+        "max_concurrency": max_concurrency or (),
+    }  # fmt: skip
+    offered.options.update(_limited(offered.options.get("rate_limits"), limits))
+
+    async def worked() -> Exit:
+        async with _database(embedded_db, db) as url:
+            from stepengine.durable import DurableEngine
+
+            engine = DurableEngine(offered.agents, offered.tools, offered.models, db=url, **setting, **offered.options)
+            await _serve(engine, drain)
+        return Exit.COMPLETED
+
+    return said(worked())
+
+
+def _limited(known: Any, typed: Mapping[str, Iterable[str]]) -> dict[str, Any]:
+    """
+    Return the limits of a module with those that were typed, as an option of ``Engine``; nothing when none was.
+
+    Raises:
+        UsageProblem: when one is none, or the module has one limit for all providers.
+    """
+    given: dict[str, dict[str, int]] = {}
+    for limit, texts in typed.items():
+        for text in texts:
+            name, _, number = text.partition("=")
+            if not name or not number.isdecimal() or len(number) > MOST_DIGITS or int(number) < 1:
+                msg = f"--{limit.replace('_', '-')} {text!r} is no limit of a provider; anthropic=50 would be fine"
+                raise UsageProblem(msg)
+            given.setdefault(name, {})[limit] = int(number)
+    if not given:
+        return {}
+    from stepengine.runtime import RateLimit
+
+    if isinstance(known, RateLimit):
+        msg = "rate_limits of the module is one limit for every provider; a dict from providers to limits can be changed here"
+        raise UsageProblem(msg)
+    own: dict[str, RateLimit] = dict(known or {})
+    return {"rate_limits": own | {name: attrs.evolve(own.get(name, RateLimit()), **new) for name, new in given.items()}}
+
+
+@contextlib.asynccontextmanager
+async def _database(folder: Path | None, db: str) -> AsyncIterator[str]:
+    if folder is None:
+        yield database_of(db)
+        return
+    from stepengine.durable import embedded
+
+    async with embedded(folder) as url:
+        print(f"database: {url}", flush=True)
+        yield url
+
+
+async def _serve(engine: DurableEngine, drain: float) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        await engine.open()
+        setting = engine.setting
+        names = ", ".join([agent.id for agent in engine.agents])
+        print(
+            f"stepengine: executor {setting.executor!r} takes runs of pool {setting.pool!r}, release {setting.release}: {names}",
+            file=sys.stderr,
+            flush=True,
+        )
+        await stop.wait()
+        print(f"stepengine: stopping; effects under way get {drain:g} s", file=sys.stderr, flush=True)
+    finally:
+        await engine.aclose(drain=drain)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+@attrs.frozen
+class Offered:
+    """
+    What a module gives a worker.
+
+    Attributes:
+        agents: Its agents; at least one.
+        tools: Tools that they name.
+        models: Where their models come from; ``None`` for the providers that there are.
+        options: Further options of ``Engine``.
+    """
+
+    agents: tuple[AgentDefinition, ...]
+    tools: tuple[Any, ...] = ()
+    models: Any = None
+    options: dict[str, Any] = attrs.field(factory=dict)
+
+
+def offered_by(module: str) -> Offered:
+    """
+    Return what a Python file, a folder of agent files, or a module that can be imported gives a worker.
+
+    Raises:
+        UsageProblem: when there is no such thing, or it cannot be imported; it says what would have been fine.
+        DefinitionError: when it cannot be loaded, or names no agent.
+    """
+    from stepengine.engine.loading import AgentPlace, agents_of, load_folder, module_of
+
+    path, place = Path(module), AgentPlace.of_text(module)
+    if path.is_dir():
+        found = load_folder(path)
+        for problem in found.problems:
+            complain(f"{problem}; this file is left out")
+        if not found.agents:
+            msg = f"{module} holds no agent files"
+            raise UsageProblem(msg)
+        return Offered(found.agents)
+    if not (path if place is None else place.file).exists() and (place is not None or "/" in module):
+        msg = f"there is no {module}; a Python file, a folder of agent files, or a module that can be imported would be fine"
+        raise UsageProblem(msg)
+    loaded = _imported(module) if place is None else module_of(place.file)
+    agents = (place.load(),) if place is not None and place.id else agents_of(loaded, module)
+    options = getattr(loaded, "options", {})
+    if not isinstance(options, dict):
+        msg = f"options in {module} is no dict of options of Engine, such as {{'limits': Limits(max_steps=20)}}"
+        raise UsageProblem(msg)
+    return Offered(agents, tuple(getattr(loaded, "tools", ())), getattr(loaded, "models", None), dict(options))
+
+
+def _imported(module: str) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except Exception as error:
+        msg = f"{module} cannot be loaded: {type(error).__name__}: {error}"
+        raise UsageProblem(msg) from error

@@ -1,0 +1,910 @@
+"""
+The reference console: shows a run through its handle, asks whoever sits there, and passes on what they type.
+
+``ConsoleRenderer`` uses nothing of a handle but what is public, and the engine knows nothing of it: it is one way to show a
+run. ``TerminalInteractor`` asks the same way where a run has an interactor instead. Text of models and tools is made visible,
+stands behind a gutter where something is decided about it, and is never taken for what the person typed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import os
+import select
+import shlex
+import stat
+import sys
+import termios
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from itertools import pairwise, zip_longest
+from typing import TYPE_CHECKING, Any, ClassVar, TextIO
+
+from stepengine.cli.screen.progress import Progress, diff_lines
+from stepengine.cli.screen.render import COLORS, ColorScheme, as_text, cut, one_line, visible, wrapped
+from stepengine.data import events as ev
+from stepengine.data.codec import plain
+from stepengine.data.json import JsonDict, thaw
+from stepengine.data.questions import Answer, Question, answer_problem
+from stepengine.data.state import RunPhase, RunResult, RunStatus
+from stepengine.errors import AnswerRejected, StepEngineError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from stepengine.runtime.handle import RunHandle
+
+__all__ = ("ConsoleRenderer", "Lines", "Screen", "Terminal", "TerminalInteractor", "console_on", "show_markdown")
+
+MAX_SHOWN = 40
+"""Lines of what a person decides about that are shown at once."""
+MAX_WIDTH = 100
+MAX_BLOCK = 4_000
+"""Characters of a block of Markdown that are waited for."""
+LIVE_LINES = 8
+"""Lines of the open block that stand above the prompt."""
+LIVE_CHILDREN = 6
+CHUNK = 65_536
+KEYS = ("y yes, n no (n REASON), a always, v all > ", "y yes, n no, a always, v all > ", "y, n, a, v > ")
+"""What may be typed at a permission; the first of these for which there is room stands in the prompt."""
+BELOW = 6
+"""Lines of a terminal that what is shown of a question leaves to the question itself, the prompt and what stands below."""
+ROOM = 8
+"""Characters that what is asked about has at least in the prompt."""
+TYPED = 12
+"""Characters that are left behind the prompt for what is typed."""
+WHICH = "which? a number, Enter for none > "
+UNSEEN = "every later call of {} runs without being shown, whatever its input; type yes to have that > "
+YES, NO, ALWAYS = ("y", "yes"), ("n", "no"), ("a", "always")
+QUIT = ("/quit", "/exit")
+
+
+def console_on(file: TextIO, *, color: str = "auto") -> Console:
+    """Return what prints on *file*; colours are off where it is no terminal or ``NO_COLOR`` is set, unless *color* says so."""
+    from rich.console import Console
+
+    return Console(
+        file=file,
+        highlight=False,
+        no_color=True if color == "never" else False if color == "always" else None,
+        force_terminal=True if color == "always" else None,
+    )
+
+
+# --- what is typed ----------------------------------------------------------------------------------------------------
+
+
+class Lines:
+    """
+    The lines of a terminal, a pipe, a file or a ``StringIO``, read when they are asked for and without blocking the event loop.
+
+    Args:
+        stream: What is read. A terminal or pipe is read below its buffer, so nobody else should read it meanwhile.
+
+    Attributes:
+        is_terminal: Whether somebody may type at any time.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._fd = _pollable(stream)
+        self.is_terminal = self._fd is not None and stream.isatty()
+        self._bytes = bytearray()
+        self._ended = False
+
+    async def next(self) -> str | None:
+        """Return the next line without its end, ``None`` when there is none any more."""
+        if self._fd is None:
+            line = self._stream.readline()
+            return line.rstrip("\n") if line else None
+        while b"\n" not in self._bytes and not self._ended:
+            await self._readable(self._fd)
+            self._read(self._fd)
+        return self._taken()
+
+    def typed_ahead(self) -> list[str]:
+        """Return the lines that were typed on a terminal before anybody asked for one; a line that was not sent is dropped."""
+        if self._fd is None or not self.is_terminal:
+            return []
+        while not self._ended and select.select([self._fd], [], [], 0)[0]:
+            self._read(self._fd)
+        found = []
+        while b"\n" in self._bytes:
+            found.append(self._taken() or "")
+        self._bytes.clear()
+        with contextlib.suppress(termios.error):
+            termios.tcflush(self._fd, termios.TCIFLUSH)
+        return found
+
+    def _taken(self) -> str | None:
+        line, end, rest = bytes(self._bytes).partition(b"\n")
+        self._bytes[:] = rest
+        return line.decode(errors="replace").removesuffix("\r") if line or end else None
+
+    def _read(self, descriptor: int) -> None:
+        try:
+            chunk = os.read(descriptor, CHUNK)
+        except OSError:  # the terminal is gone
+            chunk = b""
+        self._bytes += chunk
+        self._ended = not chunk
+
+    async def _readable(self, descriptor: int) -> None:
+        loop = asyncio.get_running_loop()
+        ready = loop.create_future()
+
+        def tell() -> None:
+            if not ready.done():
+                ready.set_result(None)
+
+        loop.add_reader(descriptor, tell)
+        try:
+            await ready
+        finally:
+            loop.remove_reader(descriptor)
+
+
+def _pollable(stream: TextIO) -> int | None:
+    """Return the descriptor of what may keep its reader waiting; ``None`` for files and what has no descriptor."""
+    try:
+        descriptor = stream.fileno()
+    except (OSError, ValueError, io.UnsupportedOperation):
+        return None
+    mode = os.fstat(descriptor).st_mode
+    return descriptor if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(descriptor) else None
+
+
+# --- what is shown ----------------------------------------------------------------------------------------------------
+
+
+class Screen(Progress):
+    """
+    Progress that shows the root's text as it arrives, without a status line.
+
+    Args:
+        console: Where.
+        markdown: Show the text as Markdown, each block when it is whole; by default as it is, each piece at once.
+        options: As with ``Progress``.
+
+    Attributes:
+        whole: The last thoughts, or the last result of a tool, with nothing left out.
+        diffs: What was written to files, by children too, as unified diffs.
+    """
+
+    def __init__(self, console: Console, *, markdown: bool = False, **options: Any) -> None:
+        super().__init__(console, **options)
+        self.shows_questions = False
+        self._is_open = False
+        self._block: str | None = "" if markdown else None
+        self._is_after_block = False
+        self._children: dict[str, _Child] = {}
+        self._said: list[str] = []
+        self.whole = ""
+        self.diffs: list[str] = []
+
+    def on_event(self, event: ev.Event) -> None:
+        """Show *event*."""
+        if isinstance(event, ev.AgentSpawned):
+            self._children[event.child_path] = _Child(event.agent_id, event.prompt)
+        elif isinstance(event, ev.AgentFinished):
+            self._children.pop(event.child_path, None)
+        elif child := self._children.get(event.path):
+            child.follow(event)
+        if isinstance(event, ev.TextCompleted) and not event.path:
+            self._said.append(event.text)
+        elif isinstance(event, ev.ThinkingCompleted):
+            self.whole = event.text
+        elif isinstance(event, ev.ToolFinished):
+            self.whole = event.result.text
+            data = event.result.data if isinstance(event.result.data, dict) else {}
+            # A file that is new is told in words.
+            diff = data.get("unified_diff") or ("file" in data and data.get("message"))
+            self.diffs += [diff] if isinstance(diff, str) else []
+        super().on_event(event)
+
+    def finish(self, result: RunResult) -> None:
+        """Show what the run came to where its model did not say it, such as what a handler returned, and how it ended."""
+        came_to = _came_to(result)
+        if result.status is RunStatus.COMPLETED and came_to.strip() and not any(came_to in s for s in self._said):
+            self.close_line()
+            self._text("", came_to)
+        self._said.clear()
+        super().finish(result)
+
+    def live(self) -> str:
+        """Return what stands under what was shown, coloured: the end of the open block, children at work, what goes on."""
+        from rich.text import Text
+
+        console, width = self._console, self._console.width
+        # A crowd is counted in the line below.
+        working = [path for path in sorted(self._children) if not self._is_folded(path)]
+        lines = [
+            cut(f"{'  ' * _depth(path)}{self._children[path].line}", width - 1) for path in working[:LIVE_CHILDREN]
+        ]
+        if len(working) > LIVE_CHILDREN:
+            lines.append(f"  ({len(working) - LIVE_CHILDREN} more at work)")
+        with console.capture() as drawn:
+            if self._block and self._block.strip():
+                self._print_markdown(self._block)
+        block = drawn.get().splitlines()[-LIVE_LINES:]
+        with console.capture() as drawn:
+            for line in lines:
+                console.print(Text(line, style=self._colors.agent), soft_wrap=True)
+            status = self.status()
+            status.truncate(max(1, width - 1))
+            console.print(status, soft_wrap=True)
+        return "\n".join([*block, *drawn.get().splitlines()])
+
+    def _text(self, path: str, text: str) -> None:
+        if path:
+            super()._text(path, text)
+            return
+        if self._block is not None:
+            self._block += text
+            while end := _block_end(self._block):
+                block, self._block = self._block[:end], self._block[end:]
+                self._show_block(block)
+            return
+        self._speak(path)
+        self._write(visible(text))
+        self._is_open = not text.endswith("\n") if text else self._is_open
+
+    def _flush(self, path: str) -> None:
+        if path:
+            super()._flush(path)
+        else:
+            self.close_line()
+
+    def _line(self, path: str, text: str, style: str = "") -> None:
+        self.close_line()
+        self._is_after_block = False
+        super()._line(path, text, style)
+
+    def _on_reply_discarded(self, event: ev.ReplyDiscarded) -> None:
+        self._block = self._block and ""
+        self.close_line()
+        super()._on_reply_discarded(event)
+
+    def _speak(self, path: str) -> None:
+        if not self._is_open:
+            self._speaker = self._speaker_of(path)
+
+    def _show_block(self, text: str) -> None:
+        """Show a block as Markdown; what it says of links and images stays text, and so does what would steer the terminal."""
+        if text.strip():
+            self._speaker = self._speaker_of("")
+            if self._is_after_block:
+                self._console.print()
+            self._is_after_block = True
+            self._print_markdown(text)
+
+    def _print_markdown(self, text: str) -> None:
+        show_markdown(self._console, text)
+
+    def close_line(self) -> None:
+        """End the line, or the block, that text was shown on, if it is not ended."""
+        if self._block:
+            block, self._block = self._block, ""
+            self._show_block(block)
+        if self._is_open:
+            self._is_open = False
+            self._write("\n")
+
+    def _write(self, text: str) -> None:
+        from rich.text import Text
+
+        self._console.print(Text(text), end="", soft_wrap=True)
+        self._console.file.flush()
+
+
+def show_markdown(console: Console, text: str) -> None:
+    """Show text as Markdown, made visible, without the empty lines that its blocks have around themselves."""
+    from rich.markdown import CodeBlock, Markdown
+    from rich.segment import Segment, Segments
+    from rich.syntax import Syntax
+
+    class Code(CodeBlock):
+        """A block of code without an empty line above and below it."""
+
+        def __rich_console__(self, _console: Console, _options: object) -> Iterator[Syntax]:
+            code = str(self.text).rstrip()
+            yield Syntax(code, self.lexer_name, theme=self.theme, word_wrap=True, padding=(0, 1))
+
+    class Tight(Markdown):
+        elements: ClassVar[dict[str, Any]] = {**Markdown.elements, "fence": Code, "code_block": Code}
+
+    options = console.options.update_width(min(console.width, MAX_WIDTH))
+    drawn = console.render_lines(Tight(visible(text.strip("\n")), hyperlinks=False), options, pad=False)
+    kept: list[list[Segment]] = []
+    for line in drawn:
+        if not _is_empty(line) or (kept and not _is_empty(kept[-1])):
+            kept.append(line)
+    while kept and _is_empty(kept[-1]):
+        kept.pop()
+    for line in kept:
+        console.print(Segments([*line, Segment.line()]), end="", soft_wrap=True)
+
+
+def _is_empty(line: Sequence[Any]) -> bool:
+    """Return whether a drawn line is empty; one of a block of code has a background."""
+    return all(not part.text.strip() and (part.style is None or part.style.bgcolor is None) for part in line)
+
+
+def _came_to(result: RunResult) -> str:
+    """Return the output of a run as a person reads it; that of an agent whose output is its messages was shown as they came."""
+    output = result.output
+    if output is None or isinstance(output, str):
+        return result.text
+    is_messages = isinstance(output, list) and bool(output) and isinstance(output[0], dict) and "role" in output[0]
+    return "" if is_messages else as_text(plain(output))
+
+
+class _Child:
+    """
+    A child at work.
+
+    Attributes:
+        line: What is shown of it.
+    """
+
+    def __init__(self, agent_id: str, prompt: str) -> None:
+        self._name = f"{agent_id}: {one_line(prompt, 40)}".rstrip(": ")
+        self._doing = "starts"
+        self._steps = 0
+        self._start = time.monotonic()
+
+    def follow(self, event: ev.Event) -> None:
+        """Take in an event of the child itself."""
+        if isinstance(event, ev.StepStarted):
+            self._steps = event.step + 1
+        if isinstance(event, ev.ModelStarted):
+            self._doing = "waits for its model"
+        elif isinstance(event, ev.ToolStarted):
+            self._doing = one_line(event.tool_name, 40)
+
+    @property
+    def line(self) -> str:
+        step = f"step {self._steps} | " if self._steps else ""
+        return f"{self._name} | {step}{self._doing} | {time.monotonic() - self._start:.0f} s"
+
+
+def _depth(path: str) -> int:
+    return path.count(".") + 1
+
+
+def _block_end(text: str) -> int:
+    """Return where the first block of Markdown ends: at an empty line outside a fence; 0 while it may go on."""
+    fence, start = "", 0
+    while (end := text.find("\n", start) + 1) > 0:
+        line = text[start:end].strip()
+        if line[:3] in ("```", "~~~"):
+            fence = "" if line[:3] == fence else fence or line[:3]
+        elif not line and not fence and start:
+            return end
+        start = end
+    return start if len(text) > MAX_BLOCK else 0
+
+
+class Terminal:
+    """
+    Somebody at a console: prompts, what is typed there, and the answers that are made of it.
+
+    Args:
+        console: Where prompts are shown.
+        lines: What is typed.
+        colors: The styles.
+    """
+
+    def __init__(self, console: Console, lines: Lines, colors: ColorScheme = COLORS) -> None:
+        self.lines = lines
+        self._console = console
+        self._colors = colors
+
+    def say(self, text: str, style: str = "", *, gutter: str = "") -> None:
+        """Show a line of ours, or one that was made visible; *gutter* stands before each line that it takes on a terminal."""
+        from rich.text import Text
+
+        if self._console.is_terminal:
+            text = wrapped(text, max(1, self._console.width - len(gutter)))
+        lines = [f"{gutter}{line}" for line in text.split("\n")]
+        self._console.print(Text("\n".join(lines), style=style), soft_wrap=True)
+
+    async def line(self, prompt: str) -> str | None:
+        """Return the next line, on a terminal behind *prompt*; ``None`` when nothing more will be typed."""
+        from rich.text import Text
+
+        if not self.lines.is_terminal:
+            return await self.lines.next()
+        self._console.print(Text(prompt, style=self._colors.question), end="", soft_wrap=True)
+        self._console.file.flush()
+        typed = await self.lines.next()
+        if typed is None:
+            self.say("")
+        return typed
+
+    async def meanwhile(self) -> str | None:
+        """Return the next line that is typed while a run works; ``None`` when nothing more will be typed."""
+        return await self.lines.next()
+
+    def is_command(self, text: str) -> bool:
+        """Return whether a line is never an answer; in a chat its commands are none."""
+        return False
+
+    def meant(self, text: str) -> str:
+        """Return what a line that was typed while a run works says to it."""
+        return text
+
+    async def takes(self, text: str) -> bool:
+        """Return whether a line that was typed while a run works is not for the run; nothing is, but in a chat."""
+        return False
+
+    def unsent(self, text: str, error: StepEngineError) -> None:
+        """Take back what was typed for a run that does not take it."""
+        self.say(visible(error.message))
+
+    def typed_ahead(self) -> list[str]:
+        """Return the lines that were typed before anybody asked for one, and drop what was not sent."""
+        return self.lines.typed_ahead()
+
+    async def asked(
+        self, question: Question, answer: Callable[[Any], object], other: Callable[[str], Awaitable[object]]
+    ) -> bool:
+        """
+        Ask until *answer* takes what is typed; return whether it did, and not when nothing more will be typed.
+
+        A line that is no answer to a permission question is something else that the person says, and so is what they typed
+        before they could see the question: *other* takes it (requirements:X47).
+        """
+        for line in self.typed_ahead():
+            await other(line)
+        self._show(question, self._most())
+        prompt = _prompt(question, self._console.width) if question.tool_name else "> "
+        while (typed := await self.line(prompt)) is not None:
+            if question.tool_name and typed.strip() == "v":
+                self._show(question)
+                continue
+            said = await self._meant(question, typed)
+            try:
+                if said is AGAIN:
+                    continue
+                if said is not None:
+                    answer(said)
+                    return True
+            except AnswerRejected as error:
+                self.say(visible(error.message), self._colors.warning)
+            else:
+                await other(typed)
+        return False
+
+    async def _meant(self, question: Question, typed: str) -> Any:
+        """Return the answer that a line is, ``None`` when it is none, ``AGAIN`` when the person went back to the question."""
+        if self.is_command(typed):
+            return None
+        if not question.tool_name:
+            return _choice(question, self.meant(typed))
+        word, _, which = typed.strip().partition(" ")
+        if word.lower() not in ALWAYS or question.remember is None:
+            return _permission(typed)
+        rules = (question.remember, *question.wider)
+        named = _named(rules, which.strip())
+        if which.strip() and named is None:
+            return None
+        return await self._always(rules, named)
+
+    async def _always(self, rules: Sequence[JsonDict], chosen: JsonDict | None) -> object:
+        """Return the answer that allows for good what the person chose after seeing what it covers."""
+        if chosen is None:
+            by = _call_in(rules[0]).get("agent")
+            self.say(f"always, without being asked again{f' when {one_line(str(by), 40)} wants it' if by else ''}:")
+            for number, rule in enumerate(rules, start=1):
+                self.say(f"  {number}. {one_line(_breadth(rule), 300)}")
+            chosen = _named(rules, ((await self.line(WHICH)) or "").strip())
+        if chosen is None:
+            return AGAIN
+        if _is_any_input(chosen):
+            tool = one_line(str(_call_in(chosen).get("is", "this tool")), 64)
+            if ((await self.line(UNSEEN.format(tool))) or "").strip().lower() != "yes":
+                return AGAIN
+        return Answer(remember="session", covers="" if chosen is rules[0] else str(chosen["id"]))
+
+    def _most(self) -> int:
+        """Return how many lines of what is asked about are shown at once: the question stays in sight above them."""
+        return max(1, min(MAX_SHOWN, self._console.height - BELOW)) if self._console.is_terminal else MAX_SHOWN
+
+    def _show(self, question: Question, most: int | None = None) -> None:
+        first, *rest = question.text.splitlines() or [""]
+        self.say(f"? {one_line(first, 400)}", self._colors.question)
+        lines = [*[(visible(line), "") for line in rest], *_about(question, self._colors)]
+        for text, style in lines[:most]:
+            self.say(text, style, gutter="| ")
+        if most is not None and len(lines) > most:
+            self.say(f"({len(lines) - most} more lines; v shows them)", self._colors.warning, gutter="| ")
+        told = zip_longest([] if question.tool_name else question.options, question.descriptions, fillvalue="")
+        for number, (option, about) in enumerate(told, start=1):
+            self.say(f"  {number}. {one_line(option, 200)}")
+            if about:
+                self.say(one_line(about, 400), self._colors.note, gutter=" " * 5)
+
+
+def _about(question: Question, colors: ColorScheme) -> Iterator[tuple[str, str]]:
+    """Give the lines of what a permission question is about, made visible, with their styles."""
+    if not question.tool_name:
+        return
+    shown = question.preview or {"action": "", "details": question.details}
+    if shown["action"]:
+        yield visible(str(shown["action"]), strict=True), colors.summary
+    details = thaw(shown["details"])
+    for name, value in details.items() if isinstance(details, dict) else [("", details)]:
+        text = value if isinstance(value, str) else _json(value)
+        if name in ("diff", "unified_diff"):
+            yield from diff_lines(text, colors)
+            continue
+        lines = visible(text).splitlines() or [""]
+        if name and len(lines) == 1:
+            yield f"{visible(name, strict=True)}: {lines[0]}", ""
+            continue
+        if name:
+            yield f"{visible(name, strict=True)}:", ""
+        yield from [(f"  {line}", "") for line in lines]
+
+
+def _json(value: object) -> str:
+    import json
+
+    short = json.dumps(value, ensure_ascii=False)
+    return short if len(short) <= MAX_WIDTH else json.dumps(value, indent=2, ensure_ascii=False)
+
+
+def _permission(line: str) -> object:
+    """Return the answer that a line is to a permission question, ``None`` when it is none."""
+    word, _, reason = line.strip().partition(" ")
+    word = word.lower()
+    if word in NO:
+        return Answer(declined=True, reason=reason.strip())
+    if reason:
+        return None
+    return True if word in (*YES, *ALWAYS) else None
+
+
+AGAIN = object()
+"""What stands for an answer where the person went back to the question."""
+
+
+def _prompt(question: Question, width: int) -> str:
+    """Return the prompt of a permission question, which says on one line what is asked about, however long that was."""
+    tool, size, about = one_line(question.tool_name or "", 30), _size_of(question), _about_what(question, width)
+    offered = [
+        keys if question.remember is not None else keys.replace("a always, ", "").replace("a, ", "") for keys in KEYS
+    ]
+    taken = len(" ".join([part for part in (tool, about, size) if part])) + len(": ") + TYPED
+    keys = next((keys for keys in offered if taken + len(keys) <= width), offered[-1])
+    too_long = taken + len(keys) - width
+    about = _about_what(question, max(ROOM, len(about) - too_long)) if too_long > 0 else about
+    return f"{' '.join([part for part in (tool, about, size) if part])}: {keys}"
+
+
+def _size_of(question: Question) -> str:
+    """Return how many lines the difference adds and removes that a question shows; ``""`` when it shows none."""
+    details = None if question.preview is None else question.preview["details"]
+    diff = next((d for name in ("unified_diff", "diff") if (d := _member(details, name)) is not None), None)
+    if not isinstance(diff, str):
+        return ""
+    lines = diff.splitlines()
+    files = sum(a.startswith("--- ") and b.startswith("+++ ") for a, b in pairwise(lines))
+    added, removed = [sum(line.startswith(sign) for line in lines) - files for sign in "+-"]
+    return f"+{added} -{removed}"
+
+
+def _about_what(question: Question, room: int) -> str:
+    """Return the file, command or address that a call is about, in at most *room* characters; of a file the end stays."""
+    for name in ("path", "file_path", "file", "paths", "files", "command", "argv", "url"):
+        value = thaw(_member(question.details, name))
+        if name in ("command", "argv") and value:
+            text = value if isinstance(value, str) else shlex.join([str(word) for word in value])
+            return one_line(text, room)
+        if value:
+            shown = one_line(value if isinstance(value, str) else ", ".join(map(str, value)), 4_000)
+            return shown if len(shown) <= room else f"...{shown[3 - room :]}"
+    return ""
+
+
+def _member(value: object, name: str) -> Any:
+    return value.get(name) if isinstance(value, Mapping) else None
+
+
+def _call_in(rule: JsonDict) -> Mapping[str, Any]:
+    """Return what a rule says of the calls that it is about; nothing for one of another kind."""
+    match: Any = rule["match"]
+    call = match.get("call")
+    return call if isinstance(call, Mapping) else {"is": call} if isinstance(call, str) else {}
+
+
+def _is_any_input(rule: JsonDict) -> bool:
+    return bool(_call_in(rule).get("any_input"))
+
+
+def _breadth(rule: JsonDict) -> str:
+    """Return in words what a rule covers that an "always" adds."""
+    call = _call_in(rule)
+    if not call:
+        return str(rule["id"])
+    if _is_any_input(rule):
+        return f"ANY call of {call['is']}, whatever its input"
+    if "prefix" in call:
+        return f"{shlex.join(call['prefix'])} with anything behind it"
+    if "input" in call:
+        return "exactly this call"
+    where = [*call.get("paths", ()), *call.get("hosts", ()), *call.get("origins", ())]
+    return f"{call['is']} for {', '.join(where)}, whatever else it is given"
+
+
+def _named(rules: Sequence[JsonDict], which: str) -> JsonDict | None:
+    """Return the rule that a number means, or the first words of a command; ``None`` when there is none."""
+    if which.isascii() and which.isdigit() and len(which) < DIGITS and 0 < int(which) <= len(rules):
+        return rules[int(which) - 1]
+    words = [(" ".join(_call_in(rule).get("prefix", ())), rule) for rule in rules]
+    return next((rule for prefix, rule in words if which and prefix == " ".join(which.split())), None)
+
+
+DIGITS = 10
+"""Longer numbers are none of an option; Python reads no number of thousands of digits."""
+
+
+def _choice(question: Question, line: str) -> object:
+    """Return the answer that a line is to a question: numbers choose options, everything else is text."""
+    text = line.strip()
+    if not text or text == "/skip":
+        return Answer(declined=True) if text else None
+    numbers = [part.strip() for part in text.split(",")] if question.multi_select else [text]
+    chosen = [
+        question.options[int(number) - 1]
+        for number in numbers
+        if number.isascii() and number.isdigit() and len(number) < DIGITS and 0 < int(number) <= len(question.options)
+    ]
+    return Answer(selected=tuple(chosen)) if len(chosen) == len(numbers) else text
+
+
+# --- a run and somebody who looks at it -------------------------------------------------------------------------------
+
+
+class ConsoleRenderer:
+    """
+    Shows a run on a console, asks what it asks, and sends what is typed.
+
+    Text is shown as it arrives; tool calls, children, todos and diffs beside it. A question waits until it is answered: ``y``,
+    ``n REASON``, ``a`` for always; a number or text. On a terminal, what is typed while the run works is sent to it
+    (``send_input``). A handle that is kept open is given the next line whenever it is idle; ``/quit`` or the end of the input
+    shuts it down. Where the input ends at a question, that stays open and the run suspends.
+
+    Args:
+        handle: The run's handle.
+        colors: The style of each kind of line. There are no colours where *output* is no terminal or ``NO_COLOR`` is set.
+        input: What is typed; stdin by default.
+        output: Where all of it is shown; stdout by default.
+        verbose: Show thoughts, whole inputs of tools and every log line.
+    """
+
+    def __init__(
+        self,
+        handle: RunHandle,
+        *,
+        colors: ColorScheme = COLORS,
+        input: TextIO | None = None,
+        output: TextIO | None = None,
+        verbose: bool = False,
+    ) -> None:
+        console = console_on(output or sys.stdout)
+        self._handle = handle
+        self._screen = Screen(console, colors=colors, verbose=verbose)
+        self._terminal = Terminal(console, Lines(input or sys.stdin), colors)
+        self._colors = colors
+
+    async def run(self) -> RunResult:
+        """Show the run to its end and return its result; of a handle that is kept open, that of the last turn."""
+        return await follow(self._handle, self._screen, self._terminal)
+
+
+async def follow(
+    handle: RunHandle,
+    screen: Screen,
+    terminal: Terminal,
+    *,
+    permits: bool = True,
+    settled: Collection[str] = (),
+) -> RunResult:
+    """
+    Show a run to its end, ask and send what is typed; see ``ConsoleRenderer``.
+
+    Without *permits* nobody is asked whether a tool may run: somebody else decides that. Nobody is asked the questions with the
+    ids in *settled*, which were answered before the run went on.
+    """
+    somebody = _Person(handle, screen, terminal, settled)
+    person = asyncio.create_task(somebody.attend())
+    is_over = False
+
+    def left(_: object) -> None:
+        if not is_over:
+            shown.reschedule(0)
+
+    person.add_done_callback(left)
+    with contextlib.suppress(TimeoutError):
+        try:
+            async with asyncio.timeout(None) as shown:
+                # In this task, so that somebody is there before the run gets to its first question.
+                await _show(handle, screen, somebody, permits=permits)
+        finally:
+            is_over = True
+            person.cancel()
+            await asyncio.wait((person,))
+            screen.close_line()
+    if not person.cancelled() and (error := person.exception()) is not None:
+        raise error
+    return await handle.result()
+
+
+async def _show(handle: RunHandle, screen: Screen, somebody: _Person, *, permits: bool) -> None:
+    """Show every event, and tell of those that a person has to do something about."""
+    async with contextlib.aclosing(handle.events(answers=True)) as events:
+        async for event in events:
+            screen.on_event(event)
+            if isinstance(event, ev.QuestionAsked) or (
+                permits and isinstance(event, ev.PermissionRequested) and not event.question.problem
+            ):
+                somebody.news.put_nowait(event.question)
+            elif isinstance(event, ev.AnswerReceived):
+                somebody.settled(event.question_id)
+            elif isinstance(event, ev.RunFinished):
+                screen.finish(event.result)
+            elif isinstance(event, ev.PhaseChanged) and not event.path and event.phase is RunPhase.IDLE:
+                somebody.news.put_nowait(None)
+
+
+class _Person:
+    """
+    Asks and listens while a run is shown.
+
+    Attributes:
+        news: The questions that are open; ``None`` when the run is idle.
+    """
+
+    def __init__(self, handle: RunHandle, screen: Screen, terminal: Terminal, settled: Collection[str] = ()) -> None:
+        self._handle = handle
+        self._screen = screen
+        self._terminal = terminal
+        self.news: asyncio.Queue[Question | None] = asyncio.Queue()
+        self._settled = set(settled)
+        self._asking: tuple[str, asyncio.Task[bool]] | None = None
+
+    def settled(self, question_id: str) -> None:
+        """Ask no more what was answered, here or elsewhere."""
+        self._settled.add(question_id)
+        if self._asking is not None and self._asking[0] == question_id:
+            self._asking[1].cancel()
+
+    async def attend(self) -> None:
+        """Do what there is to do until nothing more will be typed at a question."""
+        while True:
+            question = await self._next()
+            self._screen.close_line()
+            if question is None:
+                if not await self._idle():
+                    return
+            elif not await self._ask(question):
+                return
+
+    async def _next(self) -> Question | None:
+        """Return the next question, ``None`` when the run is idle; pass on what is typed on a terminal meanwhile."""
+        if not self._terminal.lines.is_terminal:
+            return await self.news.get()
+        news = asyncio.ensure_future(self.news.get())
+        try:
+            while not news.done():
+                line = asyncio.ensure_future(self._listen())
+                try:
+                    await asyncio.wait((news, line), return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    # Waited for: who reads keys gives the terminal back before somebody else takes it.
+                    line.cancel()
+                    await asyncio.wait((line,))
+                if not line.cancelled() and not line.result():
+                    break
+            return await news
+        finally:
+            news.cancel()
+
+    async def _listen(self) -> bool:
+        """Pass on the next line that is typed; return whether there was one."""
+        text = await self._terminal.meanwhile()
+        if text is not None:
+            await self._send(text)
+        return text is not None
+
+    async def _send(self, text: str) -> None:
+        """Send what was typed; a run that ended meanwhile takes nothing."""
+        if not text.strip() or await self._terminal.takes(text):
+            return
+        try:
+            self._handle.send_input(self._terminal.meant(text))
+        except StepEngineError as error:
+            self._terminal.unsent(text, error)
+        else:
+            self._screen.close_line()
+            self._terminal.say("(sent; the run reads it before its next model call)")
+
+    async def _idle(self) -> bool:
+        while True:
+            line = await self._terminal.line("> ")
+            if line is None or line.strip() in QUIT:
+                await self._handle.shutdown()
+                return False
+            if line.strip():
+                self._handle.send_input(line)
+                return True
+
+    async def _ask(self, question: Question) -> bool:
+        def answer(said: Any) -> None:
+            self._handle.answer(question.id, said)
+
+        if question.id in self._settled:
+            return True
+        asking = asyncio.create_task(self._terminal.asked(question, answer, self._send))
+        self._asking = question.id, asking
+        try:
+            await asyncio.wait((asking,))
+        finally:
+            asking.cancel()
+            self._asking = None
+            await asyncio.wait((asking,))
+        if not asking.cancelled():
+            return asking.result()
+        self._terminal.say("(answered elsewhere)")
+        return True
+
+
+class TerminalInteractor:
+    """
+    Somebody at a terminal, for ``Engine(interactor=...)`` and ``ask_user_tool(interactor)``.
+
+    Args:
+        input: What is typed; stdin by default.
+        output: Where questions are shown; stderr by default.
+        colors: The style of each kind of line.
+        progress: What shows the run on the same terminal; its status line is taken away while a question is open.
+        color: ``"auto"``, ``"always"`` or ``"never"``.
+    """
+
+    def __init__(
+        self,
+        *,
+        input: TextIO | None = None,
+        output: TextIO | None = None,
+        colors: ColorScheme = COLORS,
+        progress: Progress | None = None,
+        color: str = "auto",
+    ) -> None:
+        self._terminal = Terminal(console_on(output or sys.stderr, color=color), Lines(input or sys.stdin), colors)
+        self._progress = progress
+        self._one_at_a_time = asyncio.Lock()
+        if progress is not None:
+            progress.shows_questions = False
+
+    async def ask(self, question: Question, /) -> Any:
+        """Return what is typed, or ``None`` when nothing more will be."""
+        answers: list[object] = []
+
+        def answer(said: Any) -> None:
+            if problem := answer_problem(said, question):
+                raise AnswerRejected(problem)
+            answers.append(said)
+
+        held = contextlib.nullcontext() if self._progress is None else self._progress.held()
+        async with self._one_at_a_time:
+            with held:
+                await self._terminal.asked(question, answer, self._other)
+        return answers[0] if answers else None
+
+    async def _other(self, typed: str) -> None:
+        if typed.strip():
+            self._terminal.say(f"(no answer, and not sent: {one_line(typed)})")

@@ -1,0 +1,614 @@
+"""
+What a person types at a chat: lines with a history, files that go along with them, and commands of their own shell.
+
+On a terminal prompt_toolkit (extra ``chat``) reads them: several lines, history, completion. Elsewhere, and without it, one line
+is read after the other. Must not be here: what the commands of a chat do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import sys
+import termios
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import attrs
+
+from stepengine.cli.screen.console import Lines, Terminal
+from stepengine.cli.screen.interrupting import interruptible
+from stepengine.cli.screen.render import visible
+from stepengine.errors import StepEngineError
+from stepengine.redaction import ANY
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from stepengine.system.root import Root
+
+__all__ = ("Above", "Attached", "History", "Prompt", "attached", "shell_output")
+
+PASTED = "a !command that was pasted is not run; type it"
+COMPLETIONS = 1_000
+HISTORY_LINES = 1_000
+HISTORY_CHARS = 10_000
+FILE_BYTES = 64 * 1024
+ALL_BYTES = 256 * 1024
+SHELL_BYTES = 1024 * 1024
+SHELL_SECONDS = 120
+PASTE_LINES = 10
+PASTE_CHARS = 2_000
+PASTE_BYTES = 1024 * 1024
+PASTE = re.compile(r"\[paste \d{1,9}: \d{1,9} lines\]")
+ANSWERS = ("/skip",)
+REFRESH = 0.1
+"""How often what goes on is drawn anew, in seconds."""
+SOON = 2.0
+"""How soon after the first Ctrl-C the second one leaves, in seconds."""
+
+
+class Above:
+    """
+    What is printed while lines are read below: a text stream that puts it above them.
+
+    Args:
+        stream: The terminal; printed on directly while nothing is read.
+
+    Attributes:
+        reading: The prompt_toolkit application that reads now.
+        encoding: The encoding of the terminal.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._waiting = ""
+        self.reading: Any = None
+        self.encoding = stream.encoding
+
+    def write(self, text: str) -> int:
+        """Keep *text* until it is flushed."""
+        self._waiting += text
+        return len(text)
+
+    def flush(self) -> None:
+        """Print what was written; what is typed below it is drawn again."""
+        text, self._waiting = self._waiting, ""
+        reading = self.reading if self.reading is not None and self.reading.is_running else None
+        if reading is not None and text:
+            reading.renderer.erase()
+        self._stream.write(text)
+        self._stream.flush()
+        if reading is not None and text:
+            reading.invalidate()
+
+    def isatty(self) -> bool:
+        """Return whether it is a terminal."""
+        return self._stream.isatty()
+
+    def fileno(self) -> int:
+        """Return its descriptor."""
+        return self._stream.fileno()
+
+
+class Prompt(Terminal):
+    """
+    Reads what a person says next, and what they type while a run works.
+
+    Args:
+        console: Where questions are shown.
+        lines: Where lines are read without prompt_toolkit.
+        above: The stream of *console*.
+        commands: The commands that are completed.
+        root: The folder whose files are completed.
+        history: What was said before; what is said now is added.
+        plain: Read plain lines even at a terminal.
+
+    Attributes:
+        is_rich: Whether prompt_toolkit reads.
+        was_pasted: Whether a part of what was said last was pasted.
+        keys: What Ctrl-O (``"c-o"``) and Shift-Tab (``"s-tab"``) do.
+        at_once: Does a command of the chat that need not wait until the turn is over; returns whether it was one.
+        status: What stands on the last line of the terminal while somebody may type there.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        lines: Lines,
+        above: Above,
+        *,
+        commands: Sequence[str],
+        root: Path,
+        history: History,
+        plain: bool,
+    ) -> None:
+        super().__init__(console, lines)
+        self._above = above
+        self._session: Any = None
+        self._answers: Any = None
+        if not plain:
+            self._session, self._answers = self._sessions(commands, root, history)
+        self._draft = ""
+        self._accepted: str | None = None
+        self._pastes: list[str] = []
+        self._unsent: list[str] = []
+        self._live: Callable[[], str] = str
+        self._interrupt: Callable[[], object] | None = None
+        self.is_rich = self._session is not None
+        self.was_pasted = False
+        self.keys: dict[str, Callable[[], object]] = {}
+        self.at_once: Callable[[str], Awaitable[bool]] | None = None
+        self.status: Callable[[], str] = str
+
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[None]:
+        """
+        Take the terminal for as long as the block lasts: what is typed while nobody reads is not shown twice, and Enter stays Enter.
+
+        Ctrl-C is a signal while nobody reads.
+        """
+        if self._session is None:
+            yield
+            return
+        before = termios.tcgetattr(sys.stdin)
+        mine = termios.tcgetattr(sys.stdin)
+        mine[0] &= ~(termios.ICRNL | termios.INLCR | termios.IGNCR)
+        mine[3] &= ~(termios.ECHO | termios.ICANON)
+        mine[6] = [*mine[6]]
+        mine[6][termios.VMIN], mine[6][termios.VTIME] = b"\x01", b"\x00"
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, mine)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(termios.error):  # the terminal is gone
+                termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
+
+    @contextlib.contextmanager
+    def during(self, live: Callable[[], str], interrupt: Callable[[], object]) -> Iterator[None]:
+        """While a run works: show what *live* gives above what is typed, and call *interrupt* at Ctrl-C."""
+        self._live, self._interrupt = live, interrupt
+        try:
+            yield
+        finally:
+            self._live, self._interrupt = str, None
+
+    async def next(self) -> str | None:
+        """Return what is said next; ``None`` when the person leaves: with Ctrl-D, or with Ctrl-C twice."""
+        if self._unsent:
+            said, self.was_pasted = self._unsent.pop(0), False  # that was looked at when it was kept
+            self.say(f"> {visible(said)}", "dim")
+            return said
+        if self._session is None:
+            return await super().line("> ")
+        last = -SOON
+        while True:
+            try:
+                return await self._read(self._session, "> ")
+            except EOFError:
+                return None
+            except KeyboardInterrupt:
+                now = asyncio.get_running_loop().time()
+                if now - last < SOON:
+                    return None
+                last = now
+                self.say("(Ctrl-C once more leaves, and so does Ctrl-D)", "dim")
+
+    async def meanwhile(self) -> str | None:
+        """Return the next line that is typed while a run works."""
+        if self._session is None:
+            return await super().meanwhile()
+
+        def message() -> Any:
+            from prompt_toolkit.formatted_text import ANSI
+
+            live = self._live()
+            return ANSI(f"{live}\n> " if live else "> ")
+
+        said = await self._read(self._session, message, refresh_interval=REFRESH)
+        self.say("\n".join([f"> {line}" for line in visible(said).splitlines()]), "dim")
+        return said
+
+    async def line(self, prompt: str) -> str | None:
+        """Return an answer, ``None`` when nothing more will be typed."""
+        if self._answers is None:
+            return await super().line(prompt)
+        while True:
+            try:
+                answer: str = await self._read(self._answers, prompt, keeps=False)
+            except EOFError:
+                return None
+            except KeyboardInterrupt:
+                if self._interrupt is None:
+                    return ""
+                self._interrupt()
+                await asyncio.Event().wait()  # the run, which ends, takes the question back
+            else:
+                return answer
+
+    def is_command(self, text: str) -> bool:
+        """Return whether a line is a command of the chat, which is never an answer; ``/skip`` is one."""
+        word = "".join(text.split(maxsplit=1)[:1])
+        return word.startswith("/") and word[1:].isascii() and word[1:].isalpha() and text.strip() not in ANSWERS
+
+    async def takes(self, text: str) -> bool:
+        """Do a command of the chat that only tells something; keep others, and those of the person's shell, until the turn is over."""
+        is_command = text.startswith(("/", "!")) and not text.startswith("//")
+        if is_command and self.was_pasted and text.startswith("!"):
+            self.say(PASTED, "yellow")
+        elif is_command and not (text.startswith("/") and self.at_once is not None and await self.at_once(text)):
+            self._unsent.append(text)
+            self.say("(done when the turn is over)", "dim")
+        return is_command
+
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        """What was typed while a turn went on, and is said next."""
+        return tuple(self._unsent)
+
+    def take_back(self, *, to_line: bool = False) -> None:
+        """
+        Have nothing said next.
+
+        With *to_line* what would have been said stands in the line again, where a line can be edited: the last command only
+        where there is nothing else.
+        """
+        words = [text for text in self._unsent if not self.is_command(text)] or self._unsent[-1:]
+        if to_line and self.is_rich:
+            self._draft = "\n".join([*words, *([self._draft] if self._draft else [])])
+        self._unsent.clear()
+
+    def meant(self, text: str) -> str:
+        """Return what goes to the agent: two slashes stand for one."""
+        return text.removeprefix("/") if text.startswith("//") else text
+
+    def say_next(self, texts: Iterable[str]) -> None:
+        """Say next what a run did not read any more, before what was typed for after it."""
+        self._unsent[:0] = [f"/{text}" if text.startswith("/") else text for text in texts]
+
+    def unsent(self, text: str, error: StepEngineError) -> None:
+        """What was typed when the run had just ended is what is said next."""
+        self._unsent.append(text)
+
+    def typed_ahead(self) -> list[str]:
+        """Drop keys that nobody has read; what was read but not sent stays in the line, and is no answer."""
+        if self._session is None:
+            return super().typed_ahead()
+        from prompt_toolkit.input.typeahead import clear_typeahead
+
+        clear_typeahead(self._session.app.input)
+        with contextlib.suppress(termios.error, OSError):
+            termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
+        return []
+
+    async def _read(self, session: Any, message: object, *, keeps: bool = True, refresh_interval: float = 0) -> str:
+        """Read once; what is not sent, because somebody else has to be asked, is there again the next time."""
+        self.was_pasted, self._accepted = self.was_pasted and keeps and bool(self._draft), None
+        self._above.reading = session.app
+        session.bottom_toolbar = self._toolbar() if self.status() else None
+        session.app.erase_when_done = bool(refresh_interval)
+        draft = self._draft if keeps else ""
+        sent = False
+        try:
+            said: str = await session.prompt_async(
+                message, default=draft, refresh_interval=refresh_interval, handle_sigint=self._interrupt is None
+            )
+            sent = True
+        except (EOFError, KeyboardInterrupt):
+            sent = True
+            raise
+        except asyncio.CancelledError:
+            if self._accepted is None:
+                raise
+            said, sent = self._accepted, True  # Enter was faster than whoever wanted the terminal
+        finally:
+            self._above.reading = None
+            if keeps:
+                self._draft = "" if sent else session.default_buffer.text
+        return self._unfolded(said)
+
+    def _toolbar(self) -> object:
+        """Return what draws the status line, and draws it anew with the line above it."""
+        return lambda: [("class:bottom-toolbar.text", self.status())]
+
+    # --- keys ---------------------------------------------------------------------------------------------------------
+
+    def _sessions(self, commands: Sequence[str], root: Path, history: History) -> tuple[Any, Any]:
+        """Return what reads what is said, and what reads answers; nothing without prompt_toolkit."""
+        try:
+            from prompt_toolkit import PromptSession
+        except ImportError:
+            return None, None
+        keys = self._bindings()
+        from prompt_toolkit.styles import Style
+
+        style = Style.from_dict({"bottom-toolbar": "noreverse", "bottom-toolbar.text": "ansibrightblack"})
+        said: object = PromptSession(
+            history=_kept(history, self._unfolded), completer=_completer(commands, root), complete_while_typing=False,
+            multiline=True, key_bindings=keys, prompt_continuation="  ", enable_history_search=False, style=style,
+        )  # fmt: skip
+        return said, PromptSession(style=style)
+
+    def _bindings(self) -> Any:
+        """Return the keys that are not those of a line editor."""
+        from prompt_toolkit.filters import Condition
+        from prompt_toolkit.key_binding import KeyBindings
+        from prompt_toolkit.keys import Keys
+
+        keys = KeyBindings()
+        is_typed = Condition(lambda: bool(self._typed()))
+        is_working = Condition(lambda: self._interrupt is not None)
+        for names, does, when in (
+            (("enter",), self._accept, None),
+            (("c-j",), lambda event: event.current_buffer.insert_text("\n"), None),
+            (("escape", "enter"), lambda event: event.current_buffer.insert_text("\n"), None),
+            (("c-c",), lambda event: event.current_buffer.reset(), is_typed),
+            (("c-c",), self._interrupted, is_working & ~is_typed),
+            (("<sigint>",), self._interrupted, is_working),
+            # A run that works is left with Ctrl-C.
+            (("c-d",), lambda _: None, is_working & ~is_typed),
+            (("c-o",), lambda _: self.keys.get("c-o", str)(), None),
+            (("s-tab",), lambda _: self.keys.get("s-tab", str)(), None),
+            ((Keys.BracketedPaste,), self._pasted, None),
+        ):
+            keys.add(*names, filter=True if when is None else when)(does)
+        return keys
+
+    def _accept(self, event: Any) -> None:
+        self._accepted = event.current_buffer.text
+        event.current_buffer.validate_and_handle()
+
+    def _interrupted(self, _: object) -> None:
+        if self._interrupt is not None:
+            self._interrupt()
+
+    def _pasted(self, event: Any) -> None:
+        self.was_pasted = True
+        event.current_buffer.insert_text(self._folded(event.data.replace("\r\n", "\n").replace("\r", "\n")))
+
+    def _typed(self) -> str:
+        return "" if self._session is None else self._session.default_buffer.text
+
+    # --- pastes -------------------------------------------------------------------------------------------------------
+
+    def _folded(self, pasted: str) -> str:
+        """Return what stands in the line for what was pasted; a long paste is one word until it is sent."""
+        lines = pasted.count("\n") + 1
+        if len(pasted.encode(errors="replace")) > PASTE_BYTES:
+            self.say(
+                f"(the paste has more than {PASTE_BYTES >> 20} MiB and was left out; @file sends a part of a file)",
+                "yellow",
+            )
+            return ""
+        if lines <= PASTE_LINES and len(pasted) <= PASTE_CHARS:
+            return pasted
+        self._pastes.append(pasted)
+        return f"[paste {len(self._pastes)}: {lines} lines]"
+
+    def _unfolded(self, said: str) -> str:
+        """Return what was typed with the pastes in place of the words that stand for them."""
+        known = {
+            f"[paste {number}: {pasted.count(chr(10)) + 1} lines]": pasted
+            for number, pasted in enumerate(self._pastes, start=1)
+        }
+        # In one go: a paste is searched for no other one.
+        return PASTE.sub(lambda word: known.get(word[0], word[0]), said)
+
+
+def _kept(history: History, unfolded: Callable[[str], str]) -> Any:
+    """Return the history of what was said."""
+    from prompt_toolkit.history import History as Shown
+
+    class Kept(Shown):
+        """What was said before, newest first."""
+
+        def load_history_strings(self) -> Iterable[str]:
+            return reversed(history.said())
+
+        def store_string(self, string: str) -> None:
+            history.remember(unfolded(string))
+
+    return Kept()
+
+
+def _completer(commands: Sequence[str], root: Path) -> Any:
+    """Return what completes commands behind a slash at the start, and files behind an at sign."""
+    from prompt_toolkit.completion import Completer, Completion
+
+    class Names(Completer):
+        """Commands and files."""
+
+        def get_completions(self, document: Any, complete_event: object) -> Iterator[Any]:
+            before = document.text_before_cursor
+            word = document.get_word_before_cursor(WORD=True)
+            known = commands if before.startswith("/") and before == word else []
+            found = [name for name in known if name.startswith(word)]
+            if word.startswith("@"):
+                found = [f"@{path}" for path in _paths(root, word[1:])]
+            for name in found:
+                yield Completion(name, start_position=-len(word))
+
+    return Names()
+
+
+def _paths(root: Path, begun: str) -> list[str]:
+    """Return the paths below *root* that begin so, as they are typed; none where they cannot be looked up."""
+    folder, _, start = begun.rpartition("/")
+    if ".." in Path(folder).parts or Path(folder).is_absolute():
+        return []
+    try:
+        fitting = [path for path in (root / folder).iterdir() if path.name.startswith(start)]
+        found = sorted([path for path in fitting if start or not path.name.startswith(".")])[:COMPLETIONS]
+        names = [f"{path.name}/" if path.is_dir() else path.name for path in found]
+    except (OSError, ValueError):
+        return []
+    return [f"{folder}/{name}" if folder else name for name in names]
+
+
+# --- history ----------------------------------------------------------------------------------------------------------
+
+
+class History:
+    """
+    What was said in chats.
+
+    Args:
+        file: Where it is kept; ``None`` keeps nothing.
+    """
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+
+    def said(self) -> list[str]:
+        """Return what was said before, oldest first."""
+        try:
+            lines = [] if self._file is None else self._file.read_text(encoding="utf-8").splitlines()[-HISTORY_LINES:]
+        except (OSError, ValueError):
+            return []
+        said: list[str] = []
+        for line in lines:
+            with contextlib.suppress(ValueError, RecursionError):
+                said += [text] if isinstance(text := json.loads(line), str) else []
+        return said
+
+    def remember(self, said: str) -> None:
+        """Add what was said, without secrets; where that cannot be written, nothing is kept."""
+        file = self._file
+        if file is None or len(said) > HISTORY_CHARS:
+            return
+        kept = [*self.said(), ANY.text(said)][-HISTORY_LINES:]
+        with contextlib.suppress(OSError):
+            file.parent.mkdir(0o700, parents=True, exist_ok=True)
+            made = file.with_suffix(f".{os.getpid()}.tmp")
+            descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            with open(descriptor, "w", encoding="utf-8") as stream:  # noqa: PTH123 - it is open already
+                stream.writelines([f"{json.dumps(text)}\n" for text in kept])
+            made.replace(file)
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+@attrs.frozen
+class Attached:
+    """
+    What is sent.
+
+    Attributes:
+        text: What was said, with the files behind it.
+        notes: A line for each file: that it goes along, or why not.
+    """
+
+    text: str
+    notes: tuple[str, ...]
+
+
+def attached(said: str, folder: Path, withhold: Sequence[str] = ()) -> Attached:
+    """
+    Return what was said with the files that it names as ``@path`` at the start of a word; ``@@`` stands for ``@``.
+
+    Only files inside *folder* that the file tools would read go along, up to 64 KiB each and 256 KiB together; of a folder what
+    is in it, by name.
+    """
+    words = [word for word in said.split() if word.startswith("@") and len(word) > 1]
+    names = list(dict.fromkeys([word[1:].rstrip(",.;:)") for word in words if not word.startswith("@@")]))
+    parts: list[str] = []
+    notes: list[str] = []
+    left = ALL_BYTES
+    for name in names:
+        read, kind = (_listing, "folder") if os.path.isdir(folder / name) else (_content, "file")  # noqa: PTH112  (never raises)
+        content = _read_below(folder, withhold, read, name, min(left, FILE_BYTES))
+        if isinstance(content, str):
+            left -= len(content.encode())
+            notes.append(f"+ {name} ({len(content.encode()):,} bytes)")
+            parts.append(f'<{kind} path="{name}">\n{content}\n</{kind}>')
+        else:
+            notes.append(f"{name} does not go along: {content}")
+    for word in {word for word in words if word.startswith("@@")}:
+        said = said.replace(word, word[1:])
+    return Attached("\n\n".join([said, *parts]), tuple(notes))
+
+
+def _read_below(
+    folder: Path, withhold: Sequence[str], read: Callable[[Root, str, int], str], name: str, most: int
+) -> str | Exception:
+    """Return what *read* gives of *name* below *folder*, or why it cannot."""
+    from stepengine.errors import ToolError
+    from stepengine.system.path_policy import Policy
+    from stepengine.system.root import Root
+
+    try:
+        with contextlib.closing(Root(folder, Policy(withhold=tuple(withhold), allow_wide_root=True))) as root:
+            return read(root, name, most)
+    except UnicodeDecodeError:
+        return ValueError("it is no text in UTF-8")
+    except (ToolError, OSError, ValueError) as error:
+        return error
+
+
+def _content(root: Root, name: str, most: int) -> str:
+    with open(root.open_file(name).fd, "rb") as file:  # noqa: PTH123 - it is open already
+        content = file.read(most + 1)
+    if len(content) > most:
+        msg = f"it has more than {most:,} bytes"
+        raise ValueError(msg)
+    return content.decode()
+
+
+def _listing(root: Root, name: str, most: int) -> str:
+    opened = root.open_folder(name)
+    try:
+        with os.scandir(opened.fd) as entries:
+            names = [
+                f"{e.name}/" if e.is_dir() else e.name
+                for e in entries
+                if not root.secrets.match((*opened.parts, e.name))
+            ]
+    finally:
+        os.close(opened.fd)
+    listed = "\n".join(sorted(names))
+    if len(listed.encode(errors="replace")) > most:
+        msg = f"what is in it has names of more than {most:,} bytes"
+        raise ValueError(msg)
+    return visible(listed)
+
+
+# --- the person's own shell -------------------------------------------------------------------------------------------
+
+
+async def shell_output(command: str, folder: Path) -> str:
+    """Run a command that the person typed in their own shell, and return what it printed; Ctrl-C and 120 s end it."""
+    process: asyncio.subprocess.Process | None = None
+    is_ended = False
+
+    def end() -> None:
+        nonlocal is_ended
+        is_ended = True
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+    said = b""
+    with interruptible(end):  # before it is started: Ctrl-C may come as soon as it runs
+        process = await asyncio.create_subprocess_shell(
+            command, cwd=folder, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        if is_ended:
+            end()
+        try:
+            async with asyncio.timeout(SHELL_SECONDS):
+                while process.stdout is not None and (chunk := await process.stdout.read(65_536)):
+                    said = (said + chunk)[:SHELL_BYTES]
+                code = await process.wait()
+        except TimeoutError:
+            end()
+            code = await process.wait()
+            said += f"\n(ended after {SHELL_SECONDS} s)".encode()
+    text = said.decode(errors="replace").rstrip("\n")
+    return text if code == 0 else f"{text}\n(exit code {code})".lstrip("\n")

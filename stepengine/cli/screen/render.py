@@ -1,0 +1,286 @@
+"""
+Values as text and as JSON, on their way to a terminal or a pipe.
+
+Everything from models, tools and files that would steer the terminal or hide itself is shown as an escape
+(``stepengine.data.visible``); only our own colours reach the screen.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from typing import Any
+
+import attrs
+
+from stepengine.data.codec import plain
+from stepengine.data.state import RunResult
+from stepengine.data.usage import Usage
+from stepengine.data.visible import visible
+from stepengine.errors import ChildError
+
+__all__ = (
+    "COLORS",
+    "ColorScheme",
+    "as_text",
+    "counted",
+    "cut",
+    "draws_lines",
+    "dumps",
+    "error_of",
+    "is_terminal",
+    "json_of",
+    "message_of",
+    "money",
+    "one_line",
+    "output_of",
+    "print_output",
+    "say",
+    "tokens",
+    "visible",
+    "wrapped",
+)
+
+
+@attrs.frozen(kw_only=True)
+class ColorScheme:
+    """
+    The style of each kind of line, in the words of rich: ``"bold cyan"``, ``"#ff8800"``, ``"dim"``; ``""`` for none.
+
+    On an output that is no terminal, and where ``NO_COLOR`` is set, there are no colours whatever the scheme says.
+
+    Attributes:
+        step: A step of the model.
+        tool: A tool call that begins.
+        result: A tool call that went well; a todo that is done.
+        agent: A child that begins or ends.
+        thinking: Thoughts.
+        question: What a person is asked.
+        warning: What somebody should look at.
+        error: What failed.
+        note: What is said in passing.
+        summary: How a run ended; the names of files in a diff.
+        place: A place in a diff.
+        added: A line that a diff adds.
+        removed: A line that a diff removes.
+    """
+
+    step: str = "bold cyan"
+    tool: str = "blue"
+    result: str = "dim"
+    agent: str = "magenta"
+    thinking: str = "dim"
+    question: str = "bold yellow"
+    warning: str = "yellow"
+    error: str = "red"
+    note: str = "dim"
+    summary: str = "bold"
+    place: str = "cyan"
+    added: str = "green"
+    removed: str = "red"
+
+
+COLORS = ColorScheme()
+
+
+def cut(text: str, width: int) -> str:
+    """Return *text*, cut with an ellipsis to at most *width* characters."""
+    return text if len(text) <= width else f"{text[: max(0, width - 3)]}..."
+
+
+def one_line(text: str, width: int = 100) -> str:
+    """Return *text* as one visible line of at most *width* characters."""
+    return cut(visible(" ".join(text[: 4 * width].split()), strict=True), width)
+
+
+def dumps(value: object) -> str:
+    """Return *value* as indented JSON in ASCII, so that no byte of it can steer a terminal."""
+    return json.dumps(value, indent=2).replace("\x7f", "\\u007f")
+
+
+def is_terminal(stream: Any = None) -> bool:
+    """Return whether *stream*, by default stderr, is a terminal that can redraw a line."""
+    return bool((stream or sys.stderr).isatty())
+
+
+def say(text: str, hang: int | Callable[[str], int] = 0) -> None:
+    """
+    Print lines on stdout, made visible; on a terminal they break at words.
+
+    Args:
+        text: The lines.
+        hang: How far the rest of a line that was broken is indented more than the line, or what tells that of a line.
+    """
+    shown = visible(text)
+    print(wrapped(shown, shutil.get_terminal_size().columns, hang) if is_terminal(sys.stdout) else shown, flush=True)
+
+
+def wrapped(text: str, width: int, hang: int | Callable[[str], int] = 0) -> str:
+    """Return *text* with lines of at most *width* cells, broken at spaces; what is broken off keeps the indentation of its line."""
+    more = hang if callable(hang) else lambda _: hang
+    return "\n".join([part for line in text.split("\n") for part in _broken(line, width, more(line))])
+
+
+def _broken(line: str, width: int, hang: int) -> Iterator[str]:
+    from rich.cells import cell_len, chop_cells
+
+    if cell_len(line) > width:
+        line = line.rstrip(" ")
+    if cell_len(line) <= width:
+        yield line
+        return
+    bare = line.lstrip(" ")
+    now = line[: len(line) - len(bare)]
+    margin = " " * min(len(now) + hang, width // 2)
+    used, is_empty = len(now), True
+    for word in bare.split(" "):
+        parts = [word]
+        if not is_empty and used + 1 + cell_len(word) > width:
+            yield now.rstrip(" ")
+            now, used, is_empty = margin, len(margin), True
+        if is_empty and used + cell_len(word) > width:  # longer than a line
+            # A character may be two cells wide.
+            first = chop_cells(word, width - used)[:1] if used + 1 < width else [""]
+            parts = [*first, *chop_cells(word[len(first[0]) :], width - len(margin))]
+        for part in parts[:-1]:
+            yield (now + part).rstrip(" ")
+            now, used = margin, len(margin)
+        if word or not is_empty:  # spaces where a line was broken are gone
+            gap = "" if is_empty else " "
+            now, used, is_empty = now + gap + parts[-1], used + len(gap) + cell_len(parts[-1]), False
+    yield now.rstrip(" ")
+
+
+def draws_lines(stream: object = None) -> bool:
+    """Return whether the characters that lines are drawn with can be written to *stream*, by default stdout."""
+    return "utf" in str(getattr(stream or sys.stdout, "encoding", None) or "").lower()
+
+
+def as_text(value: object, indent: str = "") -> str:
+    """Return a JSON value as a person reads it: a member a line, lists with dashes, texts as they are."""
+    return "\n".join(_text_lines(value, indent))
+
+
+def _text_lines(value: object, indent: str) -> Iterator[str]:
+    if isinstance(value, dict) and value:
+        for name, member in value.items():
+            yield from _member(f"{indent}{visible(str(name), strict=True)}:", member, f"{indent}  ")
+    elif isinstance(value, list) and value:
+        for member in value:
+            if isinstance(member, dict) and member:
+                first, *rest = _text_lines(member, f"{indent}  ")
+                yield from [f"{indent}- {first.lstrip(' ')}", *rest]
+            else:
+                yield from _member(f"{indent}-", member, f"{indent}  ")
+    elif isinstance(value, str):
+        yield from [f"{indent}{line}".rstrip() for line in visible(value).split("\n")]
+    else:
+        yield f"{indent}{json.dumps(value)}"
+
+
+def _member(head: str, value: object, indent: str) -> Iterator[str]:
+    lines = list(_text_lines(value, indent))
+    is_short = not (isinstance(value, dict | list) and value) and len(lines) == 1
+    yield from [f"{head} {lines[0].lstrip(' ')}".rstrip()] if is_short else [head, *lines]
+
+
+def json_of(result: RunResult) -> dict[str, Any]:
+    """Return *result* as one JSON object: everything but the final state, of which it keeps ids and counts."""
+    state = result.state
+    return {
+        "agent": state.agent_id,
+        "run_id": state.run_id,
+        "status": result.status.value,
+        "stop_reason": result.stop_reason and result.stop_reason.value,
+        "output": output_of(result.output),
+        "text": plain(result.text),
+        "error": error_of(result.error),
+        "usage": {**attrs.asdict(result.usage), "total_tokens": result.usage.total_tokens},
+        "cost": None if result.cost is None else str(result.cost),
+        "steps": state.step_index,
+        "tool_calls": [_call(c) for c in result.tool_calls],
+        "pending_questions": [plain(q) for q in result.pending_questions],
+        "children": [
+            {"agent": c.agent_id, "run_id": c.run_id, "status": c.status.value, "output": output_of(c.output)}
+            for c in result.children
+        ],
+        "session_id": result.session_id,
+        "leaked": list(result.leaked),
+        "warnings": [plain(w) for w in result.warnings],
+    }
+
+
+def output_of(output: object) -> object:
+    """Return an output as JSON; a pydantic model by its own JSON form."""
+    dump = getattr(output, "model_dump", None)
+    return plain(output if dump is None else dump(mode="json"))
+
+
+def print_output(output: object) -> None:
+    """Print an output, if there is one: for a person as text, for a pipe as JSON, texts as they are."""
+    told = output_of(output)
+    if told in (None, ""):
+        return
+    if isinstance(told, str):
+        say(told)
+    elif is_terminal(sys.stdout):
+        say(as_text(told), hang=2)
+    else:
+        print(dumps(told))
+
+
+def error_of(error: BaseException | None) -> dict[str, Any] | None:
+    """Return an error as JSON: its class, its message and its notes."""
+    if error is None:
+        return None
+    return {
+        "type": type(error).__name__,
+        "message": plain(str(error)),
+        "notes": [plain(note) for note in _notes(error)],
+    }
+
+
+def message_of(error: BaseException) -> str:
+    """Return what an error says, and on lines below it what is noted with it: where it happened, what else went wrong."""
+    return "\n  ".join([str(error), *_notes(error)])
+
+
+def _notes(error: BaseException) -> list[str]:
+    """Return the notes of an error, those of a child's own first."""
+    cause = _notes(error.__cause__) if isinstance(error, ChildError) and error.__cause__ is not None else []
+    return [*cause, *[note for note in getattr(error, "__notes__", ()) if note not in cause]]
+
+
+def _call(call: Any) -> dict[str, Any]:
+    return {
+        "tool": call.tool_name,
+        "input": plain(call.input),
+        "status": call.result.status,
+        "source": call.source,
+        "step": call.step,
+        "duration_ms": call.duration_ms,
+    }
+
+
+def tokens(usage: Usage) -> str:
+    """Return the tokens of *usage* in words; ``""`` when there are none."""
+    if not usage.total_tokens:
+        return ""
+    about = "at least " if usage.at_least else ""
+    return f"{about}{usage.prompt_tokens:,} tokens in, {usage.completion_tokens:,} out"
+
+
+def counted(count: int, what: str) -> str:
+    """Return a number of things in words: ``1 step``, ``1,200 steps``."""
+    return f"{count:,} {what}{'s' * (count != 1)}"
+
+
+def money(cost: Decimal | None, *, of: Usage | None = None) -> str:
+    """Return *cost* in US dollars; one that is unknown is not zero, and that *of* a usage that is a lower bound is one, too."""
+    if cost is None:
+        return "cost unknown"
+    about = "at least " if of is not None and of.at_least else ""
+    return f"{about}${cost:.4f}" if cost < 1 else f"{about}${cost:.2f}"

@@ -1,0 +1,245 @@
+"""
+What a command is: an argument list, or a shell script.
+
+A string is an argument list only when every POSIX shell would split it into the same words and do nothing else with it;
+``parse_command`` tells. Everything else is a ``Script``, a different kind of call, which matches no rule for argument
+lists. The words that were read are the words that are executed, without a shell.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from typing import NoReturn, TypeAlias
+
+import attrs
+
+from stepengine.errors import ToolError
+
+__all__ = ("Argv", "Script", "check_argv", "parse_command", "shown_command", "split_argv")
+
+COMMAND_WORDS = 1_000
+COMMAND_BYTES = 128 * 1024
+
+Argv: TypeAlias = tuple[str, ...]
+
+SHELL_CHARACTERS = frozenset(";&|<>$`(){}*?[]!")
+IN_DOUBLE_QUOTES = frozenset("$`!")
+ESCAPABLE = frozenset('$`"\\')
+ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=")
+PLAIN = re.compile(r"[\x20-\x7e]+")
+
+
+@attrs.frozen
+class Script:
+    """
+    A command that only a shell can read.
+
+    Attributes:
+        text: The script.
+        reason: What makes it one, such as ``"';' outside of quotes"``.
+    """
+
+    text: str
+    reason: str
+
+
+class _NotArgv(Exception):
+    """What is read is no argument list."""
+
+
+def parse_command(command: str | Sequence[str]) -> Argv | Script:
+    """
+    Return the argument list that *command* is, or the script.
+
+    Args:
+        command: A list of words, or text.
+
+    Raises:
+        ToolError: when it is neither: empty, with a NUL or half a surrogate pair, of more than 1,000 words or 128 KiB.
+    """
+    if not isinstance(command, str):
+        return check_argv(command)
+    _check_text(command)
+    if not command.strip(" \t"):
+        msg = 'the command is empty; give a program and its arguments, such as ["git", "status"]'
+        raise ToolError(msg)
+    try:
+        words = split_argv(command)
+    except ValueError as error:
+        return Script(command, str(error))
+    return check_argv(words)
+
+
+def check_argv(words: Sequence[str]) -> Argv:
+    """
+    Return *words* as an argument list.
+
+    Raises:
+        ToolError: when there is no program, or it is too large to be executed.
+    """
+    argv = tuple(words)
+    if not argv or not argv[0]:
+        msg = "the command names no program; its first element is the program, the others are the arguments"
+        raise ToolError(msg)
+    if len(argv) > COMMAND_WORDS:
+        msg = f"the command has {len(argv):,} elements; at most {COMMAND_WORDS:,} are allowed"
+        raise ToolError(msg)
+    for word in argv:
+        _check_text(word)
+    size = sum([len(w.encode()) + 1 for w in argv])
+    if size > COMMAND_BYTES:
+        _too_large(size)
+    return argv
+
+
+def _check_text(text: str) -> None:
+    """Refuse what no program can be given."""
+    if len(text) > COMMAND_BYTES:
+        _too_large(len(text))
+    if "\0" in text:
+        msg = "the command holds a NUL character, which no program can be given"
+        raise ToolError(msg)
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        msg = "the command holds half of a surrogate pair, which is no text"
+        raise ToolError(msg) from None
+    if size > COMMAND_BYTES:
+        _too_large(size)
+
+
+def _too_large(size: int) -> NoReturn:
+    msg = f"the command has {size:,} bytes; at most {COMMAND_BYTES:,} are allowed; put long text into a file"
+    raise ToolError(msg)
+
+
+def split_argv(text: str) -> Argv:
+    """
+    Return the words that *text* stands for in every POSIX shell.
+
+    Words are separated by spaces and tabs. Single quotes, double quotes and backslashes mean what they mean in a shell.
+
+    Raises:
+        ValueError: when a shell would do more than split it; the message names what it would act on.
+    """
+    try:
+        words = _Splitter(text).words()
+    except _NotArgv as problem:
+        raise ValueError(*problem.args) from None
+    if words and ASSIGNMENT.match(words[0]):
+        msg = f"the variable assignment {words[0].partition('=')[0] + '='!r} in front"
+        raise ValueError(msg)
+    return tuple(words)
+
+
+class _Splitter:
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+        self._word: list[str] | None = None
+
+    def words(self) -> list[str]:
+        found: list[str] = []
+        while self._at < len(self._text):
+            char = self._text[self._at]
+            if char in " \t":
+                found += self._finished()
+            else:
+                self._plain(char)
+            self._at += 1
+        return found + self._finished()
+
+    def _finished(self) -> list[str]:
+        made, self._word = self._word, None
+        return [] if made is None else ["".join(made)]
+
+    def _plain(self, char: str) -> None:
+        """Read one character outside of quotes, or a whole quotation."""
+        if char in SHELL_CHARACTERS or not char.isprintable():
+            _refuse(f"{char!r} outside of quotes")
+        if char == "'":
+            self._add(self._single())
+        elif char == '"':
+            self._add(self._double())
+        elif char == "\\":
+            self._add(self._escaped())
+        else:
+            self._check_place(char)
+            self._add(char)
+
+    def _check_place(self, char: str) -> None:
+        """Refuse what is special only where it stands."""
+        if char not in "#~":
+            return
+        word = "".join(self._word or ())
+        if char == "#" and not word:
+            _refuse("'#' at the start of a word")
+        if char == "~" and (not word or word[-1] in "=:"):
+            _refuse(f"'~' {'after ' + repr(word[-1]) if word else 'at the start of a word'}")
+
+    def _add(self, text: str) -> None:
+        if self._word is None:
+            self._word = []
+        self._word.append(text)
+
+    def _single(self) -> str:
+        end = self._text.find("'", self._at + 1)
+        if end < 0:
+            _refuse("a single quote that is not closed")
+        start, self._at = self._at + 1, end
+        return self._text[start:end]
+
+    def _escaped(self) -> str:
+        self._at += 1
+        char = self._text[self._at : self._at + 1]
+        if not char.isprintable() or not char:
+            _refuse(f"{char!r} after a backslash" if char else "a backslash at the end")
+        return char
+
+    def _double(self) -> str:
+        made: list[str] = []
+        while True:
+            self._at += 1
+            char = self._text[self._at : self._at + 1]
+            if char == '"':
+                return "".join(made)
+            if not char:
+                _refuse("a double quote that is not closed")
+            if char in IN_DOUBLE_QUOTES:
+                _refuse(f"{char!r} in double quotes")
+            if char == "\\":
+                char = self._in_double(self._text[self._at + 1 : self._at + 2])
+            made.append(char)
+
+    def _in_double(self, char: str) -> str:
+        """Return what a backslash and the character after it stand for in double quotes."""
+        if char == "\n":
+            _refuse("a backslash before the end of a line")
+        if char not in ESCAPABLE:
+            return "\\"
+        self._at += 1
+        return char
+
+
+def _refuse(problem: str) -> NoReturn:
+    raise _NotArgv(problem)
+
+
+def shown_command(command: Argv | Script) -> str:
+    """
+    Return how a command looks to the person who is asked about it.
+
+    An argument list of printable ASCII characters is one quoted line, and such a script is shown as it is. Otherwise
+    each element of the list, or line of the script, is a line of its own with everything else escaped, and the hidden
+    characters are counted. Nothing is left out.
+    """
+    words = command.text.split("\n") if isinstance(command, Script) else command
+    if all(word == "" or PLAIN.fullmatch(word) for word in words):
+        return command.text if isinstance(command, Script) else shlex.join(words)
+    hidden = sum([1 for word in words for char in word if not char.isprintable()])
+    lines = [ascii(word) for word in words]
+    if hidden:
+        lines.append(f"({hidden:,} hidden characters, shown as escapes)")
+    return "\n".join(lines)

@@ -1,0 +1,98 @@
+"""
+``Guard``: what the rules of a run say about the call that runs now.
+
+A rule judges the words of a call before it runs. Which files those words lead to is known only when they are opened, and a
+search names none at all. So whoever carries a call out says here what the rules make of each file, and every ``Root`` asks:
+a tool that is added later is bound without knowing of it. It is ambient because the bodies of tools are called with their
+own arguments, some of them in threads, which take the context variables of their caller along.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+import attrs
+
+if TYPE_CHECKING:
+    from stepengine.system.argv import Argv
+    from stepengine.system.root import Root
+
+__all__ = ("GUARD", "CommandGuard", "FileGuard", "Guard", "file_guard", "left_out")
+
+FileGuard: TypeAlias = Callable[[Sequence[str], Sequence[str]], str]
+"""
+Takes the real place of a tool's root, and a file's place below it, links resolved. Returns why the file is withheld, as the
+end of a sentence that begins with its path; ``""`` when it is not.
+"""
+
+CommandGuard: TypeAlias = "Callable[[Root, Sequence[str], Argv], Argv]"
+"""
+Takes the root of a tool, the place of the working folder below it, and a command. Returns what is run in its place; raises
+``ToolError`` for a command whose words lead to what it must not show.
+"""
+
+
+@attrs.frozen(kw_only=True)
+class Guard:
+    """
+    What binds one call.
+
+    Attributes:
+        file: Judges single files; ``None`` where no rule is about files.
+        command: Confines a command that is allowed because it only looks; ``None`` for other calls.
+        named: The paths that the tool says the call is about; empty where it does not say.
+    """
+
+    file: FileGuard | None = None
+    command: CommandGuard | None = None
+    named: tuple[str, ...] = ()
+
+    def refusal(self, folder: Path | None) -> str:
+        """
+        Return why the call must not begin, by where the paths lead that its tool says it is about; ``""`` when it may.
+
+        Args:
+            folder: Where relative paths start, by default the working directory. Rules are about places below it, and of what
+                is outside of it about every end of its path.
+        """
+        if self.file is None or not self.named:
+            return ""
+        folder = folder or Path.cwd()
+        top = _steps(os.path.realpath(folder))
+        for path in self.named:
+            try:
+                real = _steps(os.path.realpath(folder / path))
+            except (OSError, ValueError) as error:
+                return f"{path!r} cannot be resolved: {error}"
+            starts = [len(top)] if real[: len(top)] == top else range(len(real))
+            if why := next(filter(None, [self.file(real[:at], real[at:]) for at in starts]), ""):
+                return f"{path!r} {why}"
+        return ""
+
+
+GUARD: contextvars.ContextVar[Guard | None] = contextvars.ContextVar("stepengine_guard", default=None)
+"""What binds the call that runs now."""
+
+
+def _steps(path: str) -> tuple[str, ...]:
+    return tuple(filter(None, path.split("/")))
+
+
+def file_guard() -> FileGuard | None:
+    """Return what judges the files of the call that runs now; ``None`` where no rule is about files."""
+    guard = GUARD.get()
+    return None if guard is None else guard.file
+
+
+def left_out() -> tuple[str, ...]:
+    """
+    Return what a listing or search says under rules about files: one sentence; none without such rules.
+
+    It is said whether or not there was something, else a model could ask for a pattern and read from the sentence alone
+    whether a withheld file has it.
+    """
+    return () if file_guard() is None else ("files that rules keep from tools are left out",)

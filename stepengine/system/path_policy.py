@@ -1,0 +1,36 @@
+"""``Policy``: what a set of tools may touch below its root; light, since the sets are described before they are built."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+
+__all__ = ("Policy",)
+
+
+def _patterns(given: Sequence[str]) -> tuple[str, ...]:
+    return tuple(given)
+
+
+@attrs.frozen(kw_only=True)
+class Policy:
+    """
+    What a set of tools may touch below its root.
+
+    Attributes:
+        withhold: Patterns of files that are not shown either, such as the journal of the run.
+        allow_secrets: Patterns of files that are withheld by default, such as ``".env.example"``, and may be used.
+        allow_protected: Patterns of files that are protected from being written, such as ``".github/workflows/"``, and
+            may be written.
+        refuse_hardlinks: Refuse to read a file that has more than one name.
+        cross_mounts: Enter folders that are on other file systems than the root.
+        allow_wide_root: Accept ``/``, the home folder, and folders that contain it.
+    """
+
+    withhold: tuple[str, ...] = attrs.field(default=(), converter=_patterns)
+    allow_secrets: tuple[str, ...] = attrs.field(default=(), converter=_patterns)
+    allow_protected: tuple[str, ...] = attrs.field(default=(), converter=_patterns)
+    refuse_hardlinks: bool = False
+    cross_mounts: bool = False
+    allow_wide_root: bool = False

@@ -1,0 +1,94 @@
+"""
+Which files the bundled tools never show, and which they never write.
+
+A pattern without ``/`` matches the name of a file or folder at any depth, and what is below it. With ``/`` inside it
+matches those names in a row, at any depth. ``*`` and ``?`` stay within a name, ``**`` does not. Names are compared
+case-folded in Unicode's composed form, as some disks do.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+
+__all__ = ("INSTRUCTING", "INSTRUCTION_FILES", "PROTECTED", "SECRETS", "PathRules")
+
+# fmt: off
+SECRETS = (
+    ".env", ".env.*", "*.pem", "id_*", ".netrc", ".npmrc", ".pypirc", ".aws/", ".ssh/", ".git/config", ".git/credentials",
+    ".git-credentials", ".gnupg/", ".docker/config.json", ".kube/config",
+)
+"""Not read, not listed, not searched, not written; ``allow_secrets`` opens paths."""
+
+PROTECTED = (
+    ".git/", ".gitmodules", ".gitattributes", ".stepengine/", "journals/*.jsonl", "cassettes/", "*.pth", "sitecustomize.py",
+    "usercustomize.py", "conftest.py",
+    ".bashrc", ".bash_profile", ".bash_login", ".bash_logout", ".bash_aliases", ".profile", ".zshrc", ".zshenv", ".zprofile",
+    ".zlogin", ".zlogout", ".kshrc", ".cshrc", ".tcshrc", ".login", "config.fish", ".envrc", ".inputrc",
+    ".github/workflows/", ".github/actions/", ".gitlab-ci.yml", ".circleci/", ".travis.yml", ".drone.yml", "Jenkinsfile",
+    "azure-pipelines.yml", "bitbucket-pipelines.yml", ".buildkite/", ".woodpecker.yml", ".pre-commit-config.yaml", ".husky/",
+    ".vscode/", ".idea/", ".zed/", ".devcontainer/", "*.code-workspace", ".vim/", ".nvim.lua", ".exrc",
+    ".mcp.json", ".cursor/", ".claude/settings*.json", ".claude/hooks/",
+)
+"""Not written, because something runs them without being asked; ``allow_protected`` opens paths."""
+
+INSTRUCTION_FILES = ("AGENTS.md", "CLAUDE.md", "knowledge.md")
+"""What a project tells agents, in the order in which those of one folder are read."""
+
+INSTRUCTING = (
+    *INSTRUCTION_FILES, *PROTECTED, "GEMINI.md", "SKILL.md", ".agents/", ".claude/", ".cursorrules", ".windsurfrules",
+    ".github/copilot-instructions.md", "agents/*.py", "stepengine.toml", "pyproject.toml", "policy.json", "*.policy.json",
+)
+"""What later runs, other agents and other programs are told by: asked about where edits are accepted."""
+
+UNPROTECTED = ("tests/**/conftest.py", "test/**/conftest.py")
+# fmt: on
+
+
+def folded(parts: Sequence[str]) -> str:
+    """Return a path as rules compare it."""
+    return unicodedata.normalize("NFC", "/".join(parts)).casefold()
+
+
+def _translated(pattern: str) -> str:
+    text = folded([pattern]).strip("/")
+    body = re.sub(
+        r"\*\*/|\*\*|\*|\?|[^*?]+",
+        lambda m: {"**/": "(?:[^/]+/)*", "**": ".*", "*": "[^/]*", "?": "[^/]"}.get(m[0], re.escape(m[0])),
+        text,
+    )
+    return f"(?:^|/){body}(?:/|$)"
+
+
+def _compiled(patterns: Iterable[str]) -> re.Pattern[str] | None:
+    sources = [_translated(p) for p in patterns if p.strip("/")]
+    return re.compile("|".join(sources)) if sources else None
+
+
+class PathRules:
+    """
+    A list of patterns and its exceptions.
+
+    Args:
+        patterns: What the rule is about.
+        allowed: Paths that it lets through all the same.
+    """
+
+    def __init__(self, patterns: Sequence[str], allowed: Sequence[str]) -> None:
+        self.patterns = tuple(patterns)
+        self.has_exceptions = bool(allowed)
+        self._matched = _compiled(patterns)
+        self._allowed = _compiled(allowed)
+
+    def match(self, parts: Sequence[str]) -> bool:
+        """Return whether a path inside the root is one of those."""
+        text = folded(parts)
+        if self._matched is None or not self._matched.search(text):
+            return False
+        return self._allowed is None or not self._allowed.search(text)
+
+    def which(self, parts: Sequence[str]) -> str:
+        """Return the pattern that a path matches, for a message."""
+        text = folded(parts)
+        return next((p for p in self.patterns if re.search(_translated(p), text)), "")

@@ -1,0 +1,104 @@
+"""Turns the text of a path into its components, and refuses what is no path inside a root."""
+
+from __future__ import annotations
+
+import os
+import unicodedata
+from collections.abc import Sequence
+
+from stepengine.errors import PathOutsideRoot, ToolError
+
+__all__ = ("display", "outside", "parts_of", "shown", "target_parts")
+
+PATH_BYTES = 4_096
+
+
+def outside(path: str) -> PathOutsideRoot:
+    """Return the error for a path that leads out of the root; it says nothing about what is there."""
+    msg = (
+        f"{path!r} is outside of the root folder; give a path relative to the root, without '..' and without links out"
+    )
+    return PathOutsideRoot(msg)
+
+
+def shown(name: str) -> str:
+    """Return a file name as text; bytes that are no UTF-8 are written as hexadecimal escapes."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def display(parts: Sequence[str]) -> str:
+    """Return a path inside the root as text; the root itself is ``.``."""
+    return shown("/".join(parts)) or "."
+
+
+def parts_of(path: str, root: Sequence[str]) -> tuple[str, ...]:
+    """
+    Return the components of a path inside the root; ``()`` is the root itself.
+
+    Args:
+        path: Relative to the root, or absolute and textually below it. One leading ``./`` and trailing ``/`` are fine.
+        root: The components of the root's real path.
+
+    Raises:
+        PathOutsideRoot: for ``..`` anywhere, and for an absolute path that is not below the root.
+        ToolError: for an empty path or component, control characters, and a path of more than 4,096 bytes.
+    """
+    if not path:
+        msg = "the path is empty; '.' is the root folder"
+        raise ToolError(msg)
+    if any(unicodedata.category(c) in {"Cc", "Cs"} for c in path):
+        msg = f"{path!r} holds a control character"
+        raise ToolError(msg)
+    if len(os.fsencode(path)) > PATH_BYTES:
+        msg = f"the path has more than {PATH_BYTES:,} bytes"
+        raise ToolError(msg)
+    if path.startswith("/"):
+        return _below_root(path, root)
+    return _components(path, path)
+
+
+def _below_root(path: str, root: Sequence[str]) -> tuple[str, ...]:
+    parts = path[1:].rstrip("/").split("/")
+    if tuple(parts[: len(root)]) != tuple(root):
+        raise outside(path)
+    rest = "/".join(parts[len(root) :])
+    return _components(rest, path) if rest else ()
+
+
+def _components(text: str, path: str) -> tuple[str, ...]:
+    parts = text.removeprefix("./").rstrip("/").split("/")
+    if parts in ([""], ["."]):
+        return ()
+    if ".." in parts:
+        raise outside(path)
+    if "" in parts or "." in parts:
+        msg = f"{path!r} has an empty or '.' component; write it like 'src/app.py'"
+        raise ToolError(msg)
+    return tuple(parts)
+
+
+def target_parts(folder: Sequence[str], target: str, root: Sequence[str], path: str) -> list[str]:
+    """
+    Return the components that a symbolic link in *folder* stands for.
+
+    *folder* is a real folder, so ``..`` in the target is plain text work; every component of the answer is looked at
+    again by the walk from the root.
+
+    Raises:
+        PathOutsideRoot: when the target is not below the root.
+    """
+    if target.startswith("/"):
+        absolute = target.split("/")[1:]
+        if absolute[: len(root)] != list(root):
+            raise outside(path)
+        done, rest = [], absolute[len(root) :]
+    else:
+        done, rest = list(folder), target.split("/")
+    for part in rest:
+        if part == "..":
+            if not done:
+                raise outside(path)
+            done.pop()
+        elif part not in {"", "."}:
+            done.append(part)
+    return done

@@ -1,0 +1,362 @@
+"""
+Patterns of paths and of text, matched in time that no pattern can blow up.
+
+``GlobPattern`` is what tools take (``*``, ``?``, ``[...]``, ``**``, ``{a,b}``), ``IgnorePattern`` is a line of a
+``.gitignore`` file, read as git reads it. A component becomes an expression that never goes back over what a ``*``
+has taken, as ``fnmatch`` makes them; components are followed as a set of places, not by trying one way after another.
+
+``safe_columns`` judges regular expressions for Python's ``re``, which backtracks. Repetitions inside of repetitions can
+take exponential time, so they are refused, as are long rows of optional parts and more than two unbounded repetitions.
+For what is left, the time per line is bounded by how much of the line is searched.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn
+
+from stepengine.errors import ToolError
+
+__all__ = (
+    "GlobPattern",
+    "IgnorePattern",
+    "expanded",
+    "safe_columns",
+)
+
+FORMS = 64
+PATTERN_CHARS = 512
+COMPONENTS = 64
+LINE_CHARS, SLASHES = 4_096, 200
+"""No path is so long or so deep that a longer line of a ``.gitignore`` file could mean it."""
+
+Component = Callable[[str], object] | None
+"""Matches one name; ``None`` stands for ``**``, any number of names."""
+
+
+class GlobPattern:
+    """
+    A glob pattern for paths relative to one folder.
+
+    Raises:
+        ToolError: for an empty or absolute pattern, one with ``..``, and one that is too long or branches too often.
+    """
+
+    def __init__(self, pattern: str) -> None:
+        text = pattern.removeprefix("./")
+        problem = ""
+        if not text or len(text) > PATTERN_CHARS:
+            problem = f"a pattern has 1 to {PATTERN_CHARS} characters"
+        elif text.startswith("/") or ".." in text.split("/"):
+            problem = "patterns are relative to cwd and stay below it"
+        if problem:
+            msg = f"the pattern {pattern[:PATTERN_CHARS]!r} cannot be used: {problem}"
+            raise ToolError(msg)
+        self._forms = [_compiled(form, pattern) for form in expanded(text)]
+
+    def match(self, parts: Sequence[str]) -> bool:
+        """Return whether a path matches."""
+        return any(_matches(form, parts) for form in self._forms)
+
+
+def expanded(pattern: str) -> list[str]:
+    """
+    Return the patterns without braces that a glob pattern stands for.
+
+    Raises:
+        ToolError: when its braces stand for more than 64.
+    """
+    forms, done = [pattern], list[str]()
+    while forms:
+        if len(forms) + len(done) > FORMS:
+            msg = f"the pattern {pattern!r} cannot be used: its braces stand for more than {FORMS} patterns"
+            raise ToolError(msg)
+        form = forms.pop()
+        inner = re.search(r"\{([^{}]*,[^{}]*)\}", form)
+        if inner is None:
+            done.append(form)
+        else:
+            forms += [form[: inner.start()] + choice + form[inner.end() :] for choice in inner[1].split(",")]
+    return done
+
+
+def _compiled(form: str, pattern: str) -> list[Component]:
+    names = [n for n in form.split("/") if n not in {"", "."}]
+    if len(names) > COMPONENTS:
+        msg = f"the pattern {pattern!r} cannot be used: it has more than {COMPONENTS} components"
+        raise ToolError(msg)
+    made: list[Component] = []
+    for name in names:
+        if name != "**":
+            made.append(re.compile(fnmatch.translate(re.sub(r"\*{2,}", "*", name))).match)
+        elif not made or made[-1] is not None:
+            made.append(None)
+    return made
+
+
+def _matches(form: Sequence[Component], parts: Sequence[str]) -> bool:
+    if form and parts and form[0] is not None and not form[0](parts[0]):
+        return False  # so it is with most files that a rule is not about
+    places = _reached(form, {0})
+    for part in parts:
+        if not places:
+            return False
+        after: set[int] = set()
+        for place in places:
+            if place < len(form):
+                one = form[place]
+                if one is None:
+                    after.add(place)
+                elif one(part):
+                    after.add(place + 1)
+        places = _reached(form, after)
+    return len(form) in places
+
+
+def _reached(form: Sequence[Component], places: set[int]) -> set[int]:
+    """Return *places* and those behind a ``**``, which may stand for no name at all."""
+    for place in sorted(places):
+        at = place
+        while at < len(form) and form[at] is None:
+            at += 1
+            places.add(at)
+    return places
+
+
+# --- .gitignore -----------------------------------------------------------------------------------------------------
+
+# fmt: off
+CLASSES = {
+    "alnum": "0-9A-Za-z", "alpha": "A-Za-z", "blank": r"\ \t", "cntrl": r"\x00-\x1f\x7f", "digit": "0-9",
+    "graph": "!-~", "lower": "a-z", "print": r"\ -~", "punct": r"!-/:-@\[-`{-~", "space": r"\ \t\n\r", "upper": "A-Z",
+    "xdigit": "0-9A-Fa-f",
+}
+# fmt: on
+STAR, SEPARATOR, NEVER = "*", "/", "(?!)"
+SPECIAL = frozenset("?[\\")
+
+
+class IgnorePattern:
+    """
+    One line of a ``.gitignore`` file, with the meaning that git gives it.
+
+    Attributes:
+        is_negated: Whether what it matches is *not* ignored.
+    """
+
+    @classmethod
+    def of(cls, line: str) -> IgnorePattern | None:
+        """Return the pattern in a line without its end; ``None`` when it is blank, a comment or far too long."""
+        text = _trimmed(line)
+        is_long = len(text) > LINE_CHARS or text.count("/") > SLASHES
+        return None if not text or text.startswith("#") or is_long else cls(text)
+
+    def __init__(self, text: str) -> None:
+        self.is_negated = text.startswith("!")
+        text = text.removeprefix("!")
+        self._only_folders = text.endswith("/")
+        text = text.removesuffix("/")
+        self._any_depth = "/" not in text
+        text = text.removeprefix("/")
+        plain = SPECIAL.isdisjoint(text)
+        names: list[Any] = text.split(SEPARATOR) if plain else _split(_tokens(text))
+        is_any = [not self._any_depth and len(name) > 1 and set(name) == {STAR} for name in names]
+        made = _plain if plain else _component
+        self._form = [None if is_any[n] else made(name) for n, name in enumerate(names)]
+        if is_any[-1]:
+            self._form.append(_plain(STAR))
+
+    def covers(self, parts: Sequence[str]) -> bool:
+        """Return whether a file matches, or a folder above it."""
+        folders = range(1, len(parts))
+        return self.match(parts, is_folder=False) or any(self.match(parts[:n], is_folder=True) for n in folders)
+
+    def match(self, parts: Sequence[str], *, is_folder: bool) -> bool:
+        """Return whether an entry itself matches; that a folder above it does is for the caller to see."""
+        if self._only_folders and not is_folder:
+            return False
+        only = self._form[0] if self._any_depth else None
+        return bool(only(parts[-1])) if only is not None else _matches(self._form, parts)
+
+
+def _trimmed(line: str) -> str:
+    """Return a line without the blanks at its end, unless a backslash holds them."""
+    text = line.rstrip(" ")
+    escapes = len(text) - len(text.rstrip("\\"))
+    return text + " " if escapes % 2 and len(text) < len(line) else text
+
+
+def _tokens(text: str) -> list[str]:
+    """Return a pattern as ``*``, ``/`` and expressions that match exactly one character each."""
+    tokens, at = list[str](), 0
+    while at < len(text):
+        character = text[at]
+        at += 1
+        if character in (STAR, SEPARATOR):
+            tokens.append(character)
+        elif character == "?":
+            tokens.append(".")
+        elif character == "[":
+            token, at = _class(text, at)
+            tokens.append(token)
+        elif character == "\\":
+            following = text[at : at + 1]
+            tokens.append(following if following == SEPARATOR else re.escape(following) or NEVER)
+            at += 1
+        else:
+            tokens.append(re.escape(character))
+    return tokens
+
+
+def _class(text: str, at: int) -> tuple[str, int]:
+    """Return a class of characters, whose content begins at *at*, and where the text goes on; unclosed fits nothing."""
+    is_negated = text[at : at + 1] in ("!", "^")
+    start = at = at + is_negated
+    members, before = list[str](), ""
+    while at < len(text) and (text[at] != "]" or at == start):
+        name = _named(text, at)
+        if name:
+            if name not in CLASSES:
+                break
+            members.append(CLASSES[name])
+            before, at = "", at + len(name) + len("[::]")
+        elif text[at] == "-" and before and text[at + 1 : at + 2] not in ("", "]"):
+            last, at = _member(text, at + 1)
+            if before <= last:
+                members.append(f"{re.escape(before)}-{re.escape(last)}")
+            before = ""
+        else:
+            before, at = _member(text, at)
+            members.append(re.escape(before))
+    if text[at : at + 1] != "]" or at == start:
+        return NEVER, len(text)
+    made = "".join(members)
+    if not made:
+        return "." if is_negated else NEVER, at + 1
+    return f"[^{made}]" if is_negated else f"[{made}]", at + 1
+
+
+def _named(text: str, at: int) -> str:
+    """Return the name when a class such as ``[:alpha:]`` stands there; a name that is none is a blank, never empty."""
+    if not text.startswith("[:", at):
+        return ""
+    end = text.find("]", at + 2)
+    return (text[at + 2 : end - 1] or " ") if end > at + 2 and text[end - 1] == ":" else ""
+
+
+def _member(text: str, at: int) -> tuple[str, int]:
+    """Return one character of a class, perhaps behind a backslash, and where the text goes on."""
+    at += text[at] == "\\"
+    return text[at : at + 1], at + 1
+
+
+def _split(tokens: Iterable[str]) -> list[list[str]]:
+    names: list[list[str]] = [[]]
+    for token in tokens:
+        if token == SEPARATOR:
+            names.append([])
+        else:
+            names[-1].append(token)
+    return names
+
+
+def _plain(text: str) -> Component:
+    """Return what matches one name when only stars are special; made at once, so that a long file is read in no time."""
+    first, *others = text.split(STAR)
+    if not others:
+        return first.__eq__
+    *middle, last = others
+
+    def fits(name: str) -> bool:
+        at, end = len(first), len(name) - len(last)
+        if at > end or not name.startswith(first) or not name.endswith(last):
+            return False
+        for run in middle:
+            at = name.find(run, at, end)
+            if at < 0:
+                return False
+            at += len(run)
+        return True
+
+    return fits
+
+
+def _component(tokens: Sequence[str]) -> Component:
+    """Return what matches one name: between two stars the leftmost place that fits is taken, and never another one."""
+    first, *others = _runs(tokens)
+    if not others:
+        source = first or NEVER
+    else:
+        *middle, last = others
+        source = f"{first}{''.join(f'(?>.*?{run})' for run in middle if run)}.*{last}"
+    return re.compile(source, re.DOTALL).fullmatch
+
+
+def _runs(tokens: Iterable[str]) -> list[str]:
+    runs = [""]
+    for token in tokens:
+        if token == STAR:
+            runs.append("")
+        else:
+            runs[-1] += token
+    return runs
+
+
+SEARCH_COLUMNS = 2_000
+
+UNBOUNDED = 20
+LIMITS = ((SEARCH_COLUMNS, 1_024), (SEARCH_COLUMNS, 64), (300, 16))
+"""By the number of unbounded repetitions: how much of a line is searched, and how many ways the rest may match."""
+
+REPEATS = frozenset({"MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"})
+REFUSED = frozenset({"GROUPREF", "GROUPREF_EXISTS", "ATOMIC_GROUP"})
+GROUPS = {"SUBPATTERN": 3, "ASSERT": 1, "ASSERT_NOT": 1}
+
+
+def safe_columns(pattern: str) -> int:
+    """
+    Return how many characters of a line may be searched with a pattern.
+
+    Raises:
+        ToolError: when it is no regular expression, or one that could take for ever.
+    """
+    try:
+        re.compile(pattern)
+        parsed = re._parser.parse(pattern)  # type: ignore[attr-defined]  # noqa: SLF001  (the only parser of its syntax)
+    except (re.error, RecursionError, OverflowError) as error:
+        msg = f"the pattern is no regular expression: {error}"
+        raise ToolError(msg) from None
+    unbounded, ways = _cost(parsed, inside=False)
+    if unbounded >= len(LIMITS) or ways > LIMITS[unbounded][1]:
+        msg = f"without ripgrep a pattern has at most {len(LIMITS) - 1} repetitions such as '.*' and few optional parts"
+        raise ToolError(msg)
+    return LIMITS[unbounded][0]
+
+
+def _cost(parsed: Any, *, inside: bool) -> tuple[int, int]:
+    """Return how many unbounded repetitions there are, and in how many ways the rest may match."""
+    costs = [_cost_of(str(operation), argument, inside=inside) for operation, argument in parsed]
+    return sum(c[0] for c in costs), math.prod(c[1] for c in costs)
+
+
+def _cost_of(name: str, argument: Any, *, inside: bool) -> tuple[int, int]:
+    if name in REFUSED or (inside and (name in REPEATS or name == "BRANCH")):
+        _refuse()
+    if name in REPEATS:
+        low, high, body = int(argument[0]), int(argument[1]), argument[2]
+        unbounded, ways = _cost(body, inside=high > 1)
+        return (unbounded + 1, ways) if high > UNBOUNDED else (unbounded, ways * (high - low + 1))
+    if name == "BRANCH":
+        costs = [_cost(branch, inside=inside) for branch in argument[1]]
+        return max(c[0] for c in costs), sum(c[1] for c in costs)
+    if name in GROUPS:
+        return _cost(argument[GROUPS[name]], inside=inside)
+    return 0, 1
+
+
+def _refuse() -> NoReturn:
+    msg = "without ripgrep a pattern may not nest repetitions, repeat alternatives or refer back to groups"
+    raise ToolError(msg)

@@ -1,0 +1,427 @@
+"""
+``Root``: a folder that is opened once and held, and the walk that never leaves it.
+
+Each component of a path is opened relative to the descriptor of the one before it, and never through a symbolic link.
+There is no ``realpath``, no comparison of path prefixes, and no check that is followed by a second look-up by path: what
+was opened is what was checked. Symbolic links that stay inside are followed by hand, for reading only, each time with a
+new walk from the root.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from functools import cached_property
+from pathlib import Path
+from typing import NoReturn, TypeVar
+
+import attrs
+
+from stepengine.errors import DefinitionError, ToolError
+from stepengine.system.guard import file_guard
+from stepengine.system.path_policy import Policy
+from stepengine.system.path_rules import PROTECTED, SECRETS, UNPROTECTED, PathRules
+from stepengine.system.paths import parts_of, target_parts
+from stepengine.system.walk import Budget, walk
+from stepengine.system.writes import root_id
+
+__all__ = ("Missing", "Opened", "Root")
+
+SYMLINK_HOPS = 8
+SECRET_SCAN_ENTRIES = 200_000
+
+T = TypeVar("T")
+
+WALK = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+LINK = {errno.ELOOP, errno.ENOTDIR, errno.EMLINK}
+
+
+class Missing(ToolError):
+    """Nothing stands under a path; never leaves the tools, a model gets its message."""
+
+
+@attrs.frozen
+class Opened:
+    """
+    What a walk has reached.
+
+    Attributes:
+        fd: Its descriptor; whoever asked for it closes it.
+        parts: Its real place below the root, after symbolic links.
+        info: What ``fstat`` says of the descriptor.
+    """
+
+    fd: int
+    parts: tuple[str, ...]
+    info: os.stat_result
+
+
+class Root:
+    """
+    A folder and the policy for what is below it.
+
+    Args:
+        folder: The root; a symbolic link is resolved once, now.
+        policy: What may be touched.
+
+    Attributes:
+        id: What stands for it in records.
+
+    Raises:
+        DefinitionError: when it is no folder, too wide, or this system cannot walk by descriptor.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], policy: Policy) -> None:
+        if os.open not in os.supports_dir_fd or os.mkdir not in os.supports_dir_fd:
+            msg = "this system cannot open files relative to a held folder, so nothing could be confined to a root"
+            raise DefinitionError(msg)
+        try:
+            self.fd = os.open(folder, WALK & ~os.O_NOFOLLOW)
+        except OSError as error:
+            msg = f"the root {os.fspath(folder)!r} cannot be opened as a folder: {error.strerror}"
+            raise DefinitionError(msg) from error
+        self._closer = weakref.finalize(self, os.close, self.fd)
+        self.policy = policy
+        self.info = os.fstat(self.fd)
+        self.real = tuple([p for p in os.path.realpath(folder).split("/") if p])
+        self.id = root_id(self.real)
+        self.secrets = PathRules((*SECRETS, *policy.withhold), policy.allow_secrets)
+        self.protected = PathRules(PROTECTED, (*policy.allow_protected, *UNPROTECTED))
+        if not policy.allow_wide_root:
+            self._refuse_wide(folder)
+
+    def _refuse_wide(self, folder: str | os.PathLike[str]) -> None:
+        try:
+            home = Path.home()
+        except RuntimeError:
+            home = Path("/")
+        for wide in (home, *home.parents, Path("/")):
+            try:
+                same = os.path.samestat(self.info, os.stat(wide))  # noqa: PTH116  (samestat takes this)
+            except OSError:
+                continue
+            if same:
+                self.close()
+                msg = f"the root {os.fspath(folder)!r} is / or contains the home folder; pass allow_wide_root=True to mean it"
+                raise DefinitionError(msg)
+
+    def close(self) -> None:
+        """Let go of the folder; it also happens when nobody uses the root any more."""
+        self._closer()
+
+    def holds(self, fd: int) -> bool:
+        """
+        Return whether something open may be entered: it is on the root's file system, or others may be entered.
+
+        Where rules are about files, a folder that is mounted a second time counts as another file system: it shows files
+        under paths that no rule names, and its device is the same.
+        """
+        if self.policy.cross_mounts:
+            return True
+        return os.fstat(fd).st_dev == self.info.st_dev and (file_guard() is None or self._is_mounted_here(fd))
+
+    @cached_property
+    def _mount(self) -> str:
+        return mount_of(self.fd)  # asked once: a walk asks for every folder, and what is open stays where it is
+
+    def _is_mounted_here(self, fd: int) -> bool:
+        return mount_of(fd) == self._mount
+
+    def parts(self, path: str) -> tuple[str, ...]:
+        """Return the components of a path as given; see ``parts_of``."""
+        return parts_of(path, self.real)
+
+    def open_file(self, path: str) -> Opened:
+        """
+        Open a regular file for reading.
+
+        Raises:
+            PathOutsideRoot: when the path or a link in it leads out.
+            ToolError: when it is secret, missing, no regular file, or on another file system.
+        """
+        opened = self._reach(path, lambda folder, name: os.open(name, FILE, dir_fd=folder))
+        try:
+            self.check_file(opened, path)
+        except ToolError:
+            os.close(opened.fd)
+            raise
+        return opened
+
+    def open_folder(self, path: str) -> Opened:
+        """Open a folder for listing; the errors are those of ``open_file``."""
+        return self._reach(path, lambda folder, name: os.open(name, FOLDER, dir_fd=folder))
+
+    def check_secret(self, parts: Sequence[str], path: str) -> None:
+        """Refuse a secret path."""
+        if self.secrets.match(parts):
+            which = self.secrets.which(parts)
+            msg = f"{path!r} may hold secrets (it matches {which!r}) and is not available to tools"
+            raise ToolError(msg)
+        guard = file_guard()
+        if guard is not None and (why := guard(self.real, parts)):
+            msg = f"{path!r} {why}"
+            raise ToolError(msg)
+
+    def withholds(self, parts: Sequence[str]) -> bool:
+        """Return whether listings and searches leave a file or folder out."""
+        guard = file_guard()
+        return self.secrets.match(parts) or (guard is not None and bool(guard(self.real, parts)))
+
+    def check_file(self, opened: Opened, path: str) -> None:
+        """Refuse what is no regular file, or another name of a secret one."""
+        mode = opened.info.st_mode
+        if stat.S_ISDIR(mode):
+            msg = f"{path!r} is a folder; use list_directory"
+            raise ToolError(msg)
+        if not stat.S_ISREG(mode):
+            msg = f"{path!r} is a {special(mode)}, not a regular file"
+            raise ToolError(msg)
+        is_alias = self.policy.cross_mounts and file_guard() is not None and not self._is_mounted_here(opened.fd)
+        if opened.info.st_nlink > 1 or is_alias:
+            self._check_hardlink(opened, path)
+
+    def _check_hardlink(self, opened: Opened, path: str) -> None:
+        if self.policy.refuse_hardlinks and opened.info.st_nlink > 1:
+            msg = f"{path!r} has more than one name (a hard link), which this set of tools refuses"
+            raise ToolError(msg)
+        if self._names_a_secret(opened.info):
+            msg = f"{path!r} is another name of a file that may hold secrets or that a rule denies, or of one that could not be told from them"
+            raise ToolError(msg)
+
+    def _names_a_secret(self, info: os.stat_result) -> bool:
+        """Return whether a file is also known by a secret name; true as well when the tree is too large to tell."""
+        budget = Budget(SECRET_SCAN_ENTRIES)
+        fd = os.open(".", FOLDER, dir_fd=self.fd)
+        try:
+            with closing(walk(self.holds, fd, (), budget, lambda _, __: True)) as entries:
+                for place, entry in entries:
+                    if entry.inode() == info.st_ino and self.withholds(place):
+                        found = entry.stat(follow_symlinks=False)
+                        if stat.S_ISREG(found.st_mode) and os.path.samestat(found, info):
+                            return True
+        finally:
+            os.close(fd)
+        return bool(budget.cut)
+
+    def other_names(self) -> list[tuple[str, ...]]:
+        """
+        Return the places of files that are also known by a withheld name, as far as 200,000 entries tell.
+
+        Almost no tree has any, and that takes no ``stat`` of what is not withheld to find out.
+        """
+        linked = {(info.st_dev, info.st_ino) for place, info in self._files(self.withholds) if info.st_nlink > 1}
+        if not linked:
+            return []
+        found = self._files(lambda place: not self.withholds(place))
+        return [place for place, info in found if (info.st_dev, info.st_ino) in linked]
+
+    def withheld_in(self, folder: Opened, *, deep: bool) -> list[tuple[str, ...]]:
+        """
+        Return what listings leave out of an open folder, by its place below that; of a folder that is left out not its files.
+
+        Args:
+            folder: The folder; it stays open.
+            deep: Whether what folders in it hold counts, too.
+
+        Raises:
+            ToolError: when the tree is too large to tell.
+        """
+        found: list[tuple[str, ...]] = []
+        start = len(folder.parts)
+
+        def enter(place: tuple[str, ...], _: int) -> bool:
+            if not self.withholds(place):
+                return True
+            found.append(place[start:])
+            return False
+
+        budget = Budget(SECRET_SCAN_ENTRIES)
+        with closing(walk(self.holds if deep else lambda _: False, folder.fd, folder.parts, budget, enter)) as entries:
+            found += [place[start:] for place, entry in entries if not entry.is_dir() and self.withholds(place)]
+        if budget.cut:
+            msg = f"what may be listed of it could not be told: {budget.cut}; name a smaller folder"
+            raise ToolError(msg)
+        return found
+
+    def _files(self, wanted: Callable[[Sequence[str]], bool]) -> Iterator[tuple[tuple[str, ...], os.stat_result]]:
+        """Yield the places of files that are wanted, with what the system says of them."""
+        fd = os.open(".", FOLDER, dir_fd=self.fd)
+        try:
+            with closing(walk(self.holds, fd, (), Budget(SECRET_SCAN_ENTRIES), lambda _, __: True)) as entries:
+                for place, entry in entries:
+                    if entry.is_file(follow_symlinks=False) and wanted(place):
+                        with suppress(OSError):
+                            yield place, entry.stat(follow_symlinks=False)
+        finally:
+            os.close(fd)
+
+    def _reach(self, path: str, use: Callable[[int, str], int]) -> Opened:
+        """Walk to the last component and open it with *use*, following links that stay inside."""
+        parts = self.parts(path)
+        self.check_secret(parts, path)
+        todo, done, folder, hops = deque(parts or (".",)), deque[str](), self.fd, 0
+        try:
+            while True:
+                name = todo.popleft()
+                if not todo:
+                    self.check_secret((*done, name), path)
+                try:
+                    fd = os.open(name, WALK, dir_fd=folder) if todo else use(folder, name)
+                except OSError as error:
+                    todo.extendleft(reversed(self._linked(error, folder, name, tuple(done), path)))
+                    hops += 1
+                    self._check_hops(hops, path)
+                    todo = todo or deque(["."])
+                    folder, done = self._move(folder, self.fd), deque()
+                    continue
+                if name != ".":
+                    done.append(name)
+                if not todo:
+                    return self._opened(fd, tuple(done), path)
+                folder = self._move(folder, fd)
+                self._same_device(folder, path)
+        finally:
+            self._move(folder, self.fd)
+
+    def _linked(self, error: OSError, folder: int, name: str, done: tuple[str, ...], path: str) -> list[str]:
+        """Return where a component that could not be opened points, when it is a link that stays inside."""
+        target = read_link(folder, name) if error.errno in LINK else None
+        if target is None:
+            self._fail(error, path)
+        return target_parts(done, target, self.real, path)
+
+    def _check_hops(self, hops: int, path: str) -> None:
+        if hops > SYMLINK_HOPS:
+            msg = f"{path!r} goes through more than {SYMLINK_HOPS} symbolic links"
+            raise ToolError(msg)
+
+    def _opened(self, fd: int, parts: tuple[str, ...], path: str) -> Opened:
+        try:
+            return Opened(fd, parts, self._same_device(fd, path))
+        except ToolError:
+            os.close(fd)
+            raise
+
+    def _same_device(self, fd: int, path: str) -> os.stat_result:
+        """Return what ``fstat`` says; refuse another file system than the root's."""
+        info = os.fstat(fd)
+        if not self.holds(fd):
+            msg = f"{path!r} is on another file system than the root, which this set of tools does not enter"
+            raise ToolError(msg)
+        return info
+
+    def _move(self, old: int, new: int) -> int:
+        if old not in {self.fd, new}:
+            os.close(old)
+        return new
+
+    @contextmanager
+    def parent(self, path: str, *, create: bool, made: list[str] | None = None) -> Iterator[tuple[int, str]]:
+        """
+        Give the descriptor of the folder that holds the last component, and its name, for writing.
+
+        No symbolic link is followed. Missing folders are made with *create*, on the held descriptors, and removed again
+        when nothing comes of it; *made* takes their paths below the root, outermost first.
+
+        Raises:
+            PathOutsideRoot: when the path leads out.
+            ToolError: when it is secret or protected, the root itself, behind a link, or not reachable.
+        """
+        parts = self.parts(path)
+        if not parts:
+            msg = "the root folder itself cannot be written"
+            raise ToolError(msg)
+        self.check_secret(parts, path)
+        if self.protected.match(parts):
+            which = self.protected.which(parts)
+            msg = f"{path!r} is protected from being written (it matches {which!r}), because other programs run or trust it"
+            raise ToolError(msg)
+        folder, made = os.open(".", FOLDER, dir_fd=self.fd), [] if made is None else made
+        try:
+            for depth in range(1, len(parts)):
+                folder = self._move(folder, self._enter(folder, parts[:depth], path, made if create else None))
+            yield folder, parts[-1]
+        except BaseException:
+            self.remove_empty(made)
+            raise
+        finally:
+            self._move(folder, self.fd)
+
+    def remove_empty(self, folders: Sequence[str]) -> list[str]:
+        """Remove folders that hold nothing, given outermost first; return those that were removed."""
+        removed: list[str] = []
+        for path in reversed(folders):
+            with suppress(OSError, ToolError), self.parent(path, create=False) as (folder, name):
+                os.rmdir(name, dir_fd=folder)
+                removed.append(path)
+        return removed
+
+    def _enter(self, folder: int, place: Sequence[str], path: str, made: list[str] | None) -> int:
+        """Open the folder at *place*; a missing one is made, and noted, where *made* is a list."""
+        name = place[-1]
+        try:
+            fd = os.open(name, FOLDER, dir_fd=folder)
+        except FileNotFoundError as error:
+            if made is None:
+                self._fail(error, path)
+            fd = self._make(folder, place, path, made)
+        except OSError as error:
+            self._fail(error, path, link=error.errno in LINK and read_link(folder, name) is not None and name)
+        try:
+            self._same_device(fd, path)
+        except ToolError:
+            os.close(fd)
+            raise
+        return fd
+
+    def _make(self, folder: int, place: Sequence[str], path: str, made: list[str]) -> int:
+        name = place[-1]
+        try:
+            with suppress(FileExistsError):  # somebody else made it; what it is, the next line finds out
+                os.mkdir(name, 0o755, dir_fd=folder)
+                made.append("/".join(place))
+            return os.open(name, FOLDER, dir_fd=folder)
+        except OSError as error:
+            self._fail(error, path, link=error.errno in LINK and name)
+
+    def _fail(self, error: OSError, path: str, *, link: str | bool = False) -> NoReturn:
+        if link:
+            msg = f"{path!r} goes through the symbolic link {link!r}; files are not written through links"
+        elif error.errno == errno.ENOENT:
+            msg = f"{path!r} does not exist"
+            raise Missing(msg) from None
+        elif error.errno == errno.ENOTDIR:
+            msg = f"{path!r} goes through something that is no folder"
+        else:
+            msg = f"{path!r} cannot be used: {error.strerror or type(error).__name__}"
+        raise ToolError(msg) from None
+
+
+def read_link(folder: int, name: str) -> str | None:
+    """Return where a symbolic link points, or ``None`` when *name* is none."""
+    try:
+        return os.readlink(name, dir_fd=folder)
+    except OSError:
+        return None
+
+
+def mount_of(fd: int) -> str:
+    """Return which mount something open was reached through; ``""`` where the system does not tell."""
+    try:
+        text = Path(f"/proc/self/fdinfo/{fd}").read_text(encoding="ascii")
+    except OSError:
+        return ""
+    return next((line for line in text.splitlines() if line.startswith("mnt_id:")), "")
+
+
+def special(mode: int) -> str:
+    """Return what a file is that is neither regular nor a folder."""
+    kinds = ((stat.S_ISFIFO, "named pipe"), (stat.S_ISSOCK, "socket"), (stat.S_ISCHR, "character device"))
+    return next((word for test, word in kinds if test(mode)), "block device")

@@ -1,0 +1,188 @@
+"""Text of files: what is text at all, in which encoding, and windows of lines."""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import mimetypes
+import os
+
+import attrs
+
+__all__ = ("FileText", "Lines", "binary_kind", "cut_line", "decode", "digest", "read_capped", "stream_lines")
+
+READ_LINE_CHARS = 2_000
+READ_WHOLE_BYTES = 10_000_000
+
+SNIFFED = 8_192
+CHUNK = 1024 * 1024
+COUNTED_BYTES = 256 * CHUNK
+BOMS = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF32_LE, "utf-32-le"),
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+MAGICS = (
+    (b"\x89PNG", "image/png"),
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"GIF8", "image/gif"),
+    (b"%PDF-", "application/pdf"),
+    (b"PK\x03\x04", "application/zip"),
+    (b"\x7fELF", "an ELF program"),
+    (b"\x1f\x8b", "application/gzip"),
+    (b"SQLite format 3\x00", "an SQLite database"),
+)
+
+
+@attrs.frozen
+class FileText:
+    """
+    The text of a file and how to write it back byte for byte.
+
+    Attributes:
+        text: The text; bytes that are no UTF-8 are lone surrogates in it.
+        encoding: Its encoding.
+        bom: The byte order mark before it.
+    """
+
+    text: str
+    encoding: str = "utf-8"
+    bom: bytes = b""
+
+    def encode(self, text: str) -> bytes:
+        """Return *text* as bytes in the same form."""
+        errors = "surrogateescape" if self.encoding == "utf-8" else "strict"
+        return self.bom + text.encode(self.encoding, errors)
+
+    @property
+    def shown(self) -> str:
+        """The text with replacement characters for what is no UTF-8."""
+        return (
+            self.text
+            if self.text.isascii()
+            else self.text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        )
+
+
+def decode(data: bytes) -> FileText | None:
+    """Return the text that bytes hold, or ``None`` when they are binary."""
+    for bom, encoding in BOMS:
+        if data.startswith(bom):
+            try:
+                errors = "surrogateescape" if encoding == "utf-8" else "strict"
+                return FileText(data[len(bom) :].decode(encoding, errors), encoding, bom)
+            except UnicodeDecodeError:
+                return None
+    if b"\0" in data[:SNIFFED]:
+        return None
+    return FileText(data.decode("utf-8", "surrogateescape"))
+
+
+def binary_kind(data: bytes, name: str) -> str:
+    """Return what a binary file probably is."""
+    found = next((kind for magic, kind in MAGICS if data.startswith(magic)), None)
+    return found or mimetypes.guess_type(name, strict=False)[0] or "unknown type"
+
+
+def digest(data: bytes) -> str:
+    """Return the short hash by which a later write can tell that the file is still the same."""
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+def read_capped(fd: int, limit: int = READ_WHOLE_BYTES) -> bytes | None:
+    """Return what a file holds, or ``None`` when that is more than *limit* bytes, whatever its size is said to be."""
+    chunks, left = [], limit + 1
+    while left > 0 and (chunk := os.read(fd, min(CHUNK, left))):
+        chunks.append(chunk)
+        left -= len(chunk)
+    return None if left <= 0 else b"".join(chunks)
+
+
+@attrs.frozen
+class Lines:
+    """
+    Some lines of a file.
+
+    Attributes:
+        lines: The lines with their ends.
+        total: How many lines the file has; ``None`` when it was too long to count.
+    """
+
+    lines: list[str]
+    total: int | None
+
+
+def cut_line(line: str) -> str:
+    """Return a line of at most 2,000 characters; a mark says how much was cut."""
+    if len(line) <= READ_LINE_CHARS + 2:
+        return line
+    body = line.rstrip("\r\n")
+    if len(body) <= READ_LINE_CHARS:
+        return line
+    return f"{body[:READ_LINE_CHARS]} [... {len(body) - READ_LINE_CHARS:,} characters of this line were cut]{line[len(body) :]}"
+
+
+def stream_lines(fd: int, offset: int, limit: int) -> Lines:
+    """Return a window of a UTF-8 file of any size, in bounded memory."""
+    window = _Window(offset, limit)
+    seen = 0
+    while chunk := os.read(fd, CHUNK):
+        seen += len(chunk)
+        window.feed(chunk)
+        if seen > COUNTED_BYTES and window.is_full:
+            return Lines(window.lines, None)
+    return Lines(window.lines, window.end())
+
+
+class _Window:
+    """Collects some lines of a stream of bytes; of each line it keeps only the beginning."""
+
+    KEPT = READ_LINE_CHARS * 4 + 64
+
+    def __init__(self, offset: int, limit: int) -> None:
+        self._first, self._after = offset, offset + limit
+        self._number = 0
+        self._open = bytearray()
+        self._length = 0
+        self.lines: list[str] = []
+
+    @property
+    def is_full(self) -> bool:
+        return self._number >= self._after
+
+    def feed(self, chunk: bytes) -> None:
+        if self.is_full or self._number + chunk.count(b"\n") < self._first:
+            ends = chunk.count(b"\n")
+            self._number += ends
+            self._length = len(chunk) - chunk.rfind(b"\n") - 1 if ends else self._length + len(chunk)
+            if ends:
+                self._open.clear()
+            return
+        pieces = chunk.split(b"\n")
+        for piece in pieces[:-1]:
+            self._add(piece)
+            self._close(b"\n")
+        self._add(pieces[-1])
+
+    def _add(self, piece: bytes) -> None:
+        self._length += len(piece)
+        if self._first <= self._number < self._after:
+            self._open += piece[: max(0, self.KEPT - len(self._open))]
+
+    def _close(self, end: bytes) -> None:
+        if self._first <= self._number < self._after:
+            line = bytes(self._open).decode("utf-8", "replace")
+            missing = self._length - len(self._open)
+            if missing and len(line) > READ_LINE_CHARS:
+                line = f"{line[:READ_LINE_CHARS]} [... more than {missing:,} bytes of this line were cut]"
+            self.lines.append(cut_line(line + end.decode()))
+        self._open.clear()
+        self._length = 0
+        self._number += 1
+
+    def end(self) -> int:
+        if self._length:
+            self._close(b"")
+        return self._number

@@ -1,0 +1,280 @@
+"""
+Which web addresses may be reached: the one parser of URLs, and the table of IP addresses.
+
+What the parser returns is what is judged and what is connected to. It takes less than the standards do: a host is a
+dotted-quad IPv4 address, an IPv6 address in brackets, or a name that has an IDNA form; everything that resolvers and
+browsers read in more than one way is refused.
+
+The table is our own: the standard library calls several addresses global that lead to this machine, to its network or to
+its cloud host. An IPv4 address inside of an IPv6 address is taken out and judged too; tunnels are refused as such.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
+from urllib.parse import quote, urljoin
+
+import attrs
+
+from stepengine.errors import BlockedAddress, DefinitionError
+
+__all__ = (
+    "AllowList",
+    "Network",
+    "Target",
+    "blocked_reason",
+    "joined",
+    "networks",
+    "numeric_address",
+    "parse_url",
+)
+
+Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+# fmt: off
+BLOCKED_V4 = tuple((ipaddress.IPv4Network(net), why) for net, why in (
+    ("0.0.0.0/8", "this host"), ("10.0.0.0/8", "private"), ("100.64.0.0/10", "shared address space"),
+    ("127.0.0.0/8", "loopback"), ("168.63.129.16/32", "a service of the cloud host"), ("169.254.0.0/16", "link-local"),
+    ("172.16.0.0/12", "private"), ("192.0.0.0/24", "reserved for protocols"), ("192.0.2.0/24", "documentation"),
+    ("192.31.196.0/24", "reserved for protocols"), ("192.52.193.0/24", "reserved for protocols"),
+    ("192.88.99.0/24", "a tunnel (6to4)"), ("192.168.0.0/16", "private"), ("192.175.48.0/24", "reserved for protocols"),
+    ("198.18.0.0/15", "benchmarking"), ("198.51.100.0/24", "documentation"), ("203.0.113.0/24", "documentation"),
+    ("224.0.0.0/4", "multicast"), ("240.0.0.0/4", "reserved or broadcast"),
+))
+BLOCKED_V6 = tuple((ipaddress.IPv6Network(net), why) for net, why in (
+    ("64:ff9b:1::/48", "a translation of a local network"), ("2001::/23", "a tunnel or reserved for protocols"),
+    ("2001:db8::/32", "documentation"), ("2002::/16", "a tunnel (6to4)"), ("2620:4f:8000::/48", "reserved for protocols"),
+    ("3fff::/20", "documentation"), ("5f00::/16", "segment routing"),
+))
+# fmt: on
+GLOBAL_V6 = ipaddress.IPv6Network("2000::/3")
+TRANSLATED = ipaddress.IPv6Network("64:ff9b::/96")
+MAPPED = ipaddress.IPv6Network("::ffff:0:0/96")
+COMPATIBLE = ipaddress.IPv6Network("::/96")
+
+
+def networks(texts: Iterable[str]) -> tuple[Network, ...]:
+    """
+    Return networks from their text, such as ``"10.1.0.0/16"``.
+
+    Raises:
+        ValueError: when one is no network.
+    """
+    return tuple([ipaddress.ip_network(text) for text in texts])
+
+
+def numeric_address(text: str) -> Address | None:
+    """Return the address that *text* is in its one usual form, or ``None``; a scope id makes it none."""
+    try:
+        return None if "%" in text else ipaddress.ip_address(text)
+    except ValueError:
+        return None
+
+
+def blocked_reason(text: str, allowed: Sequence[Network] = ()) -> str:
+    """
+    Return why no connection is made to an address; empty when it may be used.
+
+    Args:
+        text: The address.
+        allowed: Networks that may be used whatever the table says.
+    """
+    address = numeric_address(text)
+    if address is None:
+        return "no plain IP address"
+    if any(address.version == net.version and address in net for net in allowed):
+        return ""
+    if isinstance(address, ipaddress.IPv4Address):
+        return next((why for net, why in BLOCKED_V4 if address in net), "")
+    if any(address in net for net in (MAPPED, COMPATIBLE, TRANSLATED)):
+        inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+        why = blocked_reason(str(inner), allowed)
+        if why or address not in TRANSLATED:
+            return f"IPv4 inside of IPv6, {why or 'which nobody uses on the public internet'}"
+        return ""
+    return next((why for net, why in BLOCKED_V6 if address in net), "" if address in GLOBAL_V6 else "not public")
+
+
+URL_CHARS = 4_096
+PORTS = {"http": 80, "https": 443}
+URL = re.compile(r"(?i:(https?))://([^/?#]*)([^#]*)(?:#.*)?", re.DOTALL)
+AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:]+)(?::([0-9]{1,5}))?")
+LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
+NUMERIC_LABEL = re.compile(r"[0-9]+|0x[0-9a-f]*")
+HOST_CHARS = 253
+SAFE = "/?&=;:@!$'()*+,-._~%[]|"
+MAX_PORT = 65_535
+IPV6 = 6
+
+
+@attrs.frozen
+class Target:
+    """
+    Where a request goes.
+
+    Attributes:
+        scheme: ``"http"`` or ``"https"``.
+        host: The IDNA form in lower case, or an IP address without brackets.
+        port: The port, the scheme's own when none was given.
+        path: Path and query as they are sent, ASCII.
+    """
+
+    scheme: str
+    host: str
+    port: int
+    path: str
+
+    @property
+    def authority(self) -> str:
+        """Host and port as the ``Host`` header holds them."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == PORTS[self.scheme] else f"{host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """The address as text."""
+        return f"{self.scheme}://{self.authority}{self.path}"
+
+
+def _refused(url: str, why: str) -> BlockedAddress:
+    shown = url if len(url) <= 200 else f"{url[:200]}..."  # noqa: PLR2004
+    return BlockedAddress(f"{shown!r} is not fetched: {why}")
+
+
+def parse_url(text: str) -> Target:
+    """
+    Return where an address leads.
+
+    Raises:
+        BlockedAddress: when it is no plain http or https address.
+    """
+    url = text.strip(" ")
+    if len(url) > URL_CHARS:
+        raise _refused(url, f"the address has more than {URL_CHARS:,} characters")
+    if any(unicodedata.category(c) in {"Cc", "Cf", "Cs", "Zs", "Zl", "Zp"} or c == "\\" for c in url):
+        raise _refused(url, "it holds a blank, a control character or a backslash; percent-encode them")
+    found = URL.fullmatch(url)
+    if found is None:
+        raise _refused(url, "only addresses that begin with http:// or https:// are")
+    scheme, authority, rest = found[1].lower(), found[2], found[3]
+    if "@" in authority:
+        raise _refused(url, "it holds a user name; leave out everything up to the '@'")
+    parts = AUTHORITY.fullmatch(authority)
+    if parts is None:
+        raise _refused(url, "it has no host that could be understood")
+    port = int(parts[2]) if parts[2] else PORTS[scheme]
+    if not 0 < port <= MAX_PORT:
+        raise _refused(url, f"{port} is no port")
+    path = quote(rest if rest.startswith("/") else f"/{rest}", safe=SAFE)
+    return Target(scheme, _host(parts[1], url), port, path)
+
+
+def _host(text: str, url: str) -> str:
+    if text.startswith("["):
+        address = numeric_address(text[1:-1])
+        if address is None or address.version != IPV6:
+            raise _refused(url, "the brackets hold no IPv6 address")
+        return str(address)
+    name = _idna(text.removesuffix("."), url)
+    labels = name.split(".")
+    if not all(LABEL.fullmatch(label) for label in labels) or len(name) > HOST_CHARS:
+        raise _refused(url, "its host holds characters that host names do not have")
+    if NUMERIC_LABEL.fullmatch(labels[-1]):
+        if text != name or numeric_address(text) is None:
+            raise _refused(url, "write IPv4 addresses as four decimal numbers, such as 192.0.2.1")
+        return text
+    if name == "localhost" or name.endswith(".localhost"):
+        raise _refused(url, "localhost is this machine")
+    return name
+
+
+def _idna(name: str, url: str) -> str:
+    if name.isascii():
+        return name.lower()
+    import idna
+
+    try:
+        return idna.encode(name, uts46=True, std3_rules=True).decode("ascii").lower()
+    except (idna.IDNAError, UnicodeError):
+        raise _refused(url, "its host is no international host name") from None
+
+
+def joined(base: Target, location: str) -> Target:
+    """
+    Return where a redirect leads.
+
+    Raises:
+        BlockedAddress: when that is no plain http or https address.
+    """
+    if any(c <= " " or c in {"\x7f", "\\"} for c in location.strip(" ")):
+        raise _refused(location, "the redirect holds a blank, a control character or a backslash")
+    try:
+        return parse_url(urljoin(base.url, location.strip(" ")))
+    except ValueError:
+        raise _refused(location, "the redirect is no address") from None
+
+
+class AllowList:
+    """
+    Hosts that may be fetched from, compared label by label.
+
+    Args:
+        hosts: Host names such as ``"docs.python.org"``, ``"*.example.com"`` (every name below, not the name itself), IP
+            addresses, each with a port where that is not 80 or 443: ``"example.com:8080"``; or ``"public"``.
+        ports: More ports that may be used with any host.
+
+    Raises:
+        DefinitionError: when an entry is no host, or there are none.
+    """
+
+    def __init__(self, hosts: Sequence[str] | str, ports: Sequence[int]) -> None:
+        self._ports = frozenset({80, 443, *ports})
+        self._public = hosts == "public"
+        if not hosts or (isinstance(hosts, str) and not self._public):
+            msg = f'allow={hosts!r} is no list of hosts; write allow=["docs.python.org", "*.example.com"] or allow="public"'
+            raise DefinitionError(msg)
+        self._exact: set[tuple[str, int | None]] = set()
+        self._below: set[tuple[tuple[str, ...], int | None]] = set()
+        for entry in () if self._public else hosts:
+            self._add(entry)
+
+    def _add(self, entry: str) -> None:
+        is_wild = entry.startswith("*.")
+        try:
+            target = parse_url(f"http://{entry.removeprefix('*.')}")
+        except BlockedAddress as error:
+            msg = f"allow: {entry!r} is no host; {error.message}"
+            raise DefinitionError(msg) from None
+        if target.path != "/":
+            msg = f"allow: {entry!r} has a path; entries are hosts such as 'example.com' or 'example.com:8080'"
+            raise DefinitionError(msg)
+        port = target.port if target.port != PORTS["http"] or entry.endswith(":80") else None
+        if is_wild:
+            self._below.add((tuple(target.host.split(".")), port))
+        else:
+            self._exact.add((target.host, port))
+
+    def check(self, target: Target) -> None:
+        """
+        Refuse a host or port that is not allowed.
+
+        Raises:
+            BlockedAddress: naming what is not.
+        """
+        if not self._public and (target.host, target.port) in self._exact:
+            return
+        labels = tuple(target.host.split("."))
+        below = [(labels[-n:], target.port) for n in range(1, len(labels))]
+        if not self._public and not self._below.isdisjoint(below):
+            return
+        if target.port not in self._ports:
+            raise _refused(target.url, f"port {target.port} is not among the ports that may be used")
+        any_port = [(names, None) for names, _ in below]
+        if self._public or (target.host, None) in self._exact or not self._below.isdisjoint(any_port):
+            return
+        raise _refused(target.url, f"the host {target.host!r} is not among those that may be fetched from")

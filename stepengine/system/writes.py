@@ -1,0 +1,164 @@
+"""
+What a tool's write leaves behind, so that it can be undone: ``FileWrite`` and ``OldFile``, and their form in a journal.
+
+A record names the root by a hash and the file by its path below it: no journal tells where a folder lies.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from stepengine.data.json import compact
+from stepengine.errors import DataError
+
+__all__ = ("FileWrite", "OldFile", "hash_of", "root_id")
+
+UNDO_BYTES = 4 * 1024 * 1024
+
+LARGE = "large"
+SECRET = "secret"  # noqa: S105  (a reason, not a password)
+
+
+def hash_of(data: bytes) -> str:
+    """Return the hash by which a file's content is told apart: SHA-256, 64 hex digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def root_id(real: tuple[str, ...]) -> str:
+    """Return what stands for a root folder in records: 16 hex digits of the hash of its real path."""
+    return hash_of("/".join(real).encode("utf-8", "surrogateescape"))[:16]
+
+
+@attrs.frozen
+class OldFile:
+    """
+    A file as it was before a write.
+
+    Attributes:
+        hash: The hash of its content; ``""`` when it was too large to be read.
+        mode: Its permission bits.
+        content: Its content; ``None`` when it is not kept.
+        lost: Why it is not kept: ``"large"`` for more than 4 MiB, ``"secret"`` for what no journal may hold.
+    """
+
+    hash: str
+    mode: int
+    content: bytes | None = None
+    lost: str = ""
+
+    @classmethod
+    def of(cls, data: bytes | None, mode: int) -> OldFile:
+        """Return what is kept of a file with these permission bits; *data* is ``None`` for one too large to be read."""
+        if data is None or len(data) > UNDO_BYTES:
+            return cls("" if data is None else hash_of(data), mode & 0o777, None, LARGE)
+        return cls(hash_of(data), mode & 0o777, data)
+
+    def without_content(self) -> OldFile:
+        """Return what is kept of a file that holds what no journal may hold."""
+        return OldFile(self.hash, self.mode, None, SECRET)
+
+
+@attrs.frozen(kw_only=True)
+class FileWrite:
+    """
+    One write of a file by a tool.
+
+    Attributes:
+        root: What stands for the root folder; see ``root_id``.
+        path: The file, relative to the root.
+        before: The file as it was; ``None`` when there was none.
+        after: The hash of the new content; ``None`` when the file was deleted.
+        folders: The folders that were made for it, outermost first.
+        doubtful: Whether the file may have been another before: the call had been begun by a process that ended, and was
+            done again.
+    """
+
+    root: str
+    path: str
+    before: OldFile | None
+    after: str | None
+    folders: tuple[str, ...] = ()
+    doubtful: bool = False
+
+    @property
+    def was(self) -> str | None:
+        """The hash of the file before; ``None`` when there was none."""
+        return None if self.before is None else self.before.hash
+
+    def form(self) -> dict[str, Any]:
+        """Return the write as JSON."""
+        form: dict[str, object] = {"root": self.root, "path": self.path, "before": None, "after": self.after}
+        if self.before is not None:
+            old = self.before
+            form["before"] = {"hash": old.hash, "mode": old.mode, **_content_form(old)}
+        form |= {"folders": list(self.folders)} if self.folders else {}
+        return form | ({"doubtful": True} if self.doubtful else {})
+
+    @classmethod
+    def of_form(cls, form: Any) -> FileWrite:
+        """
+        Return the write that JSON describes.
+
+        Raises:
+            DataError: when it describes none.
+        """
+        try:
+            old, after = form["before"], form["after"]
+            made = cls(
+                root=_text(form["root"]),
+                path=_text(form["path"]),
+                before=None if old is None else _old_of(old),
+                after=None if after is None else _text(after),
+                folders=tuple([_text(folder) for folder in form.get("folders", ())]),
+                doubtful=form.get("doubtful", False) is True,
+            )
+        except (KeyError, TypeError, AttributeError, ValueError, binascii.Error) as error:
+            msg = f"this is no write of a file: {type(error).__name__}: {error}"
+            raise DataError(msg) from None
+        return made
+
+
+def _content_form(old: OldFile) -> dict[str, Any]:
+    """Return a content as text where it is text and does not swell as such, so that journals stay readable."""
+    if old.content is None:
+        return {"lost": old.lost}
+    try:
+        text = old.content.decode()
+    except UnicodeDecodeError:
+        text = None
+    if text is not None and len(compact(text)) <= 2 * len(text) + 2:
+        return {"text": text}
+    return {"base64": base64.b64encode(old.content).decode()}
+
+
+def _old_of(form: Mapping[str, object]) -> OldFile:
+    mode = form["mode"]
+    if type(mode) is not int or not 0 <= mode <= 0o777:  # noqa: PLR2004  (permission bits)
+        msg = f"{mode!r} are no permission bits"
+        raise ValueError(msg)
+    digest, content = _text(form["hash"]), None
+    given = _text(form.get("text", form.get("base64", "")))
+    if len(given) > 2 * UNDO_BYTES:
+        return OldFile(digest, mode, None, LARGE)
+    if "text" in form:
+        content = given.encode()
+    elif "base64" in form:
+        content = base64.b64decode(given, validate=True)
+    if content is None:
+        return OldFile(digest, mode, None, str(form.get("lost", "")))
+    if len(content) > UNDO_BYTES or hash_of(content) != digest:
+        return OldFile(digest, mode, None, LARGE if len(content) > UNDO_BYTES else SECRET)
+    return OldFile(digest, mode, content)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        msg = f"{value!r} should be text"
+        raise TypeError(msg)
+    return value

@@ -1,0 +1,328 @@
+"""
+What a body returns becomes JSON and a result, and a result the annotated type again.
+
+The caps of what a model is shown stand here, too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import functools
+import re
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from enum import Enum
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import attrs
+
+from stepengine.data.json import JsonDict, JsonList, canonical, compact, freeze, hint_about
+from stepengine.data.messages import (
+    DocumentPart,
+    ImagePart,
+    JsonPart,
+    ResultPart,
+    TextPart,
+    ToolReferencePart,
+    ToolResult,
+    quick_json,
+    quick_result,
+    quick_text,
+)
+from stepengine.errors import DataError, DefinitionError, ToolError
+from stepengine.redaction import KNOWN
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+__all__ = (
+    "DOCUMENT_BYTES",
+    "IMAGE_BYTES",
+    "RESULT_CHARS",
+    "as_result",
+    "cut",
+    "decode",
+    "encode",
+    "error_text",
+)
+
+MIB = 1024 * 1024
+RESULT_CHARS = 100_000
+ERROR_CHARS = 4_000
+IMAGE_BYTES = 5 * MIB
+DOCUMENT_BYTES = 32 * MIB
+
+PARTS = (TextPart, JsonPart, ImagePart, DocumentPart, ToolReferencePart)
+SMALL = frozenset({int, bool, float, type(None)})
+SURROGATE = re.compile("[\ud800-\udfff]")
+IMAGES = (
+    (re.compile(rb"\x89PNG\r\n\x1a\n"), "image/png"),
+    (re.compile(rb"\xff\xd8\xff"), "image/jpeg"),
+    (re.compile(rb"GIF8[79]a"), "image/gif"),
+    (re.compile(rb"RIFF....WEBP", re.DOTALL), "image/webp"),
+)
+PDF = b"%PDF-"
+
+
+def as_result(value: Any, max_chars: int | None = None) -> ToolResult:
+    """
+    Return what a body returned as a result.
+
+    Args:
+        value: Text, JSON, a part, a sequence of parts and strings, a ``ToolResult``, or a value that ``encode`` knows.
+        max_chars: The body's own wish for a cap; 100,000 characters always hold.
+    """
+    limit = RESULT_CHARS if max_chars is None else min(max_chars, RESULT_CHARS)
+    kind = type(value)
+    if kind is str and len(value) <= limit:
+        return quick_result((quick_text(value if value.isascii() else clean(value)),))
+    try:
+        if kind in SMALL and limit == RESULT_CHARS:
+            return quick_result((quick_json(freeze(value)),))
+        result = _result(value)
+        useless = result.change.useless_at("tool") if result.change is not None else ""
+        return ToolResult.error(f"the tool returned {useless}") if useless else _capped(result, limit)
+    except DataError as error:
+        return ToolResult.error(f"the tool's result is not serialisable: {error}")
+    except Exception as error:  # noqa: BLE001  (a value may be hostile in any way)
+        return ToolResult.error(f"the tool's result is not serialisable: a {kind.__name__} raised {error_text(error)}")
+
+
+def _result(value: object) -> ToolResult:
+    if isinstance(value, ToolResult):
+        return value
+    if isinstance(value, str):
+        return ToolResult((TextPart(str.__str__(value)),))
+    if isinstance(value, PARTS):
+        return ToolResult((value,))
+    if isinstance(value, list | tuple) and any(isinstance(v, PARTS) for v in value):
+        return ToolResult(value)
+    return ToolResult((JsonPart(encode(value)),))
+
+
+def _capped(result: ToolResult, limit: int) -> ToolResult:
+    parts: list[ResultPart] = []
+    left = limit
+    for part in result.content:
+        if isinstance(part, TextPart):
+            text = cut(clean(part.text), left)
+            left -= min(left, len(part.text))
+            parts.append(part if text is part.text else attrs.evolve(part, text=text))
+        elif isinstance(part, JsonPart):
+            text = compact(part.value)
+            parts.append(part if len(text) <= left else TextPart(cut(text, left)))
+            left -= min(left, len(text))
+        elif isinstance(part, ToolReferencePart):
+            parts.append(part)
+        else:
+            parts.append(_media(part))
+    same = len(parts) == len(result.content) and all(a is b for a, b in zip(parts, result.content, strict=True))
+    return result if same else attrs.evolve(result, content=tuple(parts))
+
+
+def clean(text: str) -> str:
+    """Return *text* with lone surrogates, which no encoding can store, as replacement characters."""
+    return SURROGATE.sub("\ufffd", text) if SURROGATE.search(text) else text
+
+
+def cut(text: str, limit: int) -> str:
+    """Return *text* with its middle taken out when it is longer than *limit*; says how much is missing."""
+    if len(text) <= limit:
+        return text
+    head = (limit + 1) // 2
+    tail = limit - head
+    missing = len(text) - limit
+    note = f"[... {missing:,} characters were cut here; the result has {len(text):,} in all ...]"
+    return f"{text[:head]}\n{note}\n{text[len(text) - tail :]}"
+
+
+def _media(part: ImagePart | DocumentPart) -> ImagePart | DocumentPart:
+    """Return a media part whose type is what its bytes say; raises ``DataError`` for one that no provider takes."""
+    if part.data is None:
+        return part
+    is_image = isinstance(part, ImagePart)
+    word, cap = ("image", IMAGE_BYTES) if is_image else ("document", DOCUMENT_BYTES)
+    if len(part.data) > cap:
+        msg = f"the {word} has {len(part.data):,} bytes; at most {cap:,} are allowed"
+        raise DataError(msg)
+    found = next((mime for magic, mime in IMAGES if magic.match(part.data)), None)
+    if is_image and found is None:
+        known = ", ".join(mime for _, mime in IMAGES)
+        msg = f"the image is said to be {part.mime_type!r}, but its bytes are none of {known}"
+        raise DataError(msg)
+    if not is_image:
+        found = "application/pdf" if part.data.startswith(PDF) else None
+        if found is None and part.mime_type == "application/pdf":
+            msg = "the document is said to be 'application/pdf', but its bytes are not"
+            raise DataError(msg)
+    return part if found in {None, part.mime_type} else attrs.evolve(part, mime_type=found)
+
+
+def error_text(error: BaseException) -> str:
+    """Return ``ClassName: message`` of an exception, at most 4,000 characters, whatever its ``__str__`` does."""
+    if isinstance(error, ToolError):
+        return told(error.message)
+    name = type(error).__name__
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001  (its __str__ is the author's code too)
+        text = "(its text could not be read)"
+    if isinstance(error, BaseExceptionGroup):
+        text = f"{text}: {'; '.join(error_text(e) for e in error.exceptions[:5])}"
+    return told(f"{name}: {text}" if text else name)
+
+
+def told(text: str) -> str:
+    """Return the first 4,000 characters of what an error says, without secrets that the process knows."""
+    return cut_end(KNOWN.beginning(text, ERROR_CHARS), ERROR_CHARS)
+
+
+def cut_end(text: str, limit: int) -> str:
+    """Return the first *limit* characters of a text without lone surrogates."""
+    return clean(text[: limit - 1] + "…" if len(text) > limit else text)
+
+
+TEXTS: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
+    ((dt.datetime, dt.date, dt.time), lambda v: v.isoformat()),
+    (dt.timedelta, lambda v: v.total_seconds()),
+    ((Decimal, UUID), str),
+    (PurePath, lambda v: str(v).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")),
+)
+
+
+def encode(value: object) -> Any:
+    """
+    Return *value* as frozen JSON.
+
+    Raises:
+        DataError: naming type and place, for what has no JSON form: bytes, NaN, cycles, generators, other objects.
+    """
+    try:
+        return freeze(value)
+    except DataError:
+        return freeze(_Encoder().encode(value, "$"))
+
+
+class _Encoder:
+    def __init__(self) -> None:
+        self._open: set[int] = set()
+
+    def encode(self, value: object, path: str) -> Any:
+        if value is None or type(value) in {str, int, float, bool, JsonDict, JsonList}:
+            return value
+        if isinstance(value, Enum):
+            return self.encode(value.value, path)
+        for kinds, text in TEXTS:
+            if isinstance(value, kinds):
+                return text(value)
+        if isinstance(value, str | int | float):
+            return value
+        return self._container(value, path)
+
+    def _container(self, value: object, path: str) -> object:
+        if id(value) in self._open:
+            msg = f"a {type(value).__name__} at {path} contains itself, which JSON cannot"
+            raise DataError(msg, path=path)
+        self._open.add(id(value))
+        try:
+            return self._members(value, path)
+        finally:
+            self._open.discard(id(value))
+
+    def _members(self, value: Any, path: str) -> Any:
+        if isinstance(value, Mapping):
+            return {_key(k, path): self.encode(v, f"{path}.{_key(k, path)}") for k, v in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.encode(v, f"{path}[{i}]") for i, v in enumerate(value)]
+        if isinstance(value, set | frozenset):
+            return sorted([self.encode(v, f"{path}{{}}") for v in value], key=canonical)
+        serializer = getattr(type(value), "__pydantic_serializer__", None)
+        if serializer is not None:
+            return serializer.to_python(value, mode="json", by_alias=True)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return {f.name: self.encode(getattr(value, f.name), f"{path}.{f.name}") for f in dataclasses.fields(value)}
+        if attrs.has(type(value)):
+            return {f.name: self.encode(getattr(value, f.name), f"{path}.{f.name}") for f in attrs.fields(type(value))}
+        kind = type(value).__name__
+        fine = "return text, numbers, lists, dicts, dataclasses, models or result parts"
+        msg = f"a {kind} at {path} is not JSON; {fine}{hint_about(value)}"
+        raise DataError(msg, path=path)
+
+
+def _key(key: object, path: str) -> str:
+    if isinstance(key, Enum):
+        key = key.value
+    if isinstance(key, str):
+        return str.__str__(key)
+    if isinstance(key, int) and not isinstance(key, bool):
+        return int.__repr__(key)
+    for kinds, text in TEXTS:
+        if isinstance(key, kinds):
+            return str(text(key))
+    msg = f"a key at {path} is a {type(key).__name__}; JSON keys are strings"
+    raise DataError(msg, path=path)
+
+
+def decode(name: str, annotation: Any, result: ToolResult) -> Any:
+    """Return *result* of the tool *name* as *annotation*; see ``Tool.decode``."""
+    if result.is_error:
+        msg = f"tool {name!r} failed: {result.text}"
+        raise ToolError(msg, tool_name=name, result=result)
+    if annotation is ToolResult:
+        return result
+    if annotation in PARTS:
+        return _part(name, annotation, result)
+    value = _value(result)
+    if annotation is Any or (annotation in {str, int, bool} and type(value) is annotation):
+        return value
+    if annotation is None and value is None:
+        return None
+    return _validated(name, annotation, value)
+
+
+def _part(name: str, kind: type[object], result: ToolResult) -> object:
+    for part in result.content:
+        if isinstance(part, kind):
+            return part
+    msg = f"the result of tool {name!r} holds no {kind.__name__}"
+    raise DataError(msg)
+
+
+def _value(result: ToolResult) -> object:
+    for part in result.content:
+        if isinstance(part, JsonPart):
+            return part.value
+    return result.text
+
+
+@functools.lru_cache(maxsize=1024)
+def _adapter(annotation: Any) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(annotation)
+
+
+def _validated(name: str, annotation: object, value: object) -> Any:
+    from pydantic import ValidationError
+    from pydantic.errors import PydanticUserError
+
+    try:
+        try:
+            adapter = _adapter(annotation)
+        except TypeError:  # an annotation that cannot be hashed
+            adapter = _adapter.__wrapped__(annotation)
+    except PydanticUserError as error:
+        kind = getattr(annotation, "__name__", annotation)
+        msg = f"tool {name!r} returns {kind}, which cannot be read back from JSON; return a dataclass or pydantic model"
+        raise DefinitionError(msg) from error
+    try:
+        return adapter.validate_json(compact(value))
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(map(str, e['loc'])) or 'result'}: {e['msg']}" for e in error.errors(include_url=False)
+        )
+        msg = f"the result of tool {name!r} is not what its return annotation says: {problems}"
+        raise DataError(msg) from error

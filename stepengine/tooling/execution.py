@@ -1,0 +1,254 @@
+"""
+Runs the body of a tool: dependencies, thread, timeout, retries, and what it leaves behind.
+
+Whatever a body raises becomes an error result, with four exceptions that are not the tool's: a real cancellation of the
+task, ``KeyboardInterrupt``, ``SystemExit``, and other exceptions that are no ``Exception``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import math
+import traceback
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any
+
+from stepengine.data.events import Warned
+from stepengine.data.messages import CUT_OFF, SideEffect, ToolResult
+from stepengine.errors import ToolError
+from stepengine.system.threads import ThreadPool
+from stepengine.tooling.context import ToolContext
+from stepengine.tooling.conversion import as_result, error_text
+from stepengine.tooling.depends import Overrides, Resolver, is_asynchronous
+from stepengine.tooling.leftovers import OWNER, Checks, Mark, end_tasks
+from stepengine.tooling.signatures import Body
+from stepengine.tooling.worker import OnLoop, context_for_thread
+
+if TYPE_CHECKING:
+    from stepengine.tooling.definition import Tool
+
+__all__ = ("execute",)
+
+TOOL_SECONDS = 120.0
+RETRY_WAIT_SECONDS = 0.1
+RETRY_WAIT_SECONDS_MAX = 5.0
+
+
+class Raised:
+    """What a body raised; *timeout* is set when it was our clock that ended it."""
+
+    __slots__ = ("error", "timeout")
+
+    def __init__(self, error: BaseException, timeout: float | None = None) -> None:
+        self.error = error
+        self.timeout = timeout
+
+
+async def execute(tool: Tool, arguments: Mapping[str, object], ctx: ToolContext, overrides: Overrides) -> ToolResult:
+    """Run the body, again as often as the tool allows when it fails, longer and longer waits between; return its result."""
+    body, spec = tool.body, tool.spec
+    tries = spec.retries
+    while True:
+        scoped = ctx.for_call(spec.name) if body.wants_context or body.needs else ctx
+        if tool.runs_inline and not Checks.inline:
+            outcome = _caught(_bound(body, scoped, arguments))
+        else:
+            outcome = await _marked(tool, arguments, scoped, overrides)
+        if type(outcome) is not Raised:
+            if type(outcome) is str and tool.returns is not None:
+                ctx.emit(Warned(message=_misnamed(spec.name, tool.returns)))
+            return as_result(outcome, scoped.max_chars if body.wants_context else None)
+        _log(spec.name, outcome, ctx, tries)
+        if not tries:
+            return _failure(spec.name, outcome)
+        await ctx.pause(min(RETRY_WAIT_SECONDS * 2 ** (spec.retries - tries), RETRY_WAIT_SECONDS_MAX))
+        tries -= 1
+
+
+def _misnamed(tool_name: str, returns: str) -> str:
+    """Return the warning about a text where the annotation says something else: whoever compares it is wrong in silence."""
+    return (
+        f"tool {tool_name!r} is annotated `-> {returns}` and returned a text; the result is that text, not a {returns}"
+    )
+
+
+async def _marked(tool: Tool, arguments: Mapping[str, object], ctx: ToolContext, overrides: Overrides) -> Any:
+    """Run the body once, and end what it leaves behind."""
+    mark = Mark()
+    try:
+        with mark:
+            if tool.runs_inline:
+                return _caught(_bound(tool.body, ctx, arguments))
+            return await _outcome(tool, arguments, ctx, overrides)
+    finally:
+        if left := mark.tasks():
+            await end_tasks(left, tool.spec.name, ctx)
+
+
+def _log(tool_name: str, raised: Raised, ctx: ToolContext, tries: int) -> None:
+    """
+    Write the traceback to the log, which is where it belongs; the model only gets the message.
+
+    A ``ToolError`` is how a tool says no: its message is the whole story, so its traceback is for those who look closely.
+    """
+    trace = "".join(traceback.format_exception(raised.error))
+    again = f"; it is tried {tries} more times" if tries else ""
+    message = f"tool {tool_name!r} raised {type(raised.error).__name__}{again}"
+    log = ctx.logger.debug if isinstance(raised.error, ToolError) else ctx.logger.error
+    log(message, traceback=trace)
+
+
+def _failure(tool_name: str, raised: Raised) -> ToolResult:
+    if raised.timeout is not None:
+        return ToolResult.error(f"tool {tool_name!r} timed out after {raised.timeout:g} s")
+    if isinstance(raised.error, asyncio.CancelledError):  # and nobody cancelled the call
+        text = f"tool {tool_name!r} failed: what it waited for was cancelled, so its outcome is unknown"
+        said = error_text(raised.error) if str(raised.error) else text
+        return ToolResult.error(said, side_effects=(SideEffect(CUT_OFF, tool_name),))
+    return ToolResult.error(error_text(raised.error))
+
+
+def _bound(
+    body: Body, ctx: ToolContext, arguments: Mapping[str, object], needed: Mapping[str, object] | None = None
+) -> Any:
+    """Return the body with everything that it takes."""
+    first = (ctx,) if body.wants_context else ()
+    if body.whole_input:
+        return functools.partial(body.fn, *first, arguments, **needed or {})
+    if needed:
+        arguments = {**arguments, **needed}
+    if body.positional:
+        first = (*first, *[arguments[name] for name in body.positional])
+        arguments = {k: v for k, v in arguments.items() if k not in body.positional}
+    return functools.partial(body.fn, *first, **arguments)
+
+
+def _caught(bound: Callable[[], object]) -> Any:
+    """Call a synchronous body and return its value or what it raised."""
+    try:
+        return bound()
+    except (Exception, GeneratorExit) as error:  # noqa: BLE001  (a body may raise anything)
+        return Raised(error)
+    except asyncio.CancelledError as error:  # nobody can cancel synchronous code, so it is the body's own
+        return Raised(error)
+
+
+def _outcome(
+    tool: Tool, arguments: Mapping[str, object], ctx: ToolContext, overrides: Overrides
+) -> Coroutine[Any, Any, Any]:
+    """Return the coroutine that runs the body where it belongs."""
+    body = tool.body
+    seconds = TOOL_SECONDS if tool.spec.timeout is None else tool.spec.timeout
+    limit = None if math.isinf(seconds) else seconds
+    if not body.needs and body.is_async:
+        return _on_loop(_bound(body, ctx, arguments), limit)
+    if tool.in_thread:
+        return _with_thread(tool, arguments, ctx, overrides, limit)
+    return _resolved(body, arguments, ctx, overrides, _here, functools.partial(_on_loop, limit=limit))
+
+
+async def _on_loop(work: Callable[[], Awaitable[object]], limit: float | None) -> Any:
+    """Await *work* and return its value or what it raised."""
+    clock = asyncio.timeout(None)
+    try:
+        async with clock:
+            if limit is not None:
+                # Unmarked: a cancelled timer waits in the loop's heap, and its context would keep the mark's owner there.
+                token = OWNER.set(None)
+                clock.reschedule(asyncio.get_running_loop().time() + limit)
+                OWNER.reset(token)
+            value = await work()
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        return Raised(error)
+    except (Exception, GeneratorExit) as error:  # noqa: BLE001  (a body may raise anything)
+        return Raised(error, limit if clock.expired() and isinstance(error, TimeoutError) else None)
+    if clock.expired():
+        msg = "the body swallowed its cancellation"
+        return Raised(TimeoutError(msg), limit)
+    return value
+
+
+async def _with_thread(
+    tool: Tool, arguments: Mapping[str, object], ctx: ToolContext, overrides: Overrides, limit: float | None
+) -> Any:
+    """Run what is synchronous in a thread: all of it in one go when nothing has to run on the loop."""
+    body, name = tool.body, tool.spec.name
+    loop = OnLoop(asyncio.get_running_loop())
+    pool = ctx.threads or ThreadPool(1)
+    wanted = body.wants_context or body.needs
+    inside, signal = context_for_thread(ctx, loop) if wanted else (ctx, None)
+    in_thread = functools.partial(pool.run, name, signal=signal, leaked=ctx.leaked)
+    try:
+        if not body.needs:
+            job = functools.partial(_caught, _bound(body, inside, arguments))
+            return await _on_loop(functools.partial(in_thread, job), limit)
+        if not body.is_async and not any(is_asynchronous(node, overrides) for _, node in body.needs.values()):
+            whole = functools.partial(_resolved, body, arguments, inside, overrides, _here, _on_no_loop)
+            return await _on_loop(functools.partial(in_thread, functools.partial(_driven, whole)), limit)
+        guard = functools.partial(_on_loop, limit=limit)
+        return await _resolved(body, arguments, inside, overrides, in_thread, guard)
+    finally:
+        loop.is_open = False
+        if ctx.threads is None:
+            pool.close()
+
+
+async def _resolved(  # noqa: PLR0917  (bound step by step with partial)
+    body: Body,
+    arguments: Mapping[str, object],
+    ctx: ToolContext,
+    overrides: Overrides,
+    run: Callable[[Callable[[], Any]], Awaitable[object]],
+    guard: Callable[[Callable[[], Awaitable[Any]]], Awaitable[object]],
+) -> Any:
+    """Make the dependencies, run the body under *guard*, and tear down, whatever happened."""
+    resolver = Resolver(ctx, overrides, run)
+
+    async def work() -> Any:
+        needed = {name: await resolver.value(*need) for name, need in body.needs.items()}
+        bound = _bound(body, ctx, arguments, needed)
+        return await bound() if body.is_async else await run(bound)
+
+    try:
+        outcome = await guard(work)
+    except BaseException as error:
+        for problem in await resolver.close(error):
+            error.add_note(f"and a teardown raised {error_text(problem)}")
+        raise
+    broken = await resolver.close(outcome.error if type(outcome) is Raised else None)
+    for problem in broken:
+        if not isinstance(problem, Exception | GeneratorExit):
+            raise problem
+        if type(outcome) is not Raised:
+            outcome = Raised(problem)
+        elif outcome.error is not problem:
+            outcome.error.add_note(f"and a teardown raised {error_text(problem)}")
+    return outcome
+
+
+async def _here(make: Callable[[], object]) -> Any:
+    return make()
+
+
+async def _on_no_loop(work: Callable[[], Awaitable[object]]) -> Any:
+    """Await *work* in a thread, where nothing can be cancelled."""
+    try:
+        return await work()
+    except (Exception, GeneratorExit, asyncio.CancelledError) as error:  # noqa: BLE001  (a body may raise anything)
+        return Raised(error)
+
+
+def _driven(make: Callable[[], Coroutine[object, Any, object]]) -> Any:
+    """Run a coroutine that never waits, and return its value."""
+    coroutine = make()
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        return stop.value
+    coroutine.close()
+    msg = "a synchronous dependency returned something to await; make its factory async"
+    return Raised(TypeError(msg))

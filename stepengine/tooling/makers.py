@@ -1,0 +1,81 @@
+"""
+Which function of ``stepengine.tools`` makes a bundled tool: by name alone, for whoever says what an engine was not given.
+
+Messages of an engine name the line that would have been right. So the names stand here, and what they name does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+import attrs
+
+__all__ = ("MAKERS", "Maker", "line_for")
+
+
+@attrs.frozen
+class Maker:
+    """
+    The function that makes a tool.
+
+    Attributes:
+        function: Its name in ``stepengine.tools``.
+        arguments: What it is given, as Python is written: first what has to be given, then options without which it does
+            not make the tool.
+    """
+
+    function: str
+    arguments: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.function}({', '.join(self.arguments)})"
+
+
+def _made(maker: Maker | None, *names: str) -> dict[str, Maker | None]:
+    return dict.fromkeys(names, maker)
+
+
+ROOT = '"."'
+MAKERS: Mapping[str, Maker | None] = MappingProxyType(
+    {
+        **_made(Maker("file_tools", (ROOT,)), "read_files", "list_directory", "read_subtree"),
+        **_made(Maker("file_tools", (ROOT, "write=True")), "write_file", "str_replace"),
+        **_made(Maker("file_tools", (ROOT, "write=True", "delete=True")), "delete_file"),
+        **_made(Maker("file_tools", (ROOT, "propose=True")), "propose_write_file", "propose_str_replace"),
+        **_made(Maker("search_tools", (ROOT,)), "code_search", "glob", "find_files"),
+        **_made(Maker("shell_tools", (ROOT,)), "run_terminal_command", "check_job", "kill_job"),
+        **_made(Maker("change_hook_tools", (ROOT, "hooks")), "run_file_change_hooks"),
+        **_made(Maker("web_tools", ("search=...",)), "web_search"),
+        **_made(Maker("web_tools", ("docs=...",)), "read_docs"),
+        **_made(Maker("web_tools", ("fetch=...",)), "read_url"),
+        **_made(Maker("skill_tools", (ROOT,)), "skill"),
+        **_made(Maker("memory_tools"), "remember", "recall", "forget"),
+        **_made(Maker("followup_tools"), "suggest_followups"),
+        **_made(None, "ask_user", "spawn_agents", "spawn_agent_inline", "lookup_agent_info"),
+        **_made(
+            None,
+            "set_output",
+            "set_messages",
+            "add_message",
+            "end_turn",
+            "task_completed",
+            "write_todos",
+            "think_deeply",
+        ),
+    }
+)
+"""What makes each bundled tool; ``None`` for those that every run knows."""
+
+
+def line_for(names: Iterable[str]) -> str:
+    """Return the Python that gives an engine these tools, and what it imports; ``""`` when none of them is bundled."""
+    wanted: dict[str, dict[str, None]] = {}
+    for name in names:
+        maker = MAKERS.get(name)
+        if maker is not None:
+            wanted.setdefault(maker.function, {}).update(dict.fromkeys(maker.arguments))
+    if not wanted:
+        return ""
+    sets = ", ".join([f"*{Maker(function, tuple(given))}" for function, given in wanted.items()])
+    return f"tools=[{sets}], with `from stepengine.tools import {', '.join(wanted)}`"
