@@ -291,7 +291,7 @@ class Recorder:
             return attrs.evolve(stop, child=child)
         return await self._kept(item, outcome, [])
 
-    def _noting(self, item: Item, io: IO, attempts: list[Any]) -> IO:
+    def _noting(self, item: Item, io: IO, attempts: list[object]) -> IO:
         """Return the ``IO`` of an effect that is performed live, which notes what else is recorded of it."""
         if type(item.effect) is CallModel:
             return Attempts(io, attempts)
@@ -341,12 +341,7 @@ class Recorder:
         begun = self._replayer.begun(item)
         return [lost if begun is None else {**lost, "usage": bare(begun.usage)}]
 
-<<<<<<< HEAD
-    async def _live(self, item: Item, io: IO, attempts: list[Any], *, again: bool = False) -> Single:
-=======
     async def _live(self, item: Item, io: IO, attempts: list[object], *, again: bool = False) -> Single:
-        noting = Attempts(io, attempts) if type(item.effect) is CallModel else io
->>>>>>> w-h
         try:
             outcome = await self._inner.perform(item, self._noting(item, io, attempts))
         except BaseException:
