@@ -300,7 +300,7 @@ def _is_known(tree: RunTree, item: Item) -> bool:
 
 
 def _show_start(tree: RunTree, item: Item) -> int:
-    if is_deferred(item):
+    if type(item.effect) is CallTool and is_deferred(item):
         # Whoever sees that it began may have its result at once, before the call has come to its body.
         tree.deferred.expect(item)
     for event in started(item, tree.desk.shown(item) if type(item.effect) is AskPerson else ()):
@@ -309,7 +309,7 @@ def _show_start(tree: RunTree, item: Item) -> int:
 
 
 def _show_end(tree: RunTree, item: Item, outcome: Single, began: int) -> None:
-    if is_deferred(item):
+    if type(item.effect) is CallTool and is_deferred(item):
         tree.deferred.forget(item)
     if type(item.effect) is AskPerson:
         tree.desk.forget_shown(item)
