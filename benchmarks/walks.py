@@ -30,7 +30,7 @@ from stepengine.redaction import GIVEN
 
 STEPS = 20
 PACKAGE = str(Path(stepengine.__file__).parent)
-GENERATED = ("<attrs generated methods stepengine", "<string>")
+GENERATED = ("<attrs generated methods stepengine", "<stepengine generated ", "<string>")
 Calls = Counter[tuple[str, str]]
 """How often each function was called, by file and qualified name."""
 

@@ -43,7 +43,7 @@ from stepengine.models import Models
 from stepengine.permissions import PolicyFile
 from stepengine.runtime.asking import Remembered
 from stepengine.runtime.handle import RunHandle
-from stepengine.runtime.hub import Hub, Watcher
+from stepengine.runtime.hub import WATCHED, Hub, Watcher
 from stepengine.runtime.tree import RunTree, Services, lent
 from stepengine.sessions.session import check_id
 from stepengine.system.after_fork import leave, renewed
@@ -256,7 +256,7 @@ class Launcher:
             keep_names=override.keep_names if override.models else self.keep_names,
             seed=self.seed,
             created=self.services.clock.now(),
-            watched=hub.is_watched,
+            watched=partial(WATCHED, hub),
             opened=hub.opened,
             recorded=recorded,
             chosen=self.agent_models or recorded.chosen,

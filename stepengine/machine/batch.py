@@ -266,7 +266,7 @@ def _judged(call: Call) -> Flow[Sequence[_Asking]]:
 
 def _deny(call: Call, message: str) -> None:
     """Give a call the result that it is denied; a model that will not hear it is told so, and in the end stopped."""
-    name = call.own_call.tool_name
+    name = call.own_name
     text = message or f"The call of {call.asked.tool_name} was denied."
     row = call.run.deny(name)
     if row >= TOLD_AT:
@@ -277,7 +277,7 @@ def _deny(call: Call, message: str) -> None:
 
 
 def _permission_question(call: Call, decision: Decision) -> Question:
-    name = call.own_call.tool_name
+    name = call.own_name
     text = decision.message or f"May {name} run?"
     return Question(
         "",
@@ -381,7 +381,7 @@ def _decided(call: Call, decision: str, rule_id: str | None, answer: Answer = UN
     event = ev.PermissionDecided(
         path=call.run.plan.path,
         seq=call.run.seq,
-        tool_name=call.own_call.tool_name,
+        tool_name=call.own_name,
         tool_call_id=call.asked.tool_call_id,
         decision=decision,
         rule_id=rule_id,

@@ -477,15 +477,14 @@ class Call(Member):
         return self.binding.spec if self.binding else None
 
     @property
-    def own_call(self) -> ToolCallPart:
-        """The call under the tool's own name, by which hooks know it, whatever the model called it."""
-        spec = self.spec
-        return self.asked if spec is None else _renamed(self.asked, spec.name)
+    def own_name(self) -> str:
+        """The tool's own name, by which hooks know it, whatever the model called it."""
+        return self.asked.tool_name if self.binding is None else self.binding.spec.name
 
     @property
     def judged_call(self) -> ToolCallPart:
         """The call as it would run: under the tool's own name, with the input that validation made of what came."""
-        call = self.own_call
+        call = _renamed(self.asked, self.own_name)
         return call if self.input is call.input else attrs.evolve(call, input=self.input)
 
     @property

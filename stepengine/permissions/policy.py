@@ -13,7 +13,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path as FilePath
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -53,6 +53,7 @@ Mode: TypeAlias = Literal["default", "plan", "accept_edits", "dont_ask", "bypass
 
 MODES: tuple[Mode, ...] = get_args(Mode)
 VERSION = 1
+SAID = 256
 FILE_BYTES = 1024 * 1024
 PLAN = "Denied: in plan mode only tools that change nothing may be used; describe what you would do instead."
 ASKED = "Denied: this needs a person's approval, and the mode is not to ask."
@@ -211,6 +212,7 @@ class Policy:
             spec_of: Gives what is known of a tool by its name; an unknown tool is asked about like one that does anything.
                 By default that is what the agent's own ``Tool`` objects and the tool definitions of its state say.
         """
+        said = lru_cache(SAID)(Decision)  # nearly every call of a run is told the same
 
         def permission(ctx: HookContext, call: ToolCallPart) -> Decision:
             spec = _own_spec(ctx, call.tool_name) if spec_of is None else spec_of(call.tool_name)
@@ -223,14 +225,12 @@ class Policy:
                 context=ctx,
             )
             verdict = self.check(request)
-            offered = self._always(request) if verdict.decision == "ask" else []
-            return Decision(
-                verdict.decision,
-                verdict.message,
-                verdict.rule.id if verdict.rule else None,
-                remember=offered[0] if offered else None,
-                wider=offered[1:],
-            )
+            rule_id = verdict.rule.id if verdict.rule else None
+            if verdict.decision != "ask":
+                return said(verdict.decision, verdict.message, rule_id)
+            offered = self._always(request)
+            remember = offered[0] if offered else None
+            return Decision("ask", verdict.message, rule_id, remember=remember, wider=offered[1:])
 
         return permission
 

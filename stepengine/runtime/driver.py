@@ -23,7 +23,7 @@ from stepengine.machine.plan import Finished
 from stepengine.machine.signals import is_callers
 from stepengine.runtime.effect_events import finished, started
 from stepengine.runtime.failfast import Group
-from stepengine.runtime.performer import Item, Performer, child_path, is_repeatable
+from stepengine.runtime.performer import Item, Performer, child_path, is_repeatable, quick_item
 from stepengine.runtime.performing import is_deferred
 
 if TYPE_CHECKING:
@@ -233,7 +233,7 @@ async def drive(machine: Generator[Any, Outcome | None, Finished], run: RunTask)
             if type(effect) is Gather:
                 outcome = await _gather(run, effect)
             else:
-                outcome = await _alone(run, Item(run.path, effect, run.plan))
+                outcome = await _alone(run, quick_item((run.path, effect, run.plan, None, False)))
             count += 1
             if count % BREATH == 0:
                 await _breathe(run)
@@ -300,7 +300,7 @@ def _is_known(tree: RunTree, item: Item) -> bool:
 
 
 def _show_start(tree: RunTree, item: Item) -> int:
-    if is_deferred(item):
+    if type(item.effect) is CallTool and is_deferred(item):
         # Whoever sees that it began may have its result at once, before the call has come to its body.
         tree.deferred.expect(item)
     for event in started(item, tree.desk.shown(item) if type(item.effect) is AskPerson else ()):
@@ -309,7 +309,7 @@ def _show_start(tree: RunTree, item: Item) -> int:
 
 
 def _show_end(tree: RunTree, item: Item, outcome: Single, began: int) -> None:
-    if is_deferred(item):
+    if type(item.effect) is CallTool and is_deferred(item):
         tree.deferred.forget(item)
     if type(item.effect) is AskPerson:
         tree.desk.forget_shown(item)

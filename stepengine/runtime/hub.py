@@ -15,6 +15,7 @@ from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from operator import attrgetter
 from typing import Any, Protocol, TypeAlias
 
 import attrs
@@ -47,7 +48,7 @@ from stepengine.machine.signals import is_callers
 from stepengine.redaction import GIVEN, KNOWN, Trickle
 from stepengine.runtime.logs import LOGGER, write
 
-__all__ = ("Hub", "Observer", "ObserverLike", "Subscription", "Watcher")
+__all__ = ("WATCHED", "Hub", "Observer", "ObserverLike", "Subscription", "Watcher")
 
 MAX_QUEUE = 10_000
 MAX_KEPT_CHARS = 1_048_576
@@ -115,6 +116,10 @@ class Seat:
 
     run_id: str
     agent_id: str
+
+
+WATCHED = attrgetter("watched")
+"""Whether the events of a hub have to be made; a machine asks often, and this answers without a call of Python."""
 
 
 class Curtain:
@@ -362,10 +367,6 @@ class Hub:
         self.warnings: list[str] = []
         self.crash: BaseException | None = None
         self.on_crash: Callable[[BaseException], Any] | None = None
-
-    def is_watched(self) -> bool:
-        """Return whether the events of steps and phases have to be made at all."""
-        return self.watched
 
     @property
     def epoch(self) -> str:

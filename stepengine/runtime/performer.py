@@ -8,6 +8,7 @@ order in which the driver begins them, and may answer instead of the performer t
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import NamedTuple, Protocol, TypeAlias
 
 from stepengine.data.effects import CallFunction, CallTool, Gather, Leaf
@@ -17,7 +18,7 @@ from stepengine.data.state import AgentState
 from stepengine.data.usage import Usage
 from stepengine.machine.plan import Finished, RunPlan
 
-__all__ = ("IO", "Item", "Middleware", "Performer", "child_path", "is_repeatable")
+__all__ = ("IO", "Item", "Middleware", "Performer", "child_path", "is_repeatable", "quick_item")
 
 
 class Item(NamedTuple):
@@ -43,6 +44,10 @@ class Item(NamedTuple):
     def is_first(self) -> bool:
         """Whether it was asked for alone, or is the first of those that were asked for together."""
         return self.gather is None or self.gather.effects[0].seq == self.effect.seq
+
+
+quick_item = partial(tuple.__new__, Item)
+"""Makes an item of a tuple of all its fields; by the class it is a call of Python for each effect."""
 
 
 class IO(Protocol):
