@@ -1075,7 +1075,13 @@ PLACES = (
     Place("redaction of all", lambda text: redactor_for("all", {}).value({"a": text}), SECRET_SHAPES),
     Place("redaction of what trickles in", trickled, SECRET_SHAPES, most=1 << 18),
     Place("JSON in a text to redact", json_in, BRACKETS, most=1 << 22),
-    Place("message of an MCP server", served, BRACKETS, ("mcp/stdio.py:Pipe._parsed",), most=1 << 24),
+    Place(
+        "message of an MCP server",
+        served,
+        BRACKETS,
+        ("mcp/stdio.py:Pipe._parsed", "mcp/http.py:_message"),
+        most=1 << 24,
+    ),
     Place(
         "last words of an MCP server",
         last_words,
