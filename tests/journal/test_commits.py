@@ -5,6 +5,7 @@ Commits of one journal: one at a time, whoever asks meanwhile shares the next, a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -34,7 +35,8 @@ class Slow:
 
     def commit(self) -> None:
         self.begun += 1
-        self.tell()
+        with contextlib.suppress(RuntimeError):  # its loop is closed by now
+            self.tell()
         self.goes_on.acquire()
         if self.error is not None:
             raise self.error
