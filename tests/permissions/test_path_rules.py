@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given as hypothesis_given
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from stepengine import AgentDefinition, Engine, Limits, RunStatus, ToolCall
@@ -384,6 +385,7 @@ GLOBS = ["a/**", "**/b", "a/*/c", "*.py", "A/B", "a/{b,c}", "**/*.py", "b"]
 PATHS = [(), ("a",), ("a", "b"), ("A", "B"), ("a", "x", "c"), ("b",), ("m.py",), ("a", "b", "m.PY"), ("d", "e")]
 
 
+@settings(max_examples=300)
 @hypothesis_given(
     made=st.lists(
         st.tuples(

@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 
 import stepengine
 from stepengine.cli.commands.doctor import FAMILIES
+from stepengine.data.events import ToolFinished
+from stepengine.data.messages import ToolResult
 from stepengine.journal.scanning import scan
 from stepengine.redaction import GIVEN, Keys, Redactor, Trickle, is_secret_variable, json_in, known_in, redactor_for
 
@@ -285,3 +287,24 @@ def test_a_known_value_is_found_inside_of_whatever_was_put_into_base64(
 
     assert "<redacted:password>" in cleaned
     assert redactor.text(cleaned) == cleaned
+
+
+WORDS = ["counting/model", "add", "ok", "c1", "sk-walk-0123456789abcdef", "two words", "x" * 100]
+
+
+@given(
+    rounds=st.lists(st.tuples(st.lists(st.sampled_from(WORDS), max_size=5), st.sampled_from(["", *WORDS])), max_size=6)
+)
+def test_what_was_clean_is_looked_at_again_once_it_is_told_for_a_secret(rounds: list[tuple[list[str], str]]) -> None:
+    """
+    A redactor that remembers which texts were clean says the same as one that has seen nothing.
+    """
+    keys = Keys()
+    used = Redactor({}, shapes=False, keys=keys)
+    for texts, secret in rounds:
+        event = ToolFinished(
+            path="", seq=1, tool_name="add", tool_call_id="c1", result=ToolResult.text(" ".join(texts))
+        )
+        for value in (tuple(texts), event):
+            assert Redactor({}, shapes=False, keys=keys).frozen(value) == used.frozen(value)
+        keys.tell(secret, "TOLD")

@@ -1,0 +1,155 @@
+"""
+Commits of one journal: one at a time, whoever asks meanwhile shares the next, and nobody waits for one that cannot come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepengine import STEP, AgentDefinition, Engine
+from stepengine.errors import JournalWriteFailed
+from stepengine.journal import FileJournal, MemoryJournal
+from stepengine.journal.store import Commits
+from stepengine.testing import ScriptedModel, text
+
+
+class Slow:
+    """A writer whose commits wait until they are let go on."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self.goes_on = threading.Semaphore(0)
+        self.error: Exception | None = None
+        self.tell: Callable[[], object] = lambda: None
+
+    def announce(self) -> None:
+        """Nobody is told."""
+
+    def commit(self) -> None:
+        self.begun += 1
+        with contextlib.suppress(RuntimeError):  # its loop is closed by now
+            self.tell()
+        self.goes_on.acquire()
+        if self.error is not None:
+            raise self.error
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@pytest.fixture
+def slow() -> Slow:
+    return Slow()
+
+
+@pytest.fixture
+def commits(slow: Slow) -> Iterator[Commits]:
+    made = Commits(slow)  # type: ignore[arg-type]
+    yield made
+    slow.goes_on.release(100)
+    made.close()
+
+
+async def begun(slow: Slow) -> None:
+    """Wait until a commit is under way."""
+    at = asyncio.Event()
+    slow.tell = partial(asyncio.get_running_loop().call_soon_threadsafe, at.set)
+    if not slow.begun:
+        await at.wait()
+
+
+async def test_whoever_asks_while_a_commit_is_under_way_shares_the_next_one(slow: Slow, commits: Commits) -> None:
+    first = commits.durable()
+    await begun(slow)
+    later = [commits.durable() for _ in range(5)]
+    slow.goes_on.release()
+    await first
+    assert not any(future.done() for future in later)
+
+    slow.goes_on.release()
+    await asyncio.gather(*later)
+
+    assert 2 == slow.begun
+
+
+async def test_everybody_who_waits_for_a_commit_that_fails_is_told_why(slow: Slow, commits: Commits) -> None:
+    slow.error = JournalWriteFailed("the disk is gone")
+    waiting = [commits.durable(), commits.durable()]
+    slow.goes_on.release()
+
+    assert [slow.error, slow.error] == await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_without_a_thread_nobody_waits_for_ever(commits: Commits, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(*_: Any) -> None:
+        msg = "can't start new thread"
+        raise RuntimeError(msg)
+
+    monkeypatch.setattr(Commits._pool, "begin", no_thread)
+
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        await commits.durable()
+
+
+def test_after_a_loop_that_ended_with_a_commit_under_way_the_next_loop_gets_its_own(
+    slow: Slow, commits: Commits
+) -> None:
+    async def leave() -> None:
+        commits.durable()
+        await begun(slow)
+
+    async def again() -> None:
+        slow.goes_on.release(2)
+        await commits.durable()
+
+    asyncio.run(leave())
+    asyncio.run(asyncio.wait_for(again(), 20))
+
+    assert 2 == slow.begun
+
+
+@pytest.mark.spec("reliability:JR42")
+async def test_what_happened_is_recorded_although_its_run_is_cancelled_while_it_is_being_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    However often the task is cancelled: the reply is paid for, so it is waited for until the disk has it.
+    """
+    goes_on, at = threading.Event(), asyncio.Event()
+    loop, commit = asyncio.get_running_loop(), FileJournal.writer
+
+    def writer(journal: FileJournal) -> Any:
+        made = commit(journal)
+        store = made._store
+
+        def slowly(lines: list[bytes]) -> None:
+            if any(b'"kind":"result"' in line for line in lines):
+                loop.call_soon_threadsafe(at.set)
+                goes_on.wait(20)
+            store(lines)
+
+        made._store = slowly
+        return made
+
+    monkeypatch.setattr(FileJournal, "writer", writer)
+    agent = AgentDefinition("a", model="m/m", handle_steps=lambda _: (yield STEP))
+    engine = Engine([agent], models=ScriptedModel([text("paid for")]))
+    run = asyncio.create_task(engine.run("a", "x", journal=tmp_path / "run.jsonl"))
+    await at.wait()
+    for _ in range(3):
+        run.cancel()
+        await asyncio.sleep(0)
+    goes_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+
+    kept = MemoryJournal((tmp_path / "run.jsonl").read_bytes()).history()
+    assert ("", 0) in kept.results
