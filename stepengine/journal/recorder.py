@@ -33,7 +33,6 @@ from stepengine.journal.records import Input, Intent, Result, shown_address, to_
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.asking import shown_questions
 from stepengine.runtime.performer import IO, Item, Performer, is_repeatable
-from stepengine.runtime.performing import NOTHING
 
 if TYPE_CHECKING:
     from stepengine.journal.journaled_run import JournaledRun
@@ -227,24 +226,6 @@ class Recorder:
             self._run.append(record)
         except StepEngineError as error:
             raise self._run.fail(error) from error.__cause__
-
-    async def at_once(self, item: Item, io: IO) -> Single:
-        """Begin an effect that is asked for alone, and perform it."""
-        beginning = self.begin((item,))
-        if beginning is not NOTHING:
-            await beginning
-        if self._replayer is not None or self._run.fatal is not None:
-            return await self.perform(item, io)
-        attempts: list[Any] = []
-        try:
-            outcome = await self._inner.perform(item, Attempts(io, attempts) if type(item.effect) is CallModel else io)
-        except BaseException:
-            self._note_stopped(item, io)
-            raise
-        kept, owed, waiting = self._keep(item, outcome, attempts, io)
-        if waiting is not None:
-            await self._until(waiting, owed)
-        return kept
 
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
         """Answer an effect from the record, or perform and record it."""

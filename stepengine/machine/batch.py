@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from stepengine.data import events as ev
-from stepengine.data.effects import AskPerson, Leaf
+from stepengine.data.effects import AskPerson, Leaf, Notify
 from stepengine.data.json import canonical
 from stepengine.data.messages import ToolCallPart, ToolResult
 from stepengine.data.outcomes import Failure, Single, Stop
@@ -21,7 +21,7 @@ from stepengine.data.tools import FIND_TOOLS
 from stepengine.data.yields import Parallel
 from stepengine.errors import LimitExceeded, LimitReached, StepEngineError
 from stepengine.machine import hooks
-from stepengine.machine.calls import Call, Member, ask_effect, carry_out, conclude, follow_up, named, unavailable
+from stepengine.machine.calls import Call, Member, ask_effect, carry_out, follow_up, named, unavailable
 from stepengine.machine.finding import shown_first
 from stepengine.machine.protocol import Flow
 from stepengine.machine.signals import Stopped, merged
@@ -86,21 +86,19 @@ def _is_parallel(calls: Sequence[Call]) -> bool:
 
 
 def _in_turn(run: RunState, calls: Sequence[Call]) -> Flow[None]:
-    """Run calls one after another; one of an ordinary tool that no hook looks at takes no generator of its own."""
-    why, before = "", run.limit
-    is_judged = bool(run.plan.hooks.pre_tool or run.plan.hooks.post_tool)
+    """Run calls one after another: each is judged, carried out where it may run, or only shown, and looked at by the hooks."""
+    why, before, points = "", run.limit, run.plan.hooks
     try:
         for call in calls:
             try:
-                if not _may_run(call, why):
+                if _may_run(call, why) and points.pre_tool:
+                    yield from _asked(run, (yield from _judged(call)), together=False)
+                if call.result is not None:
                     yield from call.show()
-                elif is_judged or not call.is_plain:
-                    yield from _passed_on(call)
                 else:
-                    (effect,) = call.effects()
-                    if run.must_prepare():
-                        yield from run.prepare(effect)
-                    conclude(call, (run.receive((yield effect), effect),))
+                    yield from carry_out(call)
+                    if points.post_tool:
+                        yield from _after(call)
             except LimitReached:
                 why = SPENT
             except StepEngineError as error:
@@ -122,18 +120,6 @@ def _may_run(call: Call, why: str) -> bool:
         call.skip(f"Skipped: {why} before this call.")
         return False
     return _is_valid(call)
-
-
-def _passed_on(call: Call) -> Flow[None]:
-    """Judge a valid call, carry it out where it may run, and let the hooks look at it; only show one that has its result."""
-    run = call.run
-    if run.plan.hooks.pre_tool:
-        yield from _asked(run, (yield from _judged(call)), together=False)
-    if call.result is not None:
-        yield from call.show()
-        return
-    yield from carry_out(call)
-    yield from _after(call)
 
 
 def _raise_to_author(call: Call, error: StepEngineError) -> None:
@@ -317,7 +303,7 @@ def _ask_round(run: RunState, asking: Sequence[_Asking], *, together: bool) -> F
         ask_effect(run, same[0].question, purpose="permission", tool_call_id=same[0].call.asked.tool_call_id)
         for same in alike
     ]
-    outcomes = (yield from run.gather(effects)) if together else [(yield from run.exchange(effects[0]))]
+    outcomes = (yield from run.gather(effects)) if together else [(yield effects[0])]
     stops: list[Stop] = []
     again: list[_Asking] = []
     for same, effect, outcome in zip(alike, effects, outcomes, strict=True):
@@ -401,7 +387,7 @@ def _decided(call: Call, decision: str, rule_id: str | None, answer: Answer = UN
         reason=answer.reason,
         edited_input=answer.edited_input,
     )
-    yield from call.run.notify(event)
+    yield Notify(event)
 
 
 def _after(call: Call) -> Flow[None]:

@@ -19,7 +19,7 @@ import attrs
 from stepengine.data import effects as ef
 from stepengine.data import events as ev
 from stepengine.data import yields as y
-from stepengine.data.effects import Leaf, quick_call_tool
+from stepengine.data.effects import Leaf, Notify, quick_call_tool
 from stepengine.data.json import JsonDict
 from stepengine.data.messages import ToolCallPart, ToolResult, quick_call, quick_log, quick_result
 from stepengine.data.models import ModelReply, ModelRequest
@@ -54,7 +54,6 @@ __all__ = (
     "Performed",
     "ask_effect",
     "carry_out",
-    "conclude",
     "follow_up",
     "hook_call",
     "member_of",
@@ -122,24 +121,14 @@ def _carried_out(member: Member) -> Flow[Any]:
     if member.is_gathered:
         outcomes = yield from run.gather(effects)
     elif effects:
-        effect = effects[0]
-        if run.must_prepare():
-            yield from run.prepare(effect)
-        outcomes = (run.receive((yield effect), effect),)
-    result = conclude(member, outcomes)
-    if type(member) is Call and member.is_followed:
-        yield from follow_up(member)
-        return member.result
-    return result
-
-
-def conclude(member: Member, outcomes: Sequence[Single]) -> Any:
-    """Give a member that stands alone the outcomes of its effects; return its result, or raise as ``carry_out`` does."""
+        outcomes = ((yield effects[0]),)
     stop = member.take(outcomes)
     if stop is not None:
         raise Stopped(stop)
     if member.failure is not None:
         raise raised(member.failure)
+    if type(member) is Call and member.is_followed:
+        yield from follow_up(member)
     return member.result
 
 
@@ -152,7 +141,7 @@ def follow_up(call: Call) -> Flow[None]:
         LimitReached: when a budget was spent; the call has an error result.
     """
     runs, given = cast("Ordinary", cast("ToolBinding", call.binding).runs), call.result
-    yield from call.run.notify(call.started())
+    yield Notify(call.started())
     author = Author(f"the tool {call.asked.tool_name!r}", runs.follow(call.input, given))  # type: ignore[misc,arg-type]
     try:
         result = yield from _followed(call.run, author)
@@ -167,7 +156,7 @@ def follow_up(call: Call) -> Flow[None]:
     finally:
         call.run.warn(*author.close())
     call.settle(result, call.run.now)
-    yield from call.run.notify(call.finished())
+    yield Notify(call.finished())
 
 
 def _followed(run: RunState, author: Author) -> Flow[ToolResult]:
@@ -188,12 +177,12 @@ def _followed(run: RunState, author: Author) -> Flow[ToolResult]:
 
 def _carried_out_shown(call: Call) -> Flow[Any]:
     """Carry out a call whose start and end nobody else shows."""
-    yield from call.run.notify(call.started())
+    yield Notify(call.started())
     try:
         return (yield from _carried_out(call))
     finally:
         if call.run.stop is None and call.result is not None:
-            yield from call.run.notify(call.finished())
+            yield Notify(call.finished())
 
 
 # --- what handlers and hooks ask for ----------------------------------------------------------------------------------
@@ -496,12 +485,6 @@ class Call(Member):
         return self._validated.input if self._validated else self.asked.input
 
     @property
-    def is_plain(self) -> bool:
-        """Whether one effect is all that its tool can need."""
-        runs = self.binding.runs if self.binding else None
-        return type(runs) is Ordinary and runs.follow is None
-
-    @property
     def is_followed(self) -> bool:
         """Whether its tool needs something of the run before it has its result."""
         if self.result is None or self.result.status != "pending" or self.binding is None:
@@ -720,8 +703,8 @@ class Call(Member):
 
     def show(self) -> Flow[None]:
         """Show a call that never ran: unknown, invalid, denied or skipped (requirements X66)."""
-        yield from self.run.notify(self.started())
-        yield from self.run.notify(self.finished())
+        yield Notify(self.started())
+        yield Notify(self.finished())
 
     def started(self) -> ev.Event:
         """Return the event that it begins."""

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias, assert_never
 
 from stepengine.data import events as ev
 from stepengine.data import yields as y
+from stepengine.data.effects import Notify
 from stepengine.data.hooks import StepContext
 from stepengine.data.messages import AssistantMessage, TextPart, ToolCallPart, ToolResult, quick_assistant, quick_call
 from stepengine.data.models import ModelReply
@@ -61,31 +62,42 @@ def run_alone(run: RunState) -> Flow[None]:
 
 
 def converse(run: RunState, author: Author) -> Flow[Any]:
-    """Advance the handler until it returns; return its value."""
-    asked = author.send(None)
+    """Advance the handler until it returns or ends the run; return its value. It is closed on every way out."""
     throws = 0
-    while type(asked) is not Returned:
-        if throws >= MAX_LIMIT_THROWS:
-            run.warn(f"{author.what} went on after its limit was spent and was closed")
-            raise EndRun
-        try:
-            answer = yield from _answer(run, author, asked)
-        except (StepEngineError, LimitReached) as error:
-            throws += isinstance(error, LimitReached)
-            asked = author.throw(error)
-            # The frames of the throw hold on to whole states.
-            error.__traceback__ = None
-        else:
-            if type(asked) in SPAWNS and (
-                type(asked) is not y.ToolCall or run.bindings[asked.tool].runs.how == "spawns"
-            ):
-                _tell_of_unread(run, author, asked, answer)
-            asked = author.send(answer)
-    if type(asked.value) is y.StepResult:
+    try:
+        asked = author.send(None)
+        while type(asked) is not Returned:
+            if throws >= MAX_LIMIT_THROWS:
+                run.warn(f"{author.what} went on after its limit was spent and was closed")
+                return None
+            try:
+                answer = yield from _answer(run, author, asked)
+            except (StepEngineError, LimitReached) as error:
+                throws += isinstance(error, LimitReached)
+                asked = author.throw(error)
+                # The frames of the throw hold on to whole states.
+                error.__traceback__ = None
+            else:
+                if type(asked) in SPAWNS and _may_have_spawned(run, asked):
+                    _tell_of_unread(run, author, asked, answer)
+                asked = author.send(answer)
+        return _meant(run, author, asked.value)
+    except EndRun:
+        return None
+    finally:
+        run.closed_with(author.close())
+
+
+def _meant(run: RunState, author: Author, value: Any) -> Any:
+    if type(value) is y.StepResult:
         # A handler of one line, `lambda ctx: (yield STEP)`, returns what its `yield` was sent without meaning it.
         run.warn(f"{author.what} returned a StepResult, which is taken for no output; {y.YIELD_FROM}")
         return None
-    return asked.value
+    return value
+
+
+def _may_have_spawned(run: RunState, asked: Any) -> bool:
+    return type(asked) is not y.ToolCall or run.bindings[asked.tool].runs.how == "spawns"
 
 
 def _tell_of_unread(run: RunState, author: Author, asked: Any, answer: y.StepResult) -> None:
@@ -239,7 +251,7 @@ def _generate(run: RunState, asked: y.GenerateN) -> Answer:
     dropped = sum(len(reply.tool_calls) for reply in replies)
     if dropped:
         text = f"{dropped} tool calls in candidates were dropped; candidates are text"
-        yield from run.notify(ev.HandlerNotice(path=run.plan.path, seq=run.seq, kind="calls_dropped", message=text))
+        yield Notify(ev.HandlerNotice(path=run.plan.path, seq=run.seq, kind="calls_dropped", message=text))
     texts = tuple([reply.said for reply in replies])
     return y.StepResult(run.frozen(), steps_complete=run.steps_complete, n_responses=texts)
 
@@ -254,7 +266,7 @@ def _step_text(run: RunState, asked: y.StepText) -> Answer:
         match piece:
             case Text(text):
                 run.history.add([AssistantMessage((TextPart(text),))])
-                yield from run.notify(ev.TextCompleted(path=run.plan.path, seq=run.seq, text=text))
+                yield Notify(ev.TextCompleted(path=run.plan.path, seq=run.seq, text=text))
             case Broken(name, problem):
                 fault = True
                 results.append((yield from _broken(run, name, problem)))
@@ -275,7 +287,7 @@ def _step_text(run: RunState, asked: y.StepText) -> Answer:
 
 def _broken(run: RunState, name: str, problem: str) -> Flow[ToolResult]:
     text = f"This tool-call block was not executed: {problem}"
-    yield from run.notify(ev.HandlerNotice(path=run.plan.path, seq=run.seq, kind="broken_block", message=text))
+    yield Notify(ev.HandlerNotice(path=run.plan.path, seq=run.seq, kind="broken_block", message=text))
     return ToolResult.error(text, tool_name=name)
 
 

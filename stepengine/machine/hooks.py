@@ -13,6 +13,7 @@ from types import CoroutineType, GeneratorType
 from typing import Any
 
 from stepengine.data import events as ev
+from stepengine.data.effects import Notify
 from stepengine.data.functions import location_of
 from stepengine.data.hooks import Change
 from stepengine.data.messages import Message, ToolCallPart, ToolResult, UserMessage
@@ -153,7 +154,7 @@ def _dropped(run: RunState, point: str, hook: Hook, error: BaseException) -> Flo
 
 def _failed(run: RunState, point: str, hook: Hook, error: BaseException) -> Flow[None]:
     event = ev.HookFailed(path=run.plan.path, seq=run.seq, point=point, hook=_name(hook), error=str(error))
-    yield from run.notify(event)
+    yield Notify(event)
 
 
 def _aborting(run: RunState, point: str) -> Flow[list[Change]]:

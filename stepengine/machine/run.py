@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from types import GeneratorType
-from typing import Any, NamedTuple, assert_never
+from typing import Any, NamedTuple, TypeVar, assert_never
 
 from stepengine.data import events as ev
 from stepengine.data.effects import Notify
@@ -26,10 +26,12 @@ from stepengine.machine.handler import converse, run_alone
 from stepengine.machine.output import output_of, settle_output, text_of
 from stepengine.machine.plan import Finished, RunPlan, quick_finished
 from stepengine.machine.protocol import Flow
-from stepengine.machine.signals import Abort, EndRun, Stopped, is_callers
+from stepengine.machine.signals import Abort, Stopped, is_callers
 from stepengine.machine.state import RunState
 
 __all__ = ("run_agent",)
+
+T = TypeVar("T")
 
 
 class _Ending(NamedTuple):
@@ -65,10 +67,45 @@ def run_agent(plan: RunPlan, state: AgentState) -> Flow[Finished]:
         plan.opened(lambda: run.history.record)
     try:
         yield Notify(started)
-        ending = yield from _until_end(run)
-        return (yield from _finish(run, ending))
+        ending = yield from exchange(run, _until_end(run))
+        return (yield from exchange(run, _finish(run, ending)))
     finally:
         run.side_events.close()
+
+
+def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:
+    """
+    Run *flow*, a part of the machine, and exchange what it asks for with the world: this alone does.
+
+    What was said on the side is shown before anything else that is shown or asked for, the phase that the run enters before an
+    effect. What comes back is noted before *flow* gets it. After a stop nothing is handed out any more: ``Stopped`` is raised
+    in *flow* where it asks.
+    """
+    send, sides, watched = flow.send, run.side_events, run.plan.watched
+    try:
+        effect = send(None)
+        while True:
+            is_shown = type(effect) is Notify
+            if run.stop is not None and not is_shown:
+                effect = flow.throw(Stopped(run.stop))
+                continue
+            if sides.waiting or (not is_shown and watched()):
+                yield from run.precede(effect)
+            outcome = yield effect
+            if is_shown:
+                effect = send(None)
+                continue
+            try:
+                received = run.receive(outcome, effect)
+            except StepEngineError as error:
+                effect = flow.throw(error)
+            else:
+                effect = send(received)
+    except StopIteration as stop:
+        returned: T = stop.value
+        return returned
+    finally:
+        flow.close()
 
 
 def _until_end(run: RunState) -> Flow[_Ending]:
@@ -78,7 +115,7 @@ def _until_end(run: RunState) -> Flow[_Ending]:
         if run.plan.hooks.pre_run:
             yield from hooks.pre_run(run)
         run.begin_run()
-        returned = yield from (run_alone(run) if run.agent.handle_steps is None else _handle(run))
+        returned = yield from (run_alone(run) if run.agent.handle_steps is None else converse(run, _handler(run)))
         yield from settle_output(run, returned)
     except Stopped as stopped:
         return _stopped(stopped.stop)
@@ -165,16 +202,10 @@ def _instructions(run: RunState) -> str:
     return "\n\n".join([part for part in parts if part])
 
 
-def _handle(run: RunState) -> Flow[Any]:
-    """Start the handler, converse with it, and close it on every way out."""
+def _handler(run: RunState) -> Author:
+    """Start the handler."""
     what = f"handle_steps of agent {run.agent.id!r}"
-    author = Author(what, _started(what, run.agent.handle_steps, _context(run)))
-    try:
-        return (yield from converse(run, author))
-    except EndRun:
-        return None
-    finally:
-        run.closed_with(author.close())
+    return Author(what, _started(what, run.agent.handle_steps, _context(run)))
 
 
 def _started(what: str, handler: Any, ctx: StepContext) -> Any:
@@ -213,8 +244,6 @@ def _finish(run: RunState, ending: _Ending) -> Flow[Finished]:
     if ending.error is not None:
         for problem in run.problems:
             ending.error.add_note(problem)
-    if run.side_events.waiting:
-        yield from run.flush()
     yield from _tell(run, ending)
     if run.plan.hooks.post_run:
         stop = yield from hooks.post_run(run, _finished(run, ending))
@@ -240,7 +269,7 @@ def _tell(run: RunState, ending: _Ending) -> Flow[None]:
             yield from hooks.on_suspend(run, run.pending)
         case RunStatus.FAILED:
             error, path = ending.error, run.plan.path
-            yield from run.notify(ev.RunFailed(path=path, seq=run.seq, error=str(error), kind=type(error).__name__))
+            yield Notify(ev.RunFailed(path=path, seq=run.seq, error=str(error), kind=type(error).__name__))
             yield from run.enter(RunPhase.FAILED, "", run.seq)
         case RunStatus.COMPLETED | RunStatus.MAX_STEPS | RunStatus.TRUNCATED | RunStatus.CANCELLED:
             yield from run.enter(RunPhase.DONE, "", run.seq)

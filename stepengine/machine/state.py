@@ -1,9 +1,9 @@
 """
 The mutable inside of one run. Nobody outside the machine ever sees it; what leaves it is frozen.
 
-``perform``, ``exchange`` and ``gather`` are the places where effects are handed out, ``receive`` the one where an outcome
-comes back: it sets the run's time, collects messages that were sent meanwhile, and remembers spent limits and stops. After
-a stop nothing is handed out any more. Everybody reads the state; it changes by its own methods only.
+Whoever needs something of the world yields the effect, and gets the outcome from there; ``exchange`` of ``run`` stands between,
+alone. ``receive`` is where an outcome comes back: it sets the run's time, collects messages that were sent meanwhile, and
+remembers spent limits and stops. Everybody reads the state; it changes by its own methods only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, TypeGuard
 import attrs
 
 from stepengine.data import events as ev
-from stepengine.data.effects import AskPerson, CallModel, Gather, Leaf, Notify
+from stepengine.data.effects import AskPerson, CallModel, Effect, Gather, Leaf, Notify
 from stepengine.data.estimate import Measured, transcript_tokens
 from stepengine.data.hooks import Change, HookContext
 from stepengine.data.json import JsonDict, JsonValue, freeze
@@ -315,12 +315,6 @@ class RunState:
 
     # --- events -----------------------------------------------------------------------------------------------------
 
-    def notify(self, event: ev.Event) -> Flow[None]:
-        """Show an event now, after what was said on the side before it."""
-        if self.side_events.waiting:
-            yield from self.flush()
-        yield Notify(event)
-
     def flush(self) -> Flow[None]:
         """Show what handlers and hooks said on the side since the last effect."""
         for event in self.side_events.take():
@@ -344,47 +338,27 @@ class RunState:
 
     # --- effects ----------------------------------------------------------------------------------------------------
 
-    def must_prepare(self) -> bool:
-        """Return whether there is something to ``prepare``: for most effects of a run that nobody watches there is not."""
-        return self.stop is not None or bool(self.side_events.waiting) or self.plan.watched()
+    def gather(self, effects: Sequence[Leaf], **how: Any) -> Flow[Sequence[Single]]:
+        """Ask for several effects at once, *how* as ``Gather`` says, and return one outcome per effect, in their order."""
+        return (yield Gather(tuple(effects), **how)).outcomes if effects else ()  # type: ignore[union-attr]
 
-    def prepare(self, effect: Leaf) -> Flow[None]:
-        """Show what an effect is preceded by; refuse it once the run is stopped."""
-        if self.stop is not None:
-            raise Stopped(self.stop)
+    def precede(self, effect: Effect) -> Flow[None]:
+        """Show what stands before *effect*: what was said on the side, and the phase that the run enters with it."""
         if self.side_events.waiting:
             yield from self.flush()
-        phase = PHASES[type(effect)](effect)
+        first = effect.effects[0] if type(effect) is Gather else effect
+        phase = PHASES[type(first)](first)
         if phase is not None:
-            yield from self.enter(*phase, effect.seq)
+            yield from self.enter(*phase, first.seq)  # type: ignore[union-attr]  # what is only shown enters none
 
-    def exchange(self, effect: Leaf) -> Flow[Single]:
-        """Hand out one effect and return its outcome."""
-        if self.must_prepare():
-            yield from self.prepare(effect)
-        return self.receive((yield effect), effect)
-
-    def perform(self, effect: Leaf) -> Flow[Any]:
-        """Hand out one effect and return its value, or raise what happened instead."""
-        return self.unwrap((yield from self.exchange(effect)))
-
-    def gather(self, effects: Sequence[Leaf], **how: Any) -> Flow[list[Single]]:
-        """Hand out several effects at once, *how* as ``Gather`` says, and return one outcome per effect, in their order."""
-        if not effects:
-            return []
-        yield from self.prepare(effects[0])
-        outcome = yield Gather(tuple(effects), **how)
-        if type(outcome) is not Gathered or len(outcome.outcomes) != len(effects):
-            msg = f"the driver answered a Gather of {len(effects)} with {outcome!r}"
-            raise StepEngineError(msg)
-        return [self.receive(single, effect) for single, effect in zip(outcome.outcomes, effects, strict=True)]
-
-    def receive(self, outcome: Any, effect: Leaf) -> Single:
+    def receive(self, outcome: Any, effect: Leaf | Gather) -> Single | Gathered:
         """
         Return the outcome of *effect*, after everything that it says beside its value was noted.
 
         A suspension that names no questions is given those of the ``AskPerson`` that it answers.
         """
+        if type(effect) is Gather:
+            return self._receive_all(outcome, effect.effects)
         kind = type(outcome)
         if kind is not Value and kind is not Failure and kind is not Stop:
             msg = f"the driver answered a {type(effect).__name__} with {outcome!r}"
@@ -400,6 +374,13 @@ class RunState:
             self._note_failure(outcome.error, effect)
         received: Single = outcome
         return received
+
+    def _receive_all(self, outcome: Any, effects: Sequence[Leaf]) -> Gathered:
+        if type(outcome) is not Gathered or len(outcome.outcomes) != len(effects):
+            msg = f"the driver answered a Gather of {len(effects)} with {outcome!r}"
+            raise StepEngineError(msg)
+        pairs = zip(outcome.outcomes, effects, strict=True)
+        return Gathered(tuple([self.receive(one, effect) for one, effect in pairs]))  # type: ignore[misc]  # none is a Gather
 
     def _stopped_by(self, stop: Stop, effect: Leaf) -> Stop:
         if type(effect) is AskPerson and stop.kind == "suspended" and not stop.questions:
@@ -429,8 +410,7 @@ class RunState:
 
     def take_reply(self, outcome: Any, effect: CallModel) -> ModelReply:
         """Return the reply that *outcome* holds; count it, and note how large the provider found a step's prompt (X45)."""
-        received = self.receive(outcome, effect)
-        reply: ModelReply = received.value if type(received) is Value else self.unwrap(received)
+        reply: ModelReply = outcome.value if type(outcome) is Value else self.unwrap(outcome)
         used, request = reply.usage, effect.request
         self.spent.count(reply.model or request.model, used, reply.cost, 1)
         self._frozen = None

@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 import attrs
 
 from stepengine.data import events as ev
-from stepengine.data.effects import quick_call_model
+from stepengine.data.effects import Notify, quick_call_model
 from stepengine.data.json import compact
 from stepengine.data.makers import maker_of
 from stepengine.data.messages import (
@@ -139,18 +139,13 @@ def _step(run: RunState, over: StepWith) -> Flow[bool]:
     points = plan.hooks
     try:
         if plan.watched():
-            yield from run.notify(_started(run))
+            yield Notify(_started(run))
         run.begin_step()
         request = step_request(
             run, over, (yield from _tail(run)) if points.pre_step else step_prompt(run) if run.agent.step_prompt else ()
         )
-        effect = quick_call_model(run.number(), request, "step", run.coming_call_id)
-        if run.must_prepare():
-            yield from run.prepare(effect)
         try:
-            model = run.take_reply((yield effect), effect)
-            if model.stop_reason in UNFINISHED:
-                model = yield from _whole(run, request, "step", model)
+            model = yield from _ask(run, request, "step")
         except ContextOverflow as error:
             request = yield from _shorter(run, over, error)
             model = yield from _ask(run, request, "step")
@@ -162,7 +157,7 @@ def _step(run: RunState, over: StepWith) -> Flow[bool]:
             yield from hooks.post_step(run, reply.model)
         ended = _ends(run, calls) and (not points.on_stop or (yield from _may_end(run)))
         if plan.watched():
-            yield from run.notify(_finished(run, ended=ended))
+            yield Notify(_finished(run, ended=ended))
     finally:
         run.end_step()
     return _over(run, calls, spent, ended=ended)
@@ -269,12 +264,10 @@ def _shorter(run: RunState, over: StepWith, error: ContextOverflow) -> Flow[Mode
 
 
 def _ask(run: RunState, request: ModelRequest, purpose: Purpose) -> Flow[ModelReply]:
-    """Call the model; a reply that the provider paused is continued (reliability MP56)."""
+    """Call the model, and again for what its reply leaves out."""
     effect = quick_call_model(run.number(), request, purpose, run.coming_call_id)
-    if run.must_prepare():
-        yield from run.prepare(effect)
     reply = run.take_reply((yield effect), effect)
-    return (yield from _whole(run, request, purpose, reply))
+    return (yield from _whole(run, request, purpose, reply)) if reply.stop_reason in UNFINISHED else reply
 
 
 def _whole(run: RunState, request: ModelRequest, purpose: Purpose, reply: ModelReply) -> Flow[ModelReply]:
@@ -314,8 +307,6 @@ def _more(
     """Ask for what follows *begun*, which goes back as it came."""
     longer = attrs.evolve(request, tail=(*request.tail, AssistantMessage(begun.content), *asked))
     effect = quick_call_model(run.number(), longer, purpose, _after(run, begun))
-    if run.must_prepare():
-        yield from run.prepare(effect)
     return run.take_reply((yield effect), effect)
 
 
@@ -379,11 +370,11 @@ def _heard(run: RunState, reply: Reply) -> Flow[None]:
     # They belong to the model call, as its deltas do: it is the last effect that was numbered.
     path, seq = run.plan.path, run.seq - 1
     if thinking:
-        yield from run.notify(ev.ThinkingCompleted(path=path, seq=seq, text="".join(thinking)))
+        yield Notify(ev.ThinkingCompleted(path=path, seq=seq, text="".join(thinking)))
     if text:
-        yield from run.notify(ev.TextCompleted(path=path, seq=seq, text=text))
+        yield Notify(ev.TextCompleted(path=path, seq=seq, text=text))
     if _is_empty(reply.model.content):
-        yield from run.notify(ev.Warned(path=path, seq=seq, message="The model sent an empty reply."))
+        yield Notify(ev.Warned(path=path, seq=seq, message="The model sent an empty reply."))
 
 
 def _warn_of_written_call(run: RunState, reply: ModelReply) -> None:

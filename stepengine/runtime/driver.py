@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Literal
 
 from stepengine.data.effects import AskPerson, CallFunction, CallModel, CallTool, Effect, Gather, Notify, Spawn
@@ -23,7 +23,7 @@ from stepengine.machine.plan import Finished
 from stepengine.machine.signals import is_callers
 from stepengine.runtime.effect_events import finished, started
 from stepengine.runtime.failfast import Group
-from stepengine.runtime.performer import AtOnce, Item, child_path, is_repeatable
+from stepengine.runtime.performer import Item, Performer, child_path, is_repeatable
 from stepengine.runtime.performing import is_deferred
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ("RunTask", "drive")
 
 BARE = (CallModel, CallTool, CallFunction)
-"""What goes to a direct performer at once; children and questions are everybody's business."""
+"""What may go to a direct performer; children and questions are everybody's business."""
 BREATH = 64
 """After so many effects other tasks get their turn: a scripted run would starve the loop."""
 
@@ -53,8 +53,8 @@ class RunTask:
             for a wait that is no effect; ``None`` while nothing is.
         spares: Whether what is under way, and cannot happen again, may come to its end although the run must stop.
         cancelled: Whether the run's task was cancelled from outside.
-        direct: What the run's effects go to while nobody watches, to be begun and performed: the innermost performer, or who
-            records; ``None`` unless every wrapper around it would hand them on as they are, all but children.
+        direct: What the run's effects go to while nobody watches: the innermost performer, or who records; ``None`` unless every
+            wrapper around it would hand them on as they are, all but children.
     """
 
     __slots__ = (
@@ -84,7 +84,7 @@ class RunTask:
         self.busy: Item | _Together | Literal[True] | None = None
         self.spares = False
         self.cancelled = False
-        self.direct: AtOnce | None = None
+        self.direct: Performer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._base = 0
         self._kicked = False
@@ -213,7 +213,6 @@ async def drive(machine: Generator[Any, Outcome | None, Finished], run: RunTask)
     send, emit = machine.send, run.tree.emit
     outcome: Outcome | None = None
     count = 0
-    direct = run.direct
     try:
         while True:
             effect = send(outcome)
@@ -224,18 +223,10 @@ async def drive(machine: Generator[Any, Outcome | None, Finished], run: RunTask)
             if (run.stopping is not None or run.tree.deadlines) and run.must_stop():
                 outcome = run.refuse(effect)
                 continue
-            if direct is not None and type(effect) in BARE and not run.tree.hub.watched:
-                item = Item(run.path, effect, run.plan)
-                run.busy = item
-                try:
-                    outcome = await direct(item, run.tree)
-                    run.notice_cancel()
-                except BaseException as error:  # noqa: BLE001
-                    outcome = _instead(run, item, error, alone=True)
-                finally:
-                    run.busy = None
+            if type(effect) is Gather:
+                outcome = await _gather(run, effect)
             else:
-                outcome = await _performed(run, effect)
+                outcome = await _alone(run, Item(run.path, effect, run.plan))
             count += 1
             if count % BREATH == 0:
                 await _breathe(run)
@@ -246,23 +237,20 @@ async def drive(machine: Generator[Any, Outcome | None, Finished], run: RunTask)
         machine.close()
 
 
-def _performed(run: RunTask, effect: Any) -> Awaitable[Gathered | Single]:
-    return _gather(run, effect) if type(effect) is Gather else _alone(run, Item(run.path, effect, run.plan))
-
-
 async def _alone(run: RunTask, item: Item) -> Single:
     """Perform one effect in the run's own task, and show it; whatever happens is an outcome."""
     tree, kind = run.tree, type(item.effect)
     shows = tree.hub.watched and not _is_known(tree, item)
     began = _show_start(tree, item) if shows and kind is not AskPerson else None
+    performer = tree.performer if shows or run.direct is None or kind not in BARE else run.direct
     outcome: Single
     run.busy = item
     try:
-        await tree.performer.begin((item,))
+        await performer.begin((item,))
         if shows and began is None:
             # Who is shown a question can answer it: it is durable by now, and open before anybody gets to see it.
             began = _show_start(tree, item)
-        outcome = await tree.performer.perform(item, tree)
+        outcome = await performer.perform(item, tree)
         run.notice_cancel()
     except BaseException as error:  # noqa: BLE001
         outcome = _instead(run, item, error, alone=True)

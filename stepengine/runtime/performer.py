@@ -17,7 +17,7 @@ from stepengine.data.state import AgentState
 from stepengine.data.usage import Usage
 from stepengine.machine.plan import Finished, RunPlan
 
-__all__ = ("IO", "AtOnce", "Item", "Middleware", "Performer", "child_path", "is_repeatable")
+__all__ = ("IO", "Item", "Middleware", "Performer", "child_path", "is_repeatable")
 
 
 class Item(NamedTuple):
@@ -80,10 +80,6 @@ class Performer(Protocol):
 
 Middleware: TypeAlias = Callable[[Performer], Performer]
 """Wraps a performer, once for each run tree."""
-
-
-AtOnce: TypeAlias = Callable[[Item, IO], Awaitable[Single]]
-"""Begins an effect that is asked for alone, and performs it; the outermost of the middlewares may have one, ``at_once``."""
 
 
 def is_repeatable(item: Item) -> bool:

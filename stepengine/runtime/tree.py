@@ -33,7 +33,7 @@ from stepengine.runtime.driver import RunTask, drive
 from stepengine.runtime.failfast import Brake
 from stepengine.runtime.hub import Hub
 from stepengine.runtime.limits import Gate, Ledger, Ledgers, Meter, Refusals, Repeats
-from stepengine.runtime.performer import AtOnce, Item, Middleware, Performer
+from stepengine.runtime.performer import Item, Middleware, Performer
 from stepengine.runtime.performing import Deferred, Innermost, ModelRegistry, Pricing, ToolSetting
 from stepengine.runtime.rates import Rates
 from stepengine.runtime.retry import Retries, RetryPolicy
@@ -224,9 +224,9 @@ class RunTree:
         self._wrapping = _Wrapping(brake, recording, meter, repeats, performer)
         return self._wrapping
 
-    def _direct(self, run: RunTask) -> AtOnce | None:
+    def _direct(self, run: RunTask) -> Performer | None:
         """
-        Return what all effects of a run but its children may go to at once: who records, or the innermost performer.
+        Return what all effects of a run but its children may go to: who records, or the innermost performer.
 
         That is so where nothing traces, no budget is set, repeated calls are not counted, and the run is in no group of which
         one failure ends all.
@@ -237,9 +237,8 @@ class RunTree:
         if wrapping is not None and wrapping.brake.reaches(run.path):
             return None
         if wrapping is None or not services.middlewares:
-            return self.innermost.perform
-        direct: AtOnce | None = getattr(wrapping.recording, "at_once", None)
-        return direct
+            return self.innermost
+        return wrapping.recording
 
     def _price(self, model: str, usage: Usage) -> Decimal | None:
         return None if self.services.pricing is None else self.services.pricing(model, usage, self.now())

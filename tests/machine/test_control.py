@@ -7,6 +7,7 @@ from typing import get_args
 import pytest
 
 from stepengine.data import yields as y
+from stepengine.data.effects import Gather
 from stepengine.data.events import ToolFinished, ToolStarted
 from stepengine.data.hooks import Change, Hooks
 from stepengine.data.json import compact
@@ -227,8 +228,5 @@ def test_a_driver_that_answers_nonsense_is_told_so():
     effect = play(agent(), World(replies=[reply("x")])).models[0]
     with pytest.raises(StepEngineError, match="answered a CallModel with 5"):
         run.receive(5, effect)
-    gathering = run.gather([effect])
-    next(gathering)
-    next(gathering)
     with pytest.raises(StepEngineError, match="answered a Gather of 1 with None"):
-        gathering.send(None)
+        run.receive(None, Gather((effect,)))
