@@ -587,7 +587,7 @@ MUTANTS = (
     ),
     Mutant(
         "the handler is not closed",
-        "stepengine/machine/run.py",
+        "stepengine/machine/handler.py",
         "        run.closed_with(author.close())\n",
         "        run.closed_with(())\n",
         ("tests/machine/test_closing.py",),

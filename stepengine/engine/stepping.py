@@ -40,6 +40,7 @@ from stepengine.journal.replayer import NO_LEEWAY, Leeway, Past, Replayer
 from stepengine.journal.store import Journal
 from stepengine.machine.author import Author
 from stepengine.machine.plan import Finished, RunPlan
+from stepengine.machine.run import parts_of
 from stepengine.machine.signals import is_callers
 from stepengine.machine.state import RunState
 from stepengine.runtime.asking import shown_questions
@@ -633,7 +634,7 @@ def _state_of(run: _Running) -> AgentState:
     """Return the state of a run whose machine waits, or has ended."""
     if run.finished is not None:
         return run.finished.state
-    for part in _chain(run.machine):
+    for part in parts_of(run.machine):
         for value in _locals_of(part).values():
             if type(value) is RunState:
                 return value.frozen()
@@ -652,7 +653,7 @@ def _state_in(error: BaseException) -> AgentState | None:
 def _frames(machine: Any) -> Iterator[Frame]:
     """Give the frames of the author's generator that a machine waits for: of a hook, where one was called."""
     author: Author | None = None
-    for part in _chain(machine):
+    for part in parts_of(machine):
         for value in _locals_of(part).values():
             author = value if type(value) is Author else author
     if author is None:

@@ -19,6 +19,7 @@ from stepengine.journal.fingerprints import seen
 from stepengine.journal.history import History
 from stepengine.journal.records import Address, Intent, file_of, shown_address
 from stepengine.machine.author import Author
+from stepengine.machine.run import parts_of
 from stepengine.redaction import Redactor
 
 __all__ = (
@@ -54,15 +55,14 @@ def parked_at(machine: Any) -> str:
     """
     Return ``file:line`` where the handler or hook of a parked machine waits, ``""`` when none of the author's does.
 
-    The machine's own frames are linked by ``yield from``; the author's generator hangs at the innermost one that drives it.
+    The author's generator hangs at the innermost part of the machine that drives it.
     """
     found = ""
-    while machine is not None:
-        frame = getattr(machine, "gi_frame", None)
+    for part in parts_of(machine):
+        frame = getattr(part, "gi_frame", None)
         for value in frame.f_locals.values() if frame is not None else ():
             if type(value) is Author:
                 found = value.location or found
-        machine = getattr(machine, "gi_yieldfrom", None)
     return found
 
 

@@ -491,9 +491,13 @@ class JournaledRun:
         """Whether the run goes on from what is recorded in its journal."""
         return self.mode is Mode.RESUME and self.past is not None
 
-    def shows(self, event: Event) -> bool:
-        """Return whether an event is news: while a run is resumed, what was recorded is not told again."""
-        if self.mode is not Mode.RESUME or self.past is None or (type(event) is RunStarted and not event.path):
+    @property
+    def shows(self) -> Callable[[Event], bool] | None:
+        """What says whether an event is news: while a run is resumed, what was recorded is not told again; else all are."""
+        return self._is_news if self.mode is Mode.RESUME else None
+
+    def _is_news(self, event: Event) -> bool:
+        if self.past is None or (type(event) is RunStarted and not event.path):
             return True
         return (event.path, event.seq) not in self.past.history.results
 

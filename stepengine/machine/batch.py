@@ -376,6 +376,8 @@ def _edited(call: Call, answer: Answer) -> Flow[Sequence[_Asking]]:
 
 
 def _decided(call: Call, decision: str, rule_id: str | None, answer: Answer = UNSAID) -> Flow[None]:
+    if not call.run.plan.watched():
+        return
     event = ev.PermissionDecided(
         path=call.run.plan.path,
         seq=call.run.seq,

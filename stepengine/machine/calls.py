@@ -121,7 +121,7 @@ def _carried_out(member: Member) -> Flow[Any]:
     if member.is_gathered:
         outcomes = yield from run.gather(effects)
     elif effects:
-        outcomes = ((yield effects[0]),)
+        outcomes = ((yield effects[0]),)  # type: ignore[assignment]  # of one effect comes one outcome
     stop = member.take(outcomes)
     if stop is not None:
         raise Stopped(stop)

@@ -8,6 +8,7 @@ Whatever happens, the handler is closed before the end of the run is told, and e
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from types import GeneratorType
 from typing import Any, NamedTuple, TypeVar, assert_never
 
@@ -29,7 +30,7 @@ from stepengine.machine.protocol import Flow
 from stepengine.machine.signals import Abort, Stopped, is_callers
 from stepengine.machine.state import RunState
 
-__all__ = ("run_agent",)
+__all__ = ("parts_of", "run_agent")
 
 T = TypeVar("T")
 
@@ -90,13 +91,13 @@ def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:
                 effect = flow.throw(Stopped(run.stop))
                 continue
             if sides.waiting or (not is_shown and watched()):
-                yield from run.precede(effect)
+                yield from map(Notify, run.before(effect))
             outcome = yield effect
             if is_shown:
                 effect = send(None)
                 continue
             try:
-                received = run.receive(outcome, effect)
+                received = run.receive(outcome, effect)  # type: ignore[arg-type]  # what is only shown is gone by now
             except StepEngineError as error:
                 effect = flow.throw(error)
             else:
@@ -106,6 +107,15 @@ def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:
         return returned
     finally:
         flow.close()
+
+
+def parts_of(machine: Any) -> Iterator[Any]:
+    """Give what a parked machine is made of, from the outside in: generators, and last of all what is none."""
+    while machine is not None:
+        yield machine
+        frame = getattr(machine, "gi_frame", None)
+        exchanges = frame is not None and frame.f_code is exchange.__code__
+        machine = frame.f_locals["flow"] if exchanges else getattr(machine, "gi_yieldfrom", None)
 
 
 def _until_end(run: RunState) -> Flow[_Ending]:
@@ -251,8 +261,7 @@ def _finish(run: RunState, ending: _Ending) -> Flow[Finished]:
             kept = ending.output if stop.kind == "limit" and ending.was_returned else None
             ending = _stopped(stop)._replace(output=kept)
             yield from _tell(run, ending)
-    if run.side_events.waiting:
-        yield from run.flush()
+    yield from map(Notify, run.side_events.take())
     return _finished(run, ending)
 
 
@@ -270,9 +279,9 @@ def _tell(run: RunState, ending: _Ending) -> Flow[None]:
         case RunStatus.FAILED:
             error, path = ending.error, run.plan.path
             yield Notify(ev.RunFailed(path=path, seq=run.seq, error=str(error), kind=type(error).__name__))
-            yield from run.enter(RunPhase.FAILED, "", run.seq)
+            yield from map(Notify, run.enter(RunPhase.FAILED, "", run.seq))
         case RunStatus.COMPLETED | RunStatus.MAX_STEPS | RunStatus.TRUNCATED | RunStatus.CANCELLED:
-            yield from run.enter(RunPhase.DONE, "", run.seq)
+            yield from map(Notify, run.enter(RunPhase.DONE, "", run.seq))
         case _:
             assert_never(ending.status)
 

@@ -16,7 +16,7 @@ from typing import Any, TypeGuard
 import attrs
 
 from stepengine.data import events as ev
-from stepengine.data.effects import AskPerson, CallModel, Effect, Gather, Leaf, Notify
+from stepengine.data.effects import AskPerson, CallModel, Effect, Gather, Leaf
 from stepengine.data.estimate import Measured, transcript_tokens
 from stepengine.data.hooks import Change, HookContext
 from stepengine.data.json import JsonDict, JsonValue, freeze
@@ -315,16 +315,12 @@ class RunState:
 
     # --- events -----------------------------------------------------------------------------------------------------
 
-    def flush(self) -> Flow[None]:
-        """Show what handlers and hooks said on the side since the last effect."""
-        for event in self.side_events.take():
-            yield Notify(event)
-
-    def enter(self, phase: RunPhase, detail: str, seq: int) -> Flow[None]:
-        """Show that the run does something else now, if it does (requirements N11)."""
-        if self._phase != (phase, detail) and self.plan.watched():
-            self._phase = (phase, detail)
-            yield Notify(ev.PhaseChanged(path=self.plan.path, seq=seq, phase=phase, detail=detail))
+    def enter(self, phase: RunPhase, detail: str, seq: int) -> Sequence[ev.Event]:
+        """Return what shows that the run does something else now, if it does and anybody watches (requirements N11)."""
+        if self._phase == (phase, detail) or not self.plan.watched():
+            return ()
+        self._phase = (phase, detail)
+        return (ev.PhaseChanged(path=self.plan.path, seq=seq, phase=phase, detail=detail),)
 
     def warn(self, *texts: str) -> None:
         """Note what went wrong and was dropped."""
@@ -342,14 +338,12 @@ class RunState:
         """Ask for several effects at once, *how* as ``Gather`` says, and return one outcome per effect, in their order."""
         return (yield Gather(tuple(effects), **how)).outcomes if effects else ()  # type: ignore[union-attr]
 
-    def precede(self, effect: Effect) -> Flow[None]:
-        """Show what stands before *effect*: what was said on the side, and the phase that the run enters with it."""
-        if self.side_events.waiting:
-            yield from self.flush()
+    def before(self, effect: Effect) -> Sequence[ev.Event]:
+        """Return what is shown before *effect*: what was said on the side, and the phase that the run enters with it."""
+        said = self.side_events.take()
         first = effect.effects[0] if type(effect) is Gather else effect
         phase = PHASES[type(first)](first)
-        if phase is not None:
-            yield from self.enter(*phase, first.seq)  # type: ignore[union-attr]  # what is only shown enters none
+        return said if phase is None else (*said, *self.enter(*phase, first.seq))  # type: ignore[union-attr]
 
     def receive(self, outcome: Any, effect: Leaf | Gather) -> Single | Gathered:
         """
@@ -357,7 +351,7 @@ class RunState:
 
         A suspension that names no questions is given those of the ``AskPerson`` that it answers.
         """
-        if type(effect) is Gather:
+        if isinstance(effect, Gather):
             return self._receive_all(outcome, effect.effects)
         kind = type(outcome)
         if kind is not Value and kind is not Failure and kind is not Stop:

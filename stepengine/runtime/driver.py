@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ("RunTask", "drive")
 
 BARE = (CallModel, CallTool, CallFunction)
-"""What may go to a direct performer; children and questions are everybody's business."""
+"""What may go to a direct performer."""
 BREATH = 64
 """After so many effects other tasks get their turn: a scripted run would starve the loop."""
 
@@ -53,8 +53,8 @@ class RunTask:
             for a wait that is no effect; ``None`` while nothing is.
         spares: Whether what is under way, and cannot happen again, may come to its end although the run must stop.
         cancelled: Whether the run's task was cancelled from outside.
-        direct: What the run's effects go to while nobody watches: the innermost performer, or who records; ``None`` unless every
-            wrapper around it would hand them on as they are, all but children.
+        direct: The innermost performer, or who records; ``None`` unless every wrapper around it would hand on what the run asks
+            for as it is, all but children and questions, and the calls that somebody watches.
     """
 
     __slots__ = (
@@ -119,6 +119,13 @@ class RunTask:
             return
         self._told = True
         self._loop.call_soon_threadsafe(self._kick)
+
+    def performer_of(self, kind: type) -> Performer:
+        """Return what an effect of this kind goes to; repeated calls of tools are counted while somebody watches."""
+        direct = self.direct
+        if direct is None or kind not in BARE or (kind is CallTool and self.tree.hub.watched):
+            return self.tree.performer
+        return direct
 
     def lasting(self) -> list[Item]:
         """Return what is under way and cannot happen again, so that its result is worth some seconds."""
@@ -242,7 +249,7 @@ async def _alone(run: RunTask, item: Item) -> Single:
     tree, kind = run.tree, type(item.effect)
     shows = tree.hub.watched and not _is_known(tree, item)
     began = _show_start(tree, item) if shows and kind is not AskPerson else None
-    performer = tree.performer if shows or run.direct is None or kind not in BARE else run.direct
+    performer = run.performer_of(kind)
     outcome: Single
     run.busy = item
     try:

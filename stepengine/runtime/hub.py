@@ -404,13 +404,6 @@ class Hub:
         for clean in self._curtain.through(event):
             self._pass_on(clean)
 
-    def _pass_on(self, event: Event) -> None:
-        tap = TAPS.get(type(event))
-        if tap is not None:
-            tap(self, event)
-        if self.watched:
-            self._show(event)
-
     def finish(self, event: RunFinished) -> None:
         """Show the last event and end all subscriptions, unless another run follows; those that come later get it too."""
         if self._last is not None:
@@ -420,8 +413,7 @@ class Hub:
         event = attrs.evolve(event, clean=KNOWN.value)
         if not self.goes_on:
             self._last = event
-        if self.watched:
-            self._show(event)
+        self._pass_on(event)
         self.end()
 
     def end(self) -> None:
@@ -493,10 +485,13 @@ class Hub:
         stamp(event, "index", self._index)
         self._index += 1
 
-    def _show(self, event: Event) -> None:
+    def _pass_on(self, event: Event) -> None:
+        tap = TAPS.get(type(event))
+        if tap is not None:
+            tap(self, event)
+        if not self.watched:
+            return
         self._stamp(event)
-        if self._ring is not None:
-            self._ring.put(event)
         for watcher in self._watchers:
             try:
                 warning = watcher.show(event)
@@ -505,6 +500,12 @@ class Hub:
             else:
                 if warning is not None:
                     self.warnings.append(warning)
+        if self._ring is not None or self._subscriptions:
+            self._hand_out(event)
+
+    def _hand_out(self, event: Event) -> None:
+        if self._ring is not None:
+            self._ring.put(event)
         for subscription in self._subscriptions:
             subscription.put(event)
 

@@ -30,6 +30,7 @@ from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.store import MemoryJournal
 from stepengine.machine import Finished, run_agent
 from stepengine.machine.plan import RunPlan
+from stepengine.machine.run import parts_of
 from stepengine.machine.signals import is_callers
 from stepengine.machine.state import RunState
 from stepengine.runtime.failfast import has_failed
@@ -637,13 +638,11 @@ def _advanced(machine: Generator[Effect, Outcome | None, Finished], outcome: Out
 
 def _state_in(machine: Any) -> AgentState | None:
     """Return the state of a run whose machine waits."""
-    part = machine
-    while part is not None:
+    for part in parts_of(machine):
         frame = getattr(part, "gi_frame", None)
         for value in () if frame is None else frame.f_locals.values():
             if type(value) is RunState:
                 return value.frozen()
-        part = getattr(part, "gi_yieldfrom", None)
     return None
 
 
