@@ -19,6 +19,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from operator import is_
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import attrs
@@ -92,6 +93,8 @@ ORDINARY_KEYS = frozenset({
 """What people give to servers that want any key: replacing these words would change texts that speak of something else."""
 
 NO_TEXT = frozenset({int, float, bool, type(None)})
+SHORT, MOST_CLEAN = 64, 1_024
+"""The longest texts that are known to hold no secret, in characters, and how many of them; with the next secret none is."""
 NESTED_JSON = 3
 BEYOND = 8_000
 """How far a text is read beyond what is shown of it, so that a secret at the cut is known for one."""
@@ -289,27 +292,27 @@ class Rules:
                 msg = f"redact lists RedactHeader, RedactField, RedactPattern, RedactValue or functions, not {rule!r}"
                 raise DataError(msg)
 
-    @property
+    @cached_property
     def headers(self) -> frozenset[str]:
         """Names of headers to leave out, in lower case."""
         return frozenset(rule.name.lower() for rule in self.given if isinstance(rule, RedactHeader))
 
-    @property
+    @cached_property
     def fields(self) -> tuple[tuple[str, ...], ...]:
         """The pointers of members to replace."""
         return tuple([rule.steps for rule in self.given if isinstance(rule, RedactField)])
 
-    @property
+    @cached_property
     def patterns(self) -> tuple[RedactPattern, ...]:
         """The patterns."""
         return tuple([rule for rule in self.given if isinstance(rule, RedactPattern)])
 
-    @property
+    @cached_property
     def values(self) -> dict[str, str]:
         """The values, each with its name."""
         return {rule.text: rule.name for rule in self.given if isinstance(rule, RedactValue)}
 
-    @property
+    @cached_property
     def functions(self) -> tuple[Callable[[Any], Any], ...]:
         """The functions."""
         return tuple(
@@ -515,6 +518,8 @@ class Redactor:
             forms = keys.forms if len(told) == len(keys.names) else _all_forms(told)
             self._written, values = {**forms, **self._own_forms}, [*told, *self._own]
         self._ends = sorted({(v[:KEPT_BEGIN], v[-KEPT_END:]) for v in values if len(v) >= MIN_KNOWN})
+        self._sought = (*self._written, *self._places)
+        self._clean: set[str] = set()
 
     def _forms(self) -> Mapping[str, str]:
         """Return what stands for a known value in a text, each with its name."""
@@ -533,19 +538,16 @@ class Redactor:
         keys = self._keys
         if keys is not None and keys.count != self._count:
             self._catch_up()
-        forms = self._written
-        if not (self._key or forms):
+        if not (self._key or self._written):
             return False
         rules = self.rules
         # Places and anchors of such rules belong to decoded values, and cannot be looked for in their JSON.
         if rules.functions or rules.fields or rules.patterns:
             return True
-        for form in forms:
-            if form in text:
+        for sought in self._sought:
+            if sought in text:
                 return True
-        if any(place in text for place in self._places):
-            return True
-        if self._ends and next(self._abridged(text), None) is not None:
+        if self._ends and _is_masked(text) and next(self._abridged(text), None) is not None:
             return True
         return self.shapes and (looks_secret(text) or _may_tell(text))
 
@@ -619,7 +621,7 @@ class Redactor:
         of characters that may follow a mask.
         """
         self._forms()
-        if "***" not in text and "..." not in text and "\u2026" not in text:
+        if not _is_masked(text):
             return
         done = run_end = 0
         last: dict[str, int] = {}
@@ -706,7 +708,7 @@ class Redactor:
         if kind in NO_TEXT:
             return value
         if kind is str:
-            return self.text(value) if self.suspicious(value) else value
+            return self._frozen_text(value)
         if kind is Transcript:
             # Counted along the history, so that each message is looked at once and not at every step.
             changed = value.fold(
@@ -717,17 +719,36 @@ class Redactor:
             return freeze(self.value(value)) if self.suspicious(compact(value)) else value
         if kind is tuple:
             made = tuple([self.frozen(member) for member in value])
-            return value if all(a is b for a, b in zip(made, value, strict=True)) else made
-        return self._object(value) if attrs.has(kind) else value
+            return value if all(map(is_, made, value)) else made
+        return self._object(value)
 
     def _object(self, value: Any) -> Any:
-        changed = {}
-        for name, alias in _fields_of(type(value)):
+        self._forms()
+        kind, changed, clean = type(value), {}, self._clean
+        fields = FIELDS.get(kind)
+        for name, alias in _fields_of(kind) if fields is None else fields:
             old = getattr(value, name)
+            of = type(old)
+            # Most fields hold no text, or a name that stands in every event; each call that is saved here is saved there.
+            if of in NO_TEXT or (of is str and old in clean) or FIELDS.get(of) == ():
+                continue
             new = self.frozen(old)
             if new is not old:
                 changed[alias] = new
         return attrs.evolve(value, **changed) if changed else value
+
+    def _frozen_text(self, text: str) -> str:
+        """Return *text* without secrets; of short ones in which there is nothing, such as names, that is remembered."""
+        self._forms()
+        if text in self._clean:
+            return text
+        if self.suspicious(text):
+            return self.text(text)
+        if len(text) <= SHORT:
+            if len(self._clean) >= MOST_CLEAN:
+                self._clean.clear()
+            self._clean.add(text)
+        return text
 
     def findings(self, value: Any, place: str = "") -> Iterator[tuple[str, str]]:
         """Give the JSON pointer and the rule of each secret that is in a JSON value."""
@@ -817,13 +838,14 @@ class Trickle:
 
 
 FIELDS: dict[type[Any], tuple[tuple[str, str], ...]] = {}
-"""The fields of classes that were looked into, each with the name of its argument."""
+"""The fields of classes that were met, each with the name of its argument; none for what is looked into no further."""
 
 
 def _fields_of(kind: type[Any]) -> tuple[tuple[str, str], ...]:
     known = FIELDS.get(kind)
     if known is None:
-        known = FIELDS[kind] = tuple([(field.name, field.alias) for field in attrs.fields(kind) if field.init])
+        fields = attrs.fields(kind) if attrs.has(kind) else ()
+        known = FIELDS[kind] = tuple([(field.name, field.alias) for field in fields if field.init])
     return known
 
 
@@ -891,6 +913,11 @@ def _asked(functions: Iterable[Callable[[Any], Any]], value: Any) -> Any:
             msg = f"the redact function {name!r} raised {type(error).__name__}; nothing was written"
             raise SecretFound(msg, rule=name) from None  # what it raised may quote the value
     return value
+
+
+def _is_masked(text: str) -> bool:
+    """Return whether anything stands in *text* for the middle of a key; a cheap test before ``MASK``."""
+    return "***" in text or "..." in text or "\u2026" in text
 
 
 def _reach(run: re.Pattern[str], text: str, start: int = 0) -> int:

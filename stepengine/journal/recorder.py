@@ -383,7 +383,7 @@ class Recorder:
 
     async def _until(self, waiting: asyncio.Future[None], owed: Kept) -> None:
         try:
-            await _to_the_end(waiting)
+            await _to_the_end(waiting, self._run.durable)
         except StepEngineError as error:
             raise self._failed(error, owed) from error.__cause__
 
@@ -498,13 +498,17 @@ class Attempts:
         return self._io.drive(plan, state, path)
 
 
-async def _to_the_end(future: asyncio.Future[None]) -> None:
+async def _to_the_end(waiting: asyncio.Future[None], again: Callable[[], asyncio.Future[None] | None]) -> None:
     """
     Wait, and do not stop waiting when the run is stopped: what has happened is not called cancelled.
 
     A run that was cancelled meanwhile is noticed by whoever drives it.
     """
-    while not future.done():
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait((future,))
-    future.result()
+    wanted: asyncio.Future[None] | None = waiting
+    while wanted is not None:
+        try:
+            return await wanted
+        except asyncio.CancelledError:
+            # Cancelling took the future along. The commit goes on, and the next one ends no sooner.
+            wanted = again()
+    return None

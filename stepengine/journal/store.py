@@ -28,7 +28,6 @@ from stepengine.errors import (
     JournalLocked,
     JournalMissing,
     JournalWriteFailed,
-    StepEngineError,
 )
 from stepengine.journal.encoding import MAX_INLINE, Encoder
 from stepengine.journal.history import History
@@ -506,7 +505,7 @@ class Commits:
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
         self._waiting: list[asyncio.Future[None]] = []
-        self._task: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._uses_pool = False
 
     def durable(self) -> asyncio.Future[None]:
@@ -517,18 +516,17 @@ class Commits:
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
+        if self._loop is not loop:
+            # None is under way, or one of a loop that has ended, where nobody waits any more.
+            self._loop, self._waiting = loop, []
+            loop.call_soon(self._begin)
         self._waiting.append(future)
         self._writer.announce()
-        if self._task is None:
-            self._task = loop.create_task(self._work(), name="stepengine journal")
         return future
 
     async def apart(self, work: Callable[[], Made]) -> Made:
         """Return what *work* returns, which may wait for the disk."""
-        if not self._uses_pool:
-            self._uses_pool = True
-            self._count(1)
-        made: Made = await self._pool.run("journal", work)
+        made: Made = await self._threads().run("journal", work)
         return made
 
     def close(self) -> None:
@@ -547,31 +545,25 @@ class Commits:
             if not cls._users:
                 cls._pool.close()
 
-    def _tried(self) -> StepEngineError | None:
+    def _threads(self) -> ThreadPool:
+        if not self._uses_pool:
+            self._uses_pool = True
+            self._count(1)
+        return self._pool
+
+    def _begin(self) -> None:
+        """Begin one commit for all who wait by now."""
+        batch, self._waiting = self._waiting, []
         try:
-            self._writer.commit()
-        except StepEngineError as error:
-            return error
-        return None
+            self._threads().begin("journal", self._writer.commit, lambda _, error: self._ended(batch, error))
+        except RuntimeError as error:  # the system gives no thread
+            self._ended(batch, error)
 
-    def _taken(self) -> list[asyncio.Future[None]]:
-        taken, self._waiting = self._waiting, []
-        return taken
-
-    async def _work(self) -> None:
-        batch: list[asyncio.Future[None]] = []
-        try:
-            while self._waiting:
-                batch = self._taken()
-                self._tell(batch, await self.apart(self._tried))
-        finally:
-            self._task = None
-            # The loop is being closed: nobody will hear any more.
-            for future in (*batch, *self._taken()):
-                future.cancel()
-
-    @staticmethod
-    def _tell(batch: list[asyncio.Future[None]], error: StepEngineError | None) -> None:
+    def _ended(self, batch: Sequence[asyncio.Future[None]], error: BaseException | None) -> None:
         for future in batch:
             if not future.done():
                 future.set_result(None) if error is None else future.set_exception(error)
+        if self._waiting:
+            self._begin()
+        else:
+            self._loop = None

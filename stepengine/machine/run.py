@@ -115,8 +115,10 @@ def parts_of(machine: Any) -> Iterator[Any]:
     while machine is not None:
         yield machine
         frame = getattr(machine, "gi_frame", None)
-        exchanges = frame is not None and frame.f_code is exchange.__code__
-        machine = frame.f_locals["flow"] if exchanges else getattr(machine, "gi_yieldfrom", None)
+        if frame is not None and frame.f_code is exchange.__code__:
+            machine = frame.f_locals["flow"]
+        else:
+            machine = getattr(machine, "gi_yieldfrom", None)
 
 
 def _until_end(run: RunState) -> Flow[_Ending]:

@@ -13,7 +13,7 @@ import os
 from array import array
 from bisect import bisect_right
 from collections import OrderedDict, deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Protocol, TypeAlias
 
@@ -126,32 +126,35 @@ class Curtain:
         self._flows: dict[str, tuple[Delta, Trickle]] = {}
         self._offer: tuple[Any, Any] = ((), ())
 
-    def through(self, event: Event) -> Iterator[Event]:
-        """Give what may be shown in place of *event*: what deltas held back of their run's path, then the event."""
-        if not isinstance(event, DELTAS):
-            yield from self._ended(event.path)
-            yield self._started(event) if type(event) is ModelStarted else KNOWN.frozen(event)
-            return
-        if type(event) is ToolInputDelta:
-            event = _named(event)
-        last, trickle = self._flows.get(event.path, (event, None))
-        if trickle is None or not _goes_on(last, event):
-            yield from self._ended(event.path)
+    def through(self, event: Event) -> Sequence[Event]:
+        """Return what may be shown in place of *event*: what deltas held back of their run's path, then the event."""
+        if isinstance(event, DELTAS):
+            return self._flowing(event)
+        clean = self._started(event) if type(event) is ModelStarted else KNOWN.frozen(event)
+        return (*self._ended(event.path), clean) if event.path in self._flows else (clean,)
+
+    def _flowing(self, delta: Delta) -> list[Event]:
+        shown: list[Event] = []
+        if type(delta) is ToolInputDelta:
+            delta = _named(delta)
+        last, trickle = self._flows.get(delta.path, (delta, None))
+        if trickle is None or not _goes_on(last, delta):
+            shown += self._ended(delta.path)
             trickle = Trickle(KNOWN)
-        self._flows[event.path] = event, trickle
-        text = trickle.feed(event.text)
+        self._flows[delta.path] = delta, trickle
+        text = trickle.feed(delta.text)
         if text:
-            yield event if text == event.text else attrs.evolve(event, text=text)
+            shown.append(delta if text == delta.text else attrs.evolve(delta, text=text))
+        return shown
 
-    def rest(self) -> Iterator[Event]:
-        """Give what is still held back."""
-        for path in list(self._flows):
-            yield from self._ended(path)
+    def rest(self) -> list[Event]:
+        """Return what is still held back."""
+        return [event for path in list(self._flows) for event in self._ended(path)]
 
-    def _ended(self, path: str) -> Iterator[Event]:
+    def _ended(self, path: str) -> Sequence[Event]:
         flow = self._flows.pop(path, None)
-        if flow is not None and (text := flow[1].rest()):
-            yield attrs.evolve(flow[0], text=text)
+        text = "" if flow is None else flow[1].rest()
+        return (attrs.evolve(flow[0], text=text),) if flow is not None and text else ()
 
     def _started(self, event: ModelStarted) -> ModelStarted:
         """Return *event*; the tools of its request, the same at every step, are looked at once."""

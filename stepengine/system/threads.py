@@ -14,7 +14,7 @@ import contextvars
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from stepengine.system.after_fork import renewed
 
@@ -31,6 +31,10 @@ class CancelSignal(Protocol):
 
     def is_set(self) -> bool:
         """Return whether the call should stop."""
+
+
+Told: TypeAlias = "Callable[[Any, BaseException | None], object]"
+"""Is given what a body returned, or what it raised."""
 
 
 class Settable(Protocol):
@@ -54,13 +58,17 @@ class _Job:
         "name",
         "outcome",
         "started",
+        "tells",
         "thread",
     )
 
-    def __init__(self, name: str, body: Callable[[], Any], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, name: str, body: Callable[[], Any], loop: asyncio.AbstractEventLoop, tells: Told | None = None
+    ) -> None:
         self.name = name
         self.body = body
         self.loop = loop
+        self.tells = tells
         self.context = contextvars.copy_context()
         self.future: asyncio.Future[Any] = loop.create_future()
         self.lock = threading.Lock()
@@ -79,7 +87,10 @@ class _Job:
             self.loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
-        if not self.future.done():
+        if self.tells is not None:
+            succeeded, value = self.outcome
+            self.tells(*((value, None) if succeeded else (None, value)))
+        elif not self.future.done():
             self.future.set_result(None)
 
 
@@ -145,6 +156,14 @@ class ThreadPool:
         if succeeded:
             return value
         raise value
+
+    def begin(self, name: str, body: Callable[[], Any], tells: Told) -> None:
+        """
+        Run *body* in a thread, and call *tells* in the event loop that runs now when it has ended.
+
+        For what nobody can cancel: it costs a third of the turns of the loop that ``run`` does.
+        """
+        self._submit(_Job(name, body, asyncio.get_running_loop(), tells))
 
     def _submit(self, job: _Job) -> None:
         with self._ready:
