@@ -29,9 +29,10 @@ class Budget:
         limits: The limits in force.
         reached: The first budget that was spent, of the run or of its tree; ``None`` while none is.
         steps_left: How many steps are left.
+        denied: How often calls were denied in a row, by the name of the tool; without those of which one was not, since.
     """
 
-    __slots__ = ("_actions", "_agent_id", "_denials", "_denied_in_row", "limits", "reached", "steps_left")
+    __slots__ = ("_actions", "_agent_id", "_denials", "denied", "limits", "reached", "steps_left")
 
     def __init__(self, limits: Limits, agent_id: str) -> None:
         """Begin with all that *limits* allow the agent *agent_id*, which messages name."""
@@ -40,7 +41,7 @@ class Budget:
         self.steps_left = limits.max_steps or 0
         self._agent_id = agent_id
         self._actions = self._denials = 0
-        self._denied_in_row: dict[str, int] = {}
+        self.denied: dict[str, int] = {}
 
     def reach(self, error: LimitExceeded) -> LimitExceeded:
         """Note that a budget is spent; return the first one that was."""
@@ -81,7 +82,7 @@ class Budget:
     def deny(self, tool_name: str) -> int:
         """Count a denied call; return how many calls of its tool in a row that makes. Too many of all end the run."""
         self._denials += 1
-        row = self._denied_in_row[tool_name] = self._denied_in_row.get(tool_name, 0) + 1
+        row = self.denied[tool_name] = self.denied.get(tool_name, 0) + 1
         most = self.limits.max_denials
         if most is not None and self._denials >= most:
             msg = (
@@ -94,5 +95,4 @@ class Budget:
 
     def allow(self, tool_name: str) -> None:
         """Take note that a call of a tool was not denied."""
-        if self._denied_in_row:
-            self._denied_in_row.pop(tool_name, None)
+        self.denied.pop(tool_name, None)

@@ -555,7 +555,8 @@ class Call(Member):
         run, asked, validated, binding = self.run, self.asked, self._validated, self.binding
         assert binding is not None and validated is not None  # noqa: S101, PT018
         self._started = run.now
-        run.budget.allow(binding.spec.name)
+        if run.budget.denied:
+            run.budget.allow(binding.spec.name)
         match binding.runs:
             case Ordinary():
                 self.handed_out = (self._call_tool(validated),)

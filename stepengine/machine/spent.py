@@ -27,6 +27,7 @@ class Spent:
         children: The children, in the order in which they ended.
         cost: What the run and its children cost in US dollars; ``None`` when a part is unknown.
         credits_used: The credits that they used.
+        entries: How often something was added.
     """
 
     __slots__ = (
@@ -34,11 +35,11 @@ class Spent:
         "_children",
         "_own_cost",
         "_own_credits",
-        "_run_ids",
         "_usage",
         "children",
         "cost",
         "credits_used",
+        "entries",
     )
 
     def __init__(self) -> None:
@@ -50,10 +51,11 @@ class Spent:
         self.credits_used: float = 0
         self.children: list[ChildResult[Any]] = []
         self._children = NOTHING
-        self._run_ids: tuple[str, ...] | None = ()
+        self.entries = 0
 
     def count(self, model: str, usage: Usage | None, cost: Decimal | None, requests: int) -> None:
         """Add what one attempt of a model call used; *requests* is 1 when it gave a reply, else 0."""
+        self.entries += 1
         self._usage = None
         tally = self._by_model.get(model)
         if tally is None:
@@ -68,14 +70,16 @@ class Spent:
 
     def count_credits(self, credits_used: float) -> None:
         """Add credits that a tool reported."""
+        self.entries += 1
         self._own_credits += credits_used
         self.credits_used = self._own_credits + self._children.credits_used
 
     def count_child(self, child: ChildResult[Any]) -> None:
         """Add a child and what it spent; what an inline one leaves is none of the record."""
+        self.entries += 1
         self.children.append(child if child.left is None else attrs.evolve(child, left=None))
         others = self._children = self._children + child.spending
-        self._usage = self._run_ids = None
+        self._usage = None
         self.cost = add_cost(self._own_cost, others.cost)
         self.credits_used = self._own_credits + others.credits_used
 
@@ -83,12 +87,6 @@ class Spent:
         """Add the child whose end a stop reports, if it is one's."""
         if stop.child is not None:
             self.count_child(stop.child)
-
-    def child_run_ids(self) -> tuple[str, ...]:
-        """Return the ids of the children that ran."""
-        if self._run_ids is None:
-            self._run_ids = tuple([c.run_id for c in self.children if c.run_id])
-        return self._run_ids
 
     def usage(self) -> Usage:
         """Return the tokens that the run and its children used."""

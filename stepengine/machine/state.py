@@ -96,6 +96,7 @@ class RunState:
 
     __slots__ = (
         "_context",
+        "_entries",
         "_frozen",
         "_overflow",
         "_question_keys",
@@ -179,6 +180,7 @@ class RunState:
         self.coming_call_id = self.call_ids.coming
         self.step_index = self.step = state.step_index
         self._frozen: AgentState | None = None
+        self._entries = 0
 
     # --- what others are shown --------------------------------------------------------------------------------------
 
@@ -193,9 +195,10 @@ class RunState:
         if known is not None and known.message_history is history.record and self._is_still(known):
             return known
         spent = self.spent
+        self._entries = spent.entries
         self._frozen = value = state_now(
             self._start,
-            spent.child_run_ids(),
+            tuple([c.run_id for c in spent.children if c.run_id]) if spent.children else (),
             history.record,
             history.view,
             self.system_prompt,
@@ -214,13 +217,9 @@ class RunState:
 
     def _is_still(self, known: AgentState) -> bool:
         """Return whether a state holds what the run does; an id that was only given to a call makes no other state."""
-        spent = self.spent
         return (
             known.view is self.history.view
-            and known.usage is spent.usage()
-            and known.cost is spent.cost
-            and known.credits_used == spent.credits_used
-            and known.child_run_ids is spent.child_run_ids()
+            and self._entries == self.spent.entries
             and known.steps_remaining == self.budget.steps_left
             and known.step_index == self.step_index
             and known.output is self.output.value

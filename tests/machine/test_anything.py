@@ -255,7 +255,7 @@ def test_any_handler_in_any_world_ends_well(program, given_world, points):
         assert earlier.next_call <= later.next_call
 
 
-@settings(max_examples=60)
+@settings(max_examples=150)
 @given(programs, worlds, hook_points)
 def test_the_state_that_anybody_is_shown_is_that_of_the_moment(program, given_world, points):
     """A state is made anew when anything that it holds has changed, whoever of the run's parts changed it."""
