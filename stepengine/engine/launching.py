@@ -208,7 +208,7 @@ class Launcher:
                 request,
                 prepare=partial(session.start, limits=request.limits, models=self.agent_models),
                 wrap=session.wrap,
-                shows=session.shows,
+                shows=session.mode.news(session.past),
                 recorded=recorded,
                 into=into,
             )
@@ -216,7 +216,7 @@ class Launcher:
             session.close()
             raise
         live.session = session
-        live.tree.hub.resumed = session.is_resumed
+        live.tree.hub.resumed = session.mode.resumes
         return live
 
     def ready(
