@@ -4,12 +4,13 @@ Counts what one step walks through: calls of Python functions, and the files tha
 A count tells what a time on a busy machine does not: whether a change made the way longer. It is the same on every machine, so
 a test holds it. Counted are the functions of the package and those that are generated for it, each resumption of a generator as
 one call; not the event loop, not what other threads do, such as writing to the disk. With a NAME, all functions of that walk
-are listed.
+are listed; ``--json`` prints the calls and files of all walks.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -29,7 +30,7 @@ from stepengine.redaction import GIVEN
 
 STEPS = 20
 PACKAGE = str(Path(stepengine.__file__).parent)
-GENERATED = ("<attrs generated methods stepengine", "<string>")
+GENERATED = ("<attrs generated methods stepengine", "<stepengine generated ", "<string>")
 Calls = Counter[tuple[str, str]]
 """How often each function was called, by file and qualified name."""
 
@@ -155,7 +156,10 @@ def walked(name: str) -> Walk:
 
 
 def main() -> None:
-    """Print all walks by file, or one by function."""
+    """Print all walks by file, or as JSON, or one by function."""
+    if sys.argv[1:] == ["--json"]:
+        print(json.dumps({name: [walk.calls, len(walk.files)] for name in WALKS if (walk := walked(name))}))
+        return
     if sys.argv[1:]:
         for (file, function), count in sorted(walked(sys.argv[1]).functions.items(), key=lambda pair: -pair[1]):
             print(f"{count:7.1f}  {file}: {function}")

@@ -3,7 +3,7 @@
 How Sphinx makes the site: ``python -m sphinx -W -n --keep-going docs site``. Nothing is fetched.
 
 Pages are MyST Markdown and are read without the site, too. A fenced block ``{names} MODULE`` becomes the reference of every
-public name of that module, from docstrings.
+public name of that module, from docstrings; below each row of the specification stand the tests that hold it.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from stepengine.data.names import ToolName
 from stepengine.tools.names import BUNDLED
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))  # for `tests.spec_rows`: the one reader of the specification
 PROJECT = tomllib.loads((HERE.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 NAMES = re.compile(r"^```\{names\} ([\w.]+)\n```$", re.MULTILINE)
 
@@ -100,6 +101,14 @@ def put_names(_app: Any, _page: str, source: list[str]) -> None:
     source[0] = NAMES.sub(block, source[0])
 
 
+def put_tests(_app: Any, page: str, source: list[str]) -> None:
+    """Put below each row of the specification the tests that hold it, as their marks say."""
+    spec_rows = import_module("tests.spec_rows")
+    folder, _, name = page.rpartition("/")
+    if folder == "spec" and name in spec_rows.PAGES:
+        source[0] = spec_rows.with_tests(name, source[0])
+
+
 def keep_sentence(_app: Any, what: str, *rest: Any) -> None:
     """Keep the colon in the first line of a property from being read as the end of a type."""
     lines: list[str] = rest[-1]
@@ -140,6 +149,7 @@ def as_text(found: re.Match[str]) -> str:
 def setup(app: Any) -> None:
     """Register what this file adds to Sphinx."""
     app.connect("source-read", put_names)
+    app.connect("source-read", put_tests)
     app.connect("autodoc-process-docstring", keep_sentence, priority=400)
     app.connect("autodoc-process-signature", without_noise)
     app.connect("build-finished", copy_pages)

@@ -66,12 +66,12 @@ class StepEngineError(Exception):
     def __hash__(self) -> int:
         return hash((type(self), self.message))
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         fields = {f: getattr(self, f) for f in (*self.fields, *self.transient)}
         return _rebuild, (type(self), self.message, fields, self.where)
 
 
-def _rebuild(kind: type[StepEngineError], message: str, fields: dict[str, Any], where: str = "") -> StepEngineError:
+def _rebuild(kind: type[StepEngineError], message: str, fields: dict[str, object], where: str = "") -> StepEngineError:
     made = kind(message, **fields)
     made.where = where or made.where
     return made
@@ -324,7 +324,7 @@ class LimitReached(BaseException):
         super().__init__(error.message)
         self.error = error
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return LimitReached, (self.error,)
 
 

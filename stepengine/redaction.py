@@ -1,5 +1,5 @@
 """
-What is secret, and taking it out of whatever is written (replay K, reliability R11, SC03, SC07, SC10).
+What is secret, and taking it out of whatever is written.
 
 One list and one redactor: journals, logs, errors, events, cassettes and ``scan`` all ask here. Two kinds of rules: *known*
 values are replaced wherever they appear, in plain, quoted, escaped and base64 form; *shapes* are texts that look like
@@ -58,7 +58,7 @@ __all__ = (
 )
 
 Redact: TypeAlias = Literal["known", "all", "off"]
-"""``"known"`` replaces known values only, ``"all"`` shapes and telling members too, ``"off"`` nothing (replay K13)."""
+"""``"known"`` replaces known values only, ``"all"`` shapes and telling members too, ``"off"`` nothing."""
 
 # --- names of secrets: one list for each kind of place -----------------------------------------------------------------
 
@@ -108,10 +108,16 @@ SHAPES = (
     ("provider-key", rf"{_BEFORE}[spr]k-(?=[A-Za-z_-]*[0-9])[A-Za-z0-9_-]{{16,}}{_AFTER}"),
     ("groq-key", rf"{_BEFORE}gsk_[A-Za-z0-9]{{20,}}{_AFTER}"),
     ("xai-key", rf"{_BEFORE}xai-[A-Za-z0-9]{{20,}}{_AFTER}"),
+    ("cerebras-key", rf"{_BEFORE}csk-[A-Za-z0-9]{{20,}}{_AFTER}"),
+    ("fireworks-key", rf"{_BEFORE}fw_[A-Za-z0-9]{{20,}}{_AFTER}"),
+    ("huggingface-token", rf"{_BEFORE}hf_[A-Za-z0-9]{{20,}}{_AFTER}"),
+    ("nvidia-key", rf"{_BEFORE}nvapi-[A-Za-z0-9_-]{{20,}}{_AFTER}"),
+    ("perplexity-key", rf"{_BEFORE}pplx-[A-Za-z0-9]{{20,}}{_AFTER}"),
+    ("replicate-token", rf"{_BEFORE}r8_[A-Za-z0-9]{{20,}}{_AFTER}"),
     ("google-key", rf"{_BEFORE}AIza[A-Za-z0-9_-]{{35}}{_AFTER}"),
     ("github-token", rf"{_BEFORE}(?:gh[pousr]_[A-Za-z0-9]{{36}}|github_pat_[A-Za-z0-9_]{{22,}}){_AFTER}"),
     ("slack-token", rf"{_BEFORE}xox[abprs]-[A-Za-z0-9-]{{10,}}{_AFTER}"),
-    ("aws-key", rf"{_BEFORE}AKIA[A-Z0-9]{{16}}{_AFTER}"),
+    ("aws-key", rf"{_BEFORE}A(?:KI|SI)A[A-Z0-9]{{16}}{_AFTER}"),
     ("jwt", rf"{_BEFORE}eyJ[A-Za-z0-9_-]{{8,}}\.eyJ[A-Za-z0-9_-]{{8,}}(?:\.[A-Za-z0-9_-]*)?"),
     ("bearer", r"(?i:bearer) +[A-Za-z0-9._~+/=-]{20,}"),
 )
@@ -121,8 +127,8 @@ PEM_BEGIN = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----")
 PEM_END = re.compile(r"-----END [A-Z ]*PRIVATE KEY-----")
 # Cheap substring tests: most texts hold none of these, and are not looked into at all.
 SHAPE_HINTS = (
-    "sk-", "pk-", "rk-", "gsk_", "xai-", "AIza", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "xox", "AKIA",
-    "eyJ", "-----BEGIN", "earer ", "EARER ",
+    "sk-", "pk-", "rk-", "gsk_", "xai-", "AIza", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "xox", "AKIA", "ASIA",
+    "fw_", "hf_", "nvapi-", "pplx-", "r8_", "eyJ", "-----BEGIN", "earer ", "EARER ",
 )  # fmt: skip
 # A pattern that ignores case takes a hundred times as long over a long text as these take together; what has several
 # spellings is looked for only when its last word is there.
@@ -233,7 +239,7 @@ class RedactValue:
     name: str = "value"
 
     def __attrs_post_init__(self) -> None:
-        text: Any = self.text
+        text: object = self.text
         if not isinstance(text, str) or not text:
             msg = "the text of a RedactValue is a string that is not empty"
             raise DataError(msg)
@@ -339,7 +345,7 @@ NO_RULES = Rules()
 
 
 def known_in(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the values of variables that are named like secrets, each with its variable's name (replay K6)."""
+    """Return the values of variables that are named like secrets, each with its variable's name."""
     return {v: n for n, v in environment.items() if n.upper().endswith(SECRET_SUFFIXES) and len(v) >= MIN_KNOWN}
 
 
@@ -443,11 +449,11 @@ def redactor_for(
     Return the redactor of a journal.
 
     Args:
-        redact: Which rules hold; a list of rules of your own holds beside those of ``"all"`` (replay K10).
+        redact: Which rules hold; a list of rules of your own holds beside those of ``"all"``.
         environment: Whose variables that are named like secrets are known.
         secrets: Further known values, each with the name that stands for it.
-        allow_secrets: Hashes of values that look like secrets and are none (replay K9).
-        machine: Texts that tell of this machine, each with its placeholder (replay K7); none by default.
+        allow_secrets: Hashes of values that look like secrets and are none.
+        machine: Texts that tell of this machine, each with its placeholder; none by default.
 
     Raises:
         DataError: when *redact* is neither one of the three words nor a list of rules.
@@ -615,7 +621,7 @@ class Redactor:
 
     def _abridged(self, text: str) -> Iterator[Span]:
         """
-        Give the known values that are shown with the middle left out, as providers do: ``sk-...abcd`` (SC03).
+        Give the known values that are shown with the middle left out, as providers do: ``sk-...abcd`` (reliability:SC03).
 
         Each mask is looked at once, with what stands directly before it, and the last place of an ending once for each run
         of characters that may follow a mask.
@@ -674,7 +680,7 @@ class Redactor:
             value = _without_field(value, steps)
         return _asked(self.rules.functions, self._walk(value, 0))
 
-    def seen(self, value: Any) -> Any:
+    def seen(self, value: object) -> Any:
         """Return *value* as a run may see it: without secrets, but with what tells of the machine it runs on."""
         return self._within.value(value)
 
@@ -694,7 +700,7 @@ class Redactor:
         clean = self._walk(tree, level) if level else self.value(tree)
         return text if clean == tree else json.dumps(clean, ensure_ascii=False, separators=(",", ":"))
 
-    def member(self, name: str, value: Any, level: int = 0) -> Any:
+    def member(self, name: str, value: object, level: int = 0) -> Any:
         """Return the value of the member *name*, replaced when the name tells that it is secret."""
         return f"<redacted:{name}>" if self._telling(name, value) else self._walk(value, level)
 
@@ -750,7 +756,7 @@ class Redactor:
             self._clean.add(text)
         return text
 
-    def findings(self, value: Any, place: str = "") -> Iterator[tuple[str, str]]:
+    def findings(self, value: object, place: str = "") -> Iterator[tuple[str, str]]:
         """Give the JSON pointer and the rule of each secret that is in a JSON value."""
         if isinstance(value, Mapping):
             for key, member in value.items():
@@ -765,7 +771,7 @@ class Redactor:
         elif isinstance(value, str):
             yield from ((place, rule) for rule in self.secrets(value).values())
 
-    def refuse(self, value: Any, where: str) -> None:
+    def refuse(self, value: object, where: str) -> None:
         """
         Raise unless *value* is free of secrets.
 
@@ -779,7 +785,7 @@ class Redactor:
             )
             raise SecretFound(msg, path=place or "/", rule=rule)
 
-    def _walk(self, value: Any, level: int) -> Any:
+    def _walk(self, value: object, level: int) -> object:
         if isinstance(value, Mapping):
             return {self.text(k): self.member(k, v, level) for k, v in value.items()}
         if isinstance(value, list | tuple):
@@ -789,7 +795,7 @@ class Redactor:
         nested = level < NESTED_JSON and value[:1] in ("{", "[")
         return self.json_text(value, level + 1) if nested else self.text(value)
 
-    def _telling(self, name: str, value: Any) -> bool:
+    def _telling(self, name: str, value: object) -> bool:
         if not self.shapes or not isinstance(value, str) or not value or value.startswith("<redacted:"):
             return False
         if re.sub(r"[-_]", "", name).lower() not in SECRET_MEMBERS:
@@ -892,12 +898,12 @@ def _machine_pattern(machine: Mapping[str, str]) -> re.Pattern[str] | None:
     return re.compile(rf"(?<![\w.-])(?:{texts})(?![\w-]|\.\w)") if texts else None
 
 
-def _without_field(value: Any, steps: tuple[str, ...], begun: Iterable[tuple[str, ...]] = ()) -> Any:
+def _without_field(value: object, steps: tuple[str, ...], begun: Iterable[tuple[str, ...]] = ()) -> object:
     """Return *value* with a placeholder at each place that *steps* lead to; *begun* are the ends of those under way."""
     if not isinstance(value, Mapping | list | tuple):
         return value
     members = value.items() if isinstance(value, Mapping) else enumerate(value)
-    made: dict[Any, Any] = {}
+    made: dict[Any, object] = {}
     for key, member in members:
         left = {end[1:] for end in (steps, *begun) if end[0] in ("*", str(key))}
         made[key] = f"<redacted:{steps[-1]}>" if () in left else _without_field(member, steps, left)
@@ -945,7 +951,7 @@ def _may_tell(text: str) -> bool:
     )
 
 
-def json_in(text: str) -> Any:
+def json_in(text: str) -> object:
     """
     Return the JSON object or array that *text* holds, else the text.
 
@@ -960,7 +966,7 @@ def json_in(text: str) -> Any:
     return text if _is_deep(text, tree) else tree
 
 
-def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _once_each(pairs: list[tuple[str, object]]) -> dict[str, object]:
     made = dict(pairs)
     if len(made) != len(pairs):
         msg = "a name stands twice in an object, and one of its values would be lost"
@@ -980,7 +986,7 @@ def _is_deep(text: str, tree: Any) -> bool:
     return True
 
 
-def _strings(value: Any) -> Iterator[str]:
+def _strings(value: object) -> Iterator[str]:
     if isinstance(value, Mapping):
         for key, member in value.items():
             yield key

@@ -117,16 +117,21 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(10_000, 20, 50)
 
 
+def place_of(item: pytest.Item) -> str:
+    file, line, _ = item.location
+    return f"{file}:{(line or 0) + 1}: {item.name}"
+
+
 def marker_errors(item: pytest.Item) -> Iterator[str]:
     for marker in item.iter_markers("spec"):
         if not marker.args or marker.kwargs:
-            yield f"{item.nodeid}: spec takes one or more rows, such as spec('reliability:MP12')"
+            yield f"{place_of(item)}: spec takes one or more rows, such as spec('reliability:MP12')"
         for row in marker.args:
             if not isinstance(row, str) or row not in SPEC_ROWS:
-                yield f"{item.nodeid}: the specification has no row {row!r}; tests/spec_rows.txt lists those that it has, as 'page:ID'"
+                yield f"{place_of(item)}: the specification has no row {row!r}; docs/spec has them, to be cited as 'page:ID'"
     for marker in item.iter_markers("leaks_allowed"):
         if not (marker.args or marker.kwargs.get("reason")):
-            yield f"{item.nodeid}: leaks_allowed needs a reason"
+            yield f"{place_of(item)}: leaks_allowed needs a reason"
 
 
 # --- what is told ---------------------------------------------------------------------------------------------------

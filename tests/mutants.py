@@ -25,7 +25,7 @@ from typing import Literal
 
 import attrs
 
-from tests.random_mutants import FLOORS, Fault, drawn, near, wider
+from tests.random_mutants import FLOORS, drawn
 
 ROOT = Path(__file__).resolve().parent.parent
 LEFT_OUT = shutil.ignore_patterns(
@@ -211,8 +211,8 @@ MUTANTS = (
     Mutant(
         "lines of a handler are not logged",
         "stepengine/runtime/hub.py",
-        "    LogLine: Hub._log_line,  # noqa: SLF001\n",
-        "",
+        "                self.log(event, event.data, step=event.step)\n",
+        "                pass\n",
         HUB,
     ),
     # --- context ----------------------------------------------------------------------------------------------------
@@ -839,53 +839,6 @@ def run(mutants: Sequence[Mutant], jobs: int) -> list[Outcome]:
     return outcomes
 
 
-def run_random(faults: Sequence[Fault], jobs: int) -> int:
-    """Try faults that were drawn: before the tests next to each, and what passes those before the tests of its floors."""
-    steps = [
-        (fault, Mutant(fault.name, fault.file, _text_of(fault), fault.source, near(fault) or wider(fault)))
-        for fault in faults
-    ]
-    survived: list[Fault] = []
-    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        free: queue.SimpleQueue[Path] = queue.SimpleQueue()
-        for root in copies(Path(folder), jobs):
-            free.put(root)
-
-        def one(fault: Fault, mutant: Mutant) -> tuple[Fault, Outcome]:
-            root = free.get()
-            try:
-                outcome = tried(mutant, root)
-                return fault, outcome if outcome.verdict == "caught" else tried(
-                    attrs.evolve(mutant, tests=wider(fault)), root
-                )
-            finally:
-                free.put(root)
-
-        with ThreadPoolExecutor(jobs) as pool:
-            for number, done in enumerate(as_completed([pool.submit(one, *step) for step in steps]), start=1):
-                fault, outcome = done.result()
-                # What cannot even be imported, or never ends, is noticed by whoever runs it.
-                is_caught = outcome.verdict != "SURVIVED"
-                survived += [] if is_caught else [fault]
-                word = "caught" if is_caught else "SURVIVED"
-                print(
-                    f"{number:3}/{len(steps)} {word:8} {outcome.seconds:5.1f} s  {fault.name} (line {fault.line})",
-                    flush=True,
-                )
-    for floor in sorted({fault.file.split("/")[1] for fault in faults}):
-        of_floor = [fault for fault in faults if fault.file.split("/")[1] == floor]
-        lost = [fault for fault in survived if fault in of_floor]
-        print(f"{floor}: {len(of_floor) - len(lost)} of {len(of_floor)} caught")
-    print(
-        f"{len(faults) - len(survived)} of {len(faults)} caught, {100 * (1 - len(survived) / max(1, len(faults))):.1f} %"
-    )
-    return int(bool(survived))
-
-
-def _text_of(fault: Fault) -> str:
-    return (ROOT / fault.file).read_text()
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__.strip().partition("\n")[0])
     parser.add_argument("words", nargs="*", help="only mutants whose name or file contains one of these")
@@ -896,13 +849,23 @@ def main() -> int:
     parser.add_argument(
         "--floor", action="append", help="draw from this floor only, such as machine; may be given again"
     )
+    parser.add_argument("--results", type=Path, help="append the outcomes of drawn faults, and skip what was caught")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=SECONDS,
+        help="after which a drawn fault counts as caught (default: %(default)s)",
+    )
     asked = parser.parse_args()
     if asked.random:
         faults = drawn(asked.random, asked.seed, tuple(asked.floor or FLOORS))
         if asked.list:
             print("\n".join([f"{fault.name} (line {fault.line})" for fault in faults]))
             return 0
-        return run_random(faults, max(1, asked.jobs))
+        from tests.random_runs import run_random  # needs coverage, which planting needs not
+
+        results = asked.results and asked.results.resolve()
+        return run_random(faults, seed=asked.seed, jobs=max(1, asked.jobs), results=results, seconds=asked.seconds)
     mutants = [m for m in MUTANTS if not asked.words or any(w in m.name or w in m.file for w in asked.words)]
     if asked.list:
         problems = [mutant.problem() for mutant in mutants]

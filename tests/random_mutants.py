@@ -1,16 +1,19 @@
 """
 Faults that nobody chose: made from the syntax tree, so that what the tests miss is not what their authors forgot to plant.
 
-``python -m tests.mutants --random 100 --seed 7 --floor machine`` draws them. The same seed gives the same faults for the same
-code. A mutant goes first before the tests that name its module, then before those of its floor and of the floors above that
-use it; one that passes all of them has survived.
+``python -m tests.mutants --random 100 --seed 7 --floor machine`` draws them; ``tests/random_runs.py`` tries them. Each is
+known by its text, not by its line, and is drawn by the hash of that: the same seed draws the same faults when code elsewhere
+has changed.
 """
 
 from __future__ import annotations
 
 import ast
-import random
+import hashlib
 import re
+import sys
+import tomllib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -22,28 +25,33 @@ PACKAGE = ROOT / "stepengine"
 FLOORS = ("machine", "runtime", "engine", "journal", "permissions", "models", "sessions", "durable")
 """The floors that are drawn from when none is named."""
 WIDER: Mapping[str, tuple[str, ...]] = {
-    "context": ("tests/context",),
     "data": ("tests/data", "tests/machine"),
-    "durable": ("tests/durable",),
-    "engine": ("tests/engine", "tests/runtime", "tests/sessions"),
-    "journal": ("tests/journal", "tests/testing", "tests/judging"),
+    "engine": ("tests/engine", "tests/sessions"),
     "machine": ("tests/machine", "tests/engine", "tests/testing"),
-    "models": ("tests/models",),
-    "permissions": ("tests/permissions", "tests/engine"),
-    "runtime": ("tests/runtime", "tests/engine", "tests/machine"),
-    "sessions": ("tests/sessions", "tests/engine"),
+    "models": ("tests/models", "tests/faults"),
+    "permissions": ("tests/permissions", "tests/engine/test_permissions.py"),
+    "runtime": ("tests/runtime", "tests/engine"),
+    "sessions": ("tests/sessions", "tests/engine/test_sessions.py"),
     "tools": ("tests/tools", "tests/permissions"),
 }
-"""The tests that a mutant of a floor must pass to have survived."""
-OPPOSITE: Mapping[type[ast.cmpop], str] = {
-    ast.Eq: "!=", ast.NotEq: "==", ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Is: "is not", ast.IsNot: "is",
-    ast.In: "not in", ast.NotIn: "in",
+"""The tests that know a floor, where those are not only its own."""
+OPPOSITE: Mapping[type[ast.cmpop], tuple[str, str]] = {
+    ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="), ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="),
+    ast.GtE: (">=", ">"), ast.Is: (r"\bis\b", "is not"), ast.IsNot: (r"\bis\s+not\b", "is"), ast.In: (r"\bin\b", "not in"),
+    ast.NotIn: (r"\bnot\s+in\b", "in"),
 }  # fmt: skip
+"""What an operator looks like, and what stands there instead."""
 DROPPED = (ast.Expr, ast.Assign, ast.AugAssign, ast.Raise, ast.Delete)
-NEAR_FILES = 12
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+UNREACHABLE = "assert_never("
+NEAR_FILES = 6
+SHOWN = 240
 
-EQUIVALENT: Mapping[str, str] = {}
-"""Mutants that change nothing that anybody can see, by ``file:function: kind: text``, each with the reason."""
+EQUIVALENT: Mapping[str, str] = tomllib.loads((ROOT / "tests" / "equivalent_mutants.toml").read_text(encoding="utf-8"))
+"""Mutants that change nothing that anybody can see, by their names, each with the reason."""
+
+Change = tuple[tuple[int, int], str]
+"""Where bytes are replaced, from and to, and the text that stands there instead."""
 
 
 @attrs.frozen
@@ -53,24 +61,44 @@ class Fault:
 
     Attributes:
         file: The file, from the top of the checkout.
-        function: The function that it is in.
         line: Where, from 1.
-        kind: What kind of fault it is.
-        text: What stands there, on one line.
-        source: The whole file with the fault.
+        function: The function that it is in, with its class.
+        name: File, function, kind of fault, the line before and after: a list of equivalent ones finds it again when lines
+            have moved.
+        changes: What is replaced.
+        sound: The whole file without the fault.
     """
 
     file: str
-    function: str
     line: int
-    kind: str
-    text: str
-    source: str
+    function: str
+    name: str
+    changes: tuple[Change, ...]
+    sound: bytes = attrs.field(repr=False)
 
     @property
-    def name(self) -> str:
-        """What it is, so that a list of equivalent ones finds it again when lines have moved."""
-        return f"{self.file}:{self.function}: {self.kind}: {self.text}"
+    def floor(self) -> str:
+        return self.file.split("/")[1].removesuffix(".py")
+
+    @property
+    def source(self) -> str:
+        """The whole file with the fault."""
+        return _changed(self.sound, self.changes).decode()
+
+    @property
+    def is_program(self) -> bool:
+        """Whether Python can read the file with the fault."""
+        try:
+            compile(self.source, self.file, "exec", dont_inherit=True)
+        except SyntaxError:
+            return False
+        return True
+
+
+def _changed(data: bytes, changes: tuple[Change, ...]) -> bytes:
+    for (first, last), new in sorted(changes, reverse=True):
+        data = data[:first] + new.encode() + data[last:]
+    return data
 
 
 class _Source:
@@ -82,6 +110,7 @@ class _Source:
         self._starts = [0]
         for line in self.data.splitlines(keepends=True):
             self._starts.append(self._starts[-1] + len(line))
+        self._names: Counter[str] = Counter()
 
     def span(self, node: ast.AST) -> tuple[int, int]:
         first, last = self._starts[node.lineno - 1], self._starts[node.end_lineno - 1]  # type: ignore[attr-defined]
@@ -91,40 +120,56 @@ class _Source:
         first, last = self.span(node)
         return self.data[first:last].decode()
 
-    def between(self, left: ast.AST, right: ast.AST) -> tuple[int, int]:
-        return self.span(left)[1], self.span(right)[0]
+    def operator(self, left: ast.AST, right: ast.AST, old: str, new: str) -> Change:
+        """Return the change of the operator that stands between two operands, brackets left as they are."""
+        first, last = self.span(left)[1], self.span(right)[0]
+        return (first, last), re.sub(old, new, self.data[first:last].decode(), count=1)
 
-    def fault(self, function: str, node: ast.AST, kind: str, *changes: tuple[tuple[int, int], str]) -> Fault | None:
-        """Return the fault that puts other text into places; ``None`` when that is no program any more."""
-        data = self.data
-        for (first, last), new in sorted(changes, reverse=True):
-            data = data[:first] + new.encode() + data[last:]
-        try:
-            tree = ast.parse(data)
-        except SyntaxError:
+    def fault(self, function: str, kind: str, *changes: Change) -> Fault | None:
+        """Return the fault that puts other text into places; ``None`` when that changes nothing."""
+        if all(self.data[first:last] == new.encode() for (first, last), new in changes):
             return None
-        if ast.dump(tree) == ast.dump(ast.parse(self.data)):
-            return None
-        shown = " ".join(self.text(node).split())[:100]
-        return Fault(self.file, function, node.lineno, kind, shown, data.decode())  # type: ignore[attr-defined]
+        first, last = min(where[0] for where, _ in changes), max(where[1] for where, _ in changes)
+        line = self.data.count(b"\n", 0, first) + 1
+        start, end = self._starts[line - 1], self.data.find(b"\n", last)
+        moved = tuple(((where[0] - start, where[1] - start), new) for where, new in changes)
+        before = self.data[start:end]
+        shown = [" ".join(text.decode().split())[:SHOWN] for text in (before, _changed(before, moved))]
+        name = f"{self.file}:{function}: {kind}: {shown[0]} -> {shown[1]}"
+        self._names[name] += 1
+        if self._names[name] > 1:
+            name = f"{name} #{self._names[name]}"
+        return Fault(self.file, line, function, name, changes, self.data)
 
 
 def faults_of(path: Path) -> Iterator[Fault]:
-    """Yield every fault that can be planted in the functions of a file."""
+    """Yield every fault that can be planted in the functions of a file; some are no program any more."""
     source = _Source(path)
-    tree = ast.parse(source.data)
-    for function in ast.walk(tree):
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) and not _is_stub(function):
-            inner = {
-                id(n)
-                for f in ast.walk(function)
-                if f is not function and isinstance(f, ast.FunctionDef | ast.AsyncFunctionDef)
-                for n in ast.walk(f)
-            }
+    for name, function in _functions(ast.parse(source.data), ""):
+        if not _is_stub(function):
             for statement in function.body:
-                for node in ast.walk(statement):
-                    if id(node) not in inner:
-                        yield from filter(None, _at(source, function.name, node))
+                for node in _own(statement):
+                    yield from filter(None, _at(source, name, node))
+
+
+def _functions(node: ast.AST, within: str) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    for child in ast.iter_child_nodes(node):
+        is_named = isinstance(child, (*FUNCTIONS, ast.ClassDef))
+        name = f"{within}.{child.name}".lstrip(".") if is_named else within  # type: ignore[attr-defined]
+        if isinstance(child, FUNCTIONS):
+            yield name, child
+        yield from _functions(child, name)
+
+
+def _own(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield a node and what is in it, functions in it left out: they come by themselves."""
+    if isinstance(node, FUNCTIONS):
+        return
+    yield node
+    if isinstance(node, ast.JoinedStr) and sys.version_info < (3, 12):
+        return  # Where an expression in a text stands, older Pythons do not know.
+    for child in ast.iter_child_nodes(node):
+        yield from _own(child)
 
 
 def _is_stub(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
@@ -135,41 +180,50 @@ def _is_stub(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 def _at(source: _Source, function: str, node: ast.AST) -> Iterator[Fault | None]:
     match node:
         case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in OPPOSITE:
-            yield source.fault(function, node, "comparison", (source.between(left, right), f" {OPPOSITE[type(op)]} "))
+            yield source.fault(function, "comparison", source.operator(left, right, *OPPOSITE[type(op)]))
         case ast.BoolOp(op=op, values=[first, second, *_]):
-            word = " or " if isinstance(op, ast.And) else " and "
-            yield source.fault(function, node, "boolean", (source.between(first, second), word))
+            old, new = ("and", "or") if isinstance(op, ast.And) else ("or", "and")
+            yield source.fault(function, "boolean", source.operator(first, second, rf"\b{old}\b", new))
         case ast.UnaryOp(op=ast.Not(), operand=operand):
-            yield source.fault(function, node, "boolean", (source.span(node), f"({source.text(operand)})"))
+            yield source.fault(function, "boolean", (source.span(node), f"({source.text(operand)})"))
         case ast.Constant(value=bool() as value):
-            yield source.fault(function, node, "boolean", (source.span(node), str(not value)))
+            yield source.fault(function, "boolean", (source.span(node), str(not value)))
         case ast.Constant(value=int() as value):
-            yield source.fault(function, node, "off by one", (source.span(node), str(value + 1)))
+            yield source.fault(function, "off by one", (source.span(node), str(value + 1)))
         case ast.Call(args=[first, second, *_]) if not isinstance(first, ast.Starred) and not isinstance(
             second, ast.Starred
         ):
             swapped = ((source.span(first), source.text(second)), (source.span(second), source.text(first)))
-            yield source.fault(function, node, "swapped arguments", *swapped)
+            yield source.fault(function, "swapped arguments", *swapped)
         case ast.If(test=test):
-            yield source.fault(function, test, "guard", (source.span(test), "False"))
-            yield source.fault(function, test, "guard", (source.span(test), "True"))
+            yield source.fault(function, "guard", (source.span(test), "False"))
+            yield source.fault(function, "guard", (source.span(test), "True"))
         case ast.Return(value=ast.expr() as value) if not (isinstance(value, ast.Constant) and value.value is None):
-            yield source.fault(function, node, "returned nothing", (source.span(value), "None"))
+            yield source.fault(function, "returned nothing", (source.span(value), "None"))
         case _ if isinstance(node, DROPPED) and not (
             isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         ):
-            yield source.fault(function, node, "dropped statement", (source.span(node), "pass"))
+            if not source.text(node).startswith(UNREACHABLE):
+                yield source.fault(function, "dropped statement", (source.span(node), "pass"))
+
+
+def files_of(floor: str) -> list[Path]:
+    return sorted((PACKAGE / floor).rglob("*.py")) if (PACKAGE / floor).is_dir() else [PACKAGE / f"{floor}.py"]
 
 
 def drawn(count: int, seed: int, floors: tuple[str, ...]) -> list[Fault]:
-    """Return *count* faults, as many of each floor as of another, equivalent ones left out."""
-    chance = random.Random(seed)
+    """Return *count* faults, as many of each floor as of another, equivalent ones among them."""
     found: list[Fault] = []
     for number, floor in enumerate(floors):
-        files = sorted((PACKAGE / floor).rglob("*.py")) if (PACKAGE / floor).is_dir() else [PACKAGE / f"{floor}.py"]
-        known = [fault for path in files for fault in faults_of(path) if fault.name not in EQUIVALENT]
+        known = [fault for path in files_of(floor) for fault in faults_of(path)]
+        known.sort(key=lambda fault: hashlib.sha256(f"{seed}:{fault.name}".encode()).digest())
         wanted = count // len(floors) + (number < count % len(floors))
-        found += chance.sample(known, min(wanted, len(known)))
+        for fault in known:
+            if not wanted:
+                break
+            if fault.is_program:
+                wanted -= 1
+                found.append(fault)
     return found
 
 
@@ -178,23 +232,30 @@ def _tests() -> dict[str, str]:
     return {p.relative_to(ROOT).as_posix(): p.read_text() for p in sorted((ROOT / "tests").rglob("test_*.py"))}
 
 
-def near(fault: Fault) -> tuple[str, ...]:
-    """Return the tests that name the module of a fault, or what it is called by."""
-    module = fault.file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+@cache
+def nearness(file: str) -> Mapping[str, int]:
+    """Return how near the files of tests are to a file of the package, 0 the nearest."""
+    module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     name = module.rpartition(".")[2].strip("_")
     imports = re.compile(rf"\b{re.escape(module)}\b")
-    mirrored = f"tests/{fault.file.split('/')[1].removesuffix('.py')}/"
-    scored = [
-        (0 if f"test_{name}." in path else 1 if imports.search(text) else 2, path)
+    mirrored = f"tests/{file.split('/')[1].removesuffix('.py')}/"
+    return {
+        path: 0 if f"test_{name}" in path else 1 if imports.search(text) else 2 if path.startswith(mirrored) else 3
         for path, text in _tests().items()
-        if f"test_{name}" in path
-        or imports.search(text)
-        or (path.startswith(mirrored) and fault.function.strip("_") in text)
+    }
+
+
+def near(fault: Fault) -> tuple[str, ...]:
+    """Return the tests that name the module of a fault, or what it is called by."""
+    function = fault.function.rpartition(".")[2].strip("_")
+    scored = [
+        (score, path)
+        for path, score in nearness(fault.file).items()
+        if score < 2 or (score == 2 and function in _tests()[path])
     ]
     return tuple([path for _, path in sorted(scored)[:NEAR_FILES]])
 
 
-def wider(fault: Fault) -> tuple[str, ...]:
-    """Return the folders of tests that a mutant must pass to have survived."""
-    floor = fault.file.split("/")[1].removesuffix(".py")
+def wider(floor: str) -> tuple[str, ...]:
+    """Return the folders of tests that know a floor."""
     return WIDER.get(floor) or ((f"tests/{floor}",) if (ROOT / "tests" / floor).is_dir() else ("tests",))

@@ -256,6 +256,7 @@ specs = some(
     timeout=st.none() | floats,
     retries=st.integers(0, 5),
     defer_loading=st.booleans(),
+    about=st.none() | st.lists(text, max_size=3).map(tuple),
 )
 thinkings = some(
     Thinking,

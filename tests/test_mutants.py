@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+
 import pytest
 
 from tests.mutants import MUTANTS, Mutant
+from tests.random_mutants import EQUIVALENT, ROOT, drawn, faults_of, files_of
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
@@ -28,3 +31,33 @@ def test_a_planted_fault_is_gone_afterwards_and_one_without_a_place_is_told(tmp_
     assert "x = 1\ny = 1\n" == (tmp_path / "a.py").read_text()
     (tmp_path / "a.py").write_text("y = 1\ny = 1\n")
     assert "its text stands 2 times in a.py, not once: 'y = 1'" == mutant.problem(tmp_path)
+
+
+def test_a_fault_that_is_drawn_changes_the_program_and_has_a_name_of_its_own() -> None:
+    faults = [fault for path in files_of("permissions") for fault in faults_of(path)]
+    few = [fault for fault in faults[::25] if fault.is_program]
+
+    assert len(faults) == len({fault.name for fault in faults})
+    assert len(few) > len(faults) / 40
+    for fault in few:
+        sound = (ROOT / fault.file).read_text()
+        assert ast.dump(ast.parse(sound)) != ast.dump(ast.parse(fault.source)), fault.name
+
+
+def test_a_seed_draws_the_same_faults_again_and_more_of_them_on_top() -> None:
+    floors = ("sessions", "permissions")
+    few, many = drawn(6, 7, floors), drawn(40, 7, floors)
+
+    assert few == drawn(6, 7, floors)
+    assert {fault.name for fault in few} < {fault.name for fault in many}
+    assert [20, 20] == [sum(fault.floor == floor for fault in many) for floor in floors]
+    assert {f.name for f in drawn(40, 8, floors)} != {f.name for f in many}
+
+
+def test_each_equivalent_fault_can_still_be_drawn_and_says_why_nobody_sees_it() -> None:
+    """One whose code has changed is taken out of the list, or looked at anew."""
+    files = {name.partition(":")[0] for name in EQUIVALENT}
+    names = {fault.name for file in files for fault in faults_of(ROOT / file)}
+
+    assert [] == sorted(set(EQUIVALENT) - names)
+    assert [] == [name for name, reason in EQUIVALENT.items() if len(reason.split()) < 4]

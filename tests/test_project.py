@@ -67,6 +67,7 @@ def test_a_test_that_asks_a_real_model_runs_on_request_only(asked: str, skipped:
     (conftest,) = [p for p in request.config.pluginmanager.get_plugins() if hasattr(p, "marker_errors")]
     added: list[Any] = []
     item = SimpleNamespace(
+        name="test_it", location=("tests/test_x.py", 6, ""),
         nodeid="test_it", keywords={"live"}, add_marker=added.append, iter_markers=lambda name: iter(()),
         get_closest_marker=lambda name: None,
     )  # fmt: skip

@@ -1,4 +1,6 @@
-"""The list of rows that tests may cite, and the marker that refuses all others."""
+"""
+The rows of the specification: what cites one that is not there is told with its place, and the site shows who holds each.
+"""
 
 from __future__ import annotations
 
@@ -12,47 +14,147 @@ from tests import spec_rows
 
 PAGE = """\
 # A1 in a heading is none
-| A1 | first |
-| **A2** | bold |
-- `A3`: in a list
-A4 in a line of text
-A5
-| A7 ! | marked |
-| A7b | with a letter |
-| FS09 | padded |
-| FS10 | padded |
-| not A8 | elsewhere |
+
+Nor is **A2** in a sentence, nor what an item says later: see **A3**.
+
+- **A4**: in a list
+
+  | a | table |
+  |---|---|
+  | A9 | belongs to it |
+- **A7b**: with a letter,
+  on two lines
+- **FS09**: padded
+
+## Next
+
+- A6: is not bold
 """
 
 
-def test_a_row_is_an_id_at_the_beginning_of_a_line() -> None:
-    assert ("A1", "A2", "A3", "A4", "A7", "A7b", "FS09", "FS10") == spec_rows.rows_of(PAGE)
+def test_a_row_is_an_item_that_begins_with_its_id() -> None:
+    assert ("A4", "A7b", "FS09") == spec_rows.rows_of(PAGE)
 
 
-def test_a_list_of_rows_is_short_and_gives_the_same_rows_again() -> None:
-    rows = spec_rows.rows_of(PAGE)
+def test_no_page_says_a_row_twice() -> None:
+    for page in spec_rows.SPEC.glob("*.md"):
+        rows = spec_rows.rows_of(page.read_text(encoding="utf-8"))
 
-    assert "A1-4 A7 A7b FS09-10" == spec_rows.compact(rows)
-    assert sorted(rows) == sorted(spec_rows.expanded(spec_rows.compact(rows)))
-
-
-def test_the_list_is_that_of_the_specification() -> None:
-    if not spec_rows.SPEC.is_dir():
-        pytest.skip("the specification is not part of a clone")
-    pages = spec_rows.read()
-
-    assert spec_rows.listed(pages) == spec_rows.LIST.read_text(), "run python -m tests.spec_rows"
-    assert {f"{page}:{row}" for page, text in pages.items() for row in spec_rows.rows_of(text)} == spec_rows.known()
+        assert [] == sorted({row for row in rows if rows.count(row) > 1}), page.name
+        assert rows or page.name == "index.md"
 
 
-@pytest.mark.parametrize("row", ["ecosystem:EC120", "requirements:E99", "elsewhere:A1", "A1", 7, ["requirements:E1"]])
+def test_the_index_lists_every_page() -> None:
+    index = (spec_rows.SPEC / "index.md").read_text(encoding="utf-8")
+
+    assert sorted(spec_rows.PAGES) == sorted(re.findall(r"^([a-z-]+)$", index, re.MULTILINE))
+    assert sorted(spec_rows.PAGES) == sorted(re.findall(r"^\| \[[^\]]+\]\(([a-z-]+)\.md\) ", index, re.MULTILINE))
+
+
+def test_every_row_that_is_cited_is_there() -> None:
+    cited = [
+        each
+        for file in spec_rows.citing()
+        if file.name != Path(__file__).name
+        for each in spec_rows.citations(file, file.read_text(encoding="utf-8"))
+    ]
+
+    assert len(cited) > 2_500
+    assert "" == "\n".join(str(each) for each in cited if not each.resolves)
+
+
+OF_SIMULATE = {*(f"I{number}" for number in range(1, 13)), "R3"}
+"""Names of what ``simulate`` checks: its docstring says what each means, and its failures show them."""
+LOOSE = re.compile(rf"\b(?:design|{'|'.join(spec_rows.PAGES)}) (?:section )?(?:{spec_rows.ID}|[0-9.]+)\b")
+
+
+def test_the_package_cites_rows_by_page_and_id() -> None:
+    """
+    ``(reliability:MP12)`` alone: what stands there can be searched for, and opened.
+    """
+    found = []
+    for file in spec_rows.citing():
+        if file.relative_to(spec_rows.ROOT).parts[0] == "stepengine":
+            text = file.read_text(encoding="utf-8")
+            found += [(file.name, loose) for loose in LOOSE.findall(text)]
+            found += [
+                (c.file.name, c.row) for c in spec_rows.citations(file, text) if not c.page and c.row not in OF_SIMULATE
+            ]
+
+    assert [] == found
+
+
+@pytest.mark.parametrize(
+    ("line", "ids"),
+    [
+        ("# Rules: replay @1 to @3, reliability @4.", ["A1", "A3", "A4"]),
+        ("x = 1  # once (@1, @3 and @4)", ["A1", "A3", "A4"]),
+        ('"""Keep it (@1-@3; replay @4)."""', ["A4"]),
+        ('"""Keep it (@1-@3)."""', ["A1", "A3"]),
+        ('mark("replay:@1", "replay:@4c")', ["A1", "A4c"]),
+        ("limits = (@128, @256)", []),
+        ("# as UTF-8 (see RFC 3339)", []),
+    ],
+)
+def test_a_citation_names_the_page_or_stands_in_brackets(line: str, ids: list[str]) -> None:
+    text = line.replace("@", "A")
+    found = list(spec_rows.citations(spec_rows.ROOT / "x.py", f"\n{text}\n"))
+
+    assert ids == [each.row for each in found]
+    assert {2} >= {each.line for each in found}
+
+
+def test_a_citation_of_what_is_no_row_is_told_with_its_place() -> None:
+    file = spec_rows.ROOT / "stepengine" / "x.py"
+    told = [
+        str(each) for each in spec_rows.citations(file, "\n# replay @1, (@2)".replace("@", "ZZ")) if not each.resolves
+    ]
+
+    assert [
+        "stepengine/x.py:2: docs/spec/replay.md has no row 'ZZ1'",
+        "stepengine/x.py:2: docs/spec has no row 'ZZ2'",
+    ] == told
+
+
+def test_the_tests_that_the_site_shows_with_a_row_are_those_that_cite_it(request: pytest.FixtureRequest) -> None:
+    """
+    Marks are read from the text of the tests; whatever this run collected cites what was read.
+    """
+    held = spec_rows.holders()
+    missing = []
+    for item in request.session.items:
+        file, _, names = item.nodeid.partition("::")
+        name = names.partition("[")[0]
+        shown = {file, *(f"{file}::{'::'.join(name.split('::')[:n])}" for n in (1, 2))}
+        rows = {row for mark in item.iter_markers("spec") for row in mark.args}
+        missing += [(item.nodeid, row) for row in rows if shown.isdisjoint(held.get(row, ()))]
+
+    assert [] == missing
+
+
+def test_the_site_shows_the_tests_of_a_row_below_it_and_folds_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, many = ("tests/x.py::test_<b>",), tuple(f"tests/y.py::test_{n}" for n in range(7))
+    monkeypatch.setattr(spec_rows, "holders", lambda: {"replay:A4": many, "replay:A7b": one})
+    shown = spec_rows.with_tests("replay", PAGE)
+    plain = re.sub(r'\n\n  <.*>\n|<span id="\w+"></span>', "", shown)
+
+    assert PAGE == plain
+    assert shown.index("belongs to it") < shown.index("Held by 7 tests") < shown.index("**A7b**")
+    assert shown.index("two lines") < shown.index("<code>tests/x.py::test_&lt;b&gt;</code>") < shown.index("**FS09**")
+    assert shown.index("**FS09**") < shown.index("## Next")
+    assert 1 == shown.count("<details>")
+
+
+@pytest.mark.parametrize("row", ["requirements:E99", "elsewhere:A1", "A1", 7, ["requirements:E1"]])
 def test_a_test_that_cites_what_is_no_row_is_refused_by_name(row, request: pytest.FixtureRequest) -> None:
     (conftest,) = [p for p in request.config.pluginmanager.get_plugins() if hasattr(p, "marker_errors")]
     cite = pytest.mark.spec  # by another name: what is cited here proves nothing
     cited = {"spec": [cite("judging:JG1", "interfaces:IF1", "providers:PV1", row).mark]}
-    item = SimpleNamespace(nodeid="test_it", iter_markers=lambda name: iter(cited.get(name, ())))
+    item = SimpleNamespace(
+        name="test_it", location=("tests/test_x.py", 6, ""), iter_markers=lambda name: iter(cited.get(name, ()))
+    )
 
-    assert [f"test_it: the specification has no row {row!r}"] == [
+    assert [f"tests/test_x.py:7: test_it: the specification has no row {row!r}"] == [
         e.partition(";")[0] for e in conftest.marker_errors(item)
     ]
 

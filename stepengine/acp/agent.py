@@ -62,7 +62,7 @@ class _Session:
     state: AgentState | None = None
     broken: str = ""
     is_busy: bool = False
-    handle: RunHandle[Any] | None = None
+    handle: RunHandle | None = None
     turn: Turn | None = None
     events: AsyncGenerator[Event, None] | None = None
     shown: Shown | None = None
@@ -95,7 +95,7 @@ class EditorAgent:
         """Learn whom to show runs to."""
         self._client = conn
 
-    async def initialize(self, protocol_version: int, **_: Any) -> schema.InitializeResponse:
+    async def initialize(self, protocol_version: int, **_: object) -> schema.InitializeResponse:
         """Say what this agent can do."""
         import acp
         from acp import schema
@@ -118,7 +118,7 @@ class EditorAgent:
 
     # --- sessions -----------------------------------------------------------------------------------------------------
 
-    async def new_session(self, cwd: str, mcp_servers: Any = None, **_: Any) -> schema.NewSessionResponse:
+    async def new_session(self, cwd: str, mcp_servers: object = None, **_: object) -> schema.NewSessionResponse:
         """Begin a session in a workspace."""
         from acp import schema
 
@@ -127,7 +127,7 @@ class EditorAgent:
         return schema.NewSessionResponse(session_id=session.kept.id)
 
     async def load_session(
-        self, cwd: str, session_id: str, mcp_servers: Any = None, **_: Any
+        self, cwd: str, session_id: str, mcp_servers: object = None, **_: object
     ) -> schema.LoadSessionResponse:
         """Go on with a session, and show what was said in it."""
         from acp import schema
@@ -137,7 +137,7 @@ class EditorAgent:
         return schema.LoadSessionResponse()
 
     async def resume_session(
-        self, cwd: str, session_id: str, mcp_servers: Any = None, **_: Any
+        self, cwd: str, session_id: str, mcp_servers: object = None, **_: object
     ) -> schema.ResumeSessionResponse:
         """Go on with a session."""
         from acp import schema
@@ -147,7 +147,7 @@ class EditorAgent:
         return schema.ResumeSessionResponse()
 
     async def fork_session(
-        self, cwd: str, session_id: str, mcp_servers: Any = None, **_: Any
+        self, cwd: str, session_id: str, mcp_servers: object = None, **_: object
     ) -> schema.ForkSessionResponse:
         """Begin a session that goes on from where another one is."""
         from acp import schema
@@ -164,7 +164,7 @@ class EditorAgent:
         return schema.ForkSessionResponse(session_id=made.id)
 
     async def list_sessions(
-        self, cwd: str | None = None, cursor: str | None = None, **_: Any
+        self, cwd: str | None = None, cursor: str | None = None, **_: object
     ) -> schema.ListSessionsResponse:
         """Name the sessions of a workspace, the newest first, 50 at a time."""
         from acp import schema
@@ -181,7 +181,7 @@ class EditorAgent:
         following = str(first + PAGE) if len(found) > first + PAGE else None
         return schema.ListSessionsResponse(sessions=infos, next_cursor=following)
 
-    async def close_session(self, session_id: str, **_: Any) -> schema.CloseSessionResponse:
+    async def close_session(self, session_id: str, **_: object) -> schema.CloseSessionResponse:
         """End what is under way in a session, and give its engine back; it stays kept."""
         from acp import schema
 
@@ -226,7 +226,7 @@ class EditorAgent:
         from stepengine.acp.updates import Shown
 
         shown = Shown(number + 1, session.kept.cwd, is_live=False)
-        updates: list[Any] = [acp.update_user_message_text(turn.prompt)]
+        updates: list[object] = [acp.update_user_message_text(turn.prompt)]
 
         def observe(event: Event) -> None:
             updates.extend(shown.of(event))
@@ -344,7 +344,7 @@ class EditorAgent:
         msg = "the run ended without a result"
         raise StepEngineError(msg)
 
-    async def _response(self, session: _Session, result: RunResult[Any]) -> schema.PromptResponse:
+    async def _response(self, session: _Session, result: RunResult) -> schema.PromptResponse:
         from acp import schema
 
         await self._ended(session, result)
@@ -362,7 +362,7 @@ class EditorAgent:
         reason: Any = REASONS.get(result.status, "end_turn")
         return schema.PromptResponse(stop_reason=reason, usage=usage)
 
-    async def _ended(self, session: _Session, result: RunResult[Any]) -> None:
+    async def _ended(self, session: _Session, result: RunResult) -> None:
         """Keep where the next turn goes on; one that failed is left out of the conversation."""
         is_kept = result.status is not RunStatus.FAILED
         if is_kept:
@@ -373,7 +373,7 @@ class EditorAgent:
             await session.events.aclose()
         session.handle = session.turn = session.events = session.question = None
 
-    async def cancel(self, session_id: str, **_: Any) -> None:
+    async def cancel(self, session_id: str, **_: object) -> None:
         """End the turn of a session; a question that is open is not answered any more."""
         session = self._open.get(session_id)
         if session is None or session.handle is None:

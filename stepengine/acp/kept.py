@@ -191,5 +191,5 @@ def _read(file: Path) -> dict[str, Any]:
     if file.stat().st_size > MAX_ABOUT:
         msg = "too large"
         raise ValueError(msg)
-    about: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    about: dict[str, object] = json.loads(file.read_text(encoding="utf-8"))
     return about

@@ -6,9 +6,9 @@ What lives here: what an editor is shown of a run, and how a question about a to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 import acp
 import attrs
@@ -79,9 +79,49 @@ class Shown:
 
     def of(self, event: Event) -> Iterator[Any]:
         """Give the updates that stand for *event*."""
-        show = SHOWN.get(type(event))
-        if show is not None:
-            yield from show(self, event)
+        match event:
+            case TextDelta() | ThinkingDelta() | TextCompleted() | ThinkingCompleted() | ReplyDiscarded():
+                yield from self._of_reply(event)
+            case ToolStarted() | ToolProgress() | ToolLog() | ToolFinished() | PermissionRequested() | TodosChanged():
+                yield from self._of_tool(event)
+            case AgentSpawned():
+                yield from self._spawned(event)
+            case AgentFinished():
+                yield from self._agent_finished(event)
+            case Compacted() | Warned():
+                yield from self._told(event)
+            case RunFinished():
+                yield from self._finished(event)
+            case _:
+                pass
+
+    def _of_reply(
+        self, event: TextDelta | ThinkingDelta | TextCompleted | ThinkingCompleted | ReplyDiscarded
+    ) -> Iterator[object]:
+        match event:
+            case TextDelta() | ThinkingDelta():
+                return self._delta(event)
+            case TextCompleted() | ThinkingCompleted():
+                return self._completed(event)
+            case ReplyDiscarded():
+                return self._discarded(event)
+        assert_never(event)
+
+    def _of_tool(
+        self, event: ToolStarted | ToolProgress | ToolLog | ToolFinished | PermissionRequested | TodosChanged
+    ) -> Iterator[object]:
+        match event:
+            case ToolStarted():
+                return self._tool_started(event)
+            case ToolProgress() | ToolLog():
+                return self._progress(event)
+            case ToolFinished():
+                return self._tool_finished(event)
+            case PermissionRequested():
+                return self._asked(event)
+            case TodosChanged():
+                return self._todos(event)
+        assert_never(event)
 
     def request(self, event: PermissionRequested) -> ToolCallUpdate:
         """Return the tool call that a permission is asked for."""
@@ -98,11 +138,11 @@ class Shown:
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
-    def _delta(self, event: TextDelta | ThinkingDelta) -> Iterator[Any]:
+    def _delta(self, event: TextDelta | ThinkingDelta) -> Iterator[object]:
         if not event.path:
             yield self._more("text" if isinstance(event, TextDelta) else "thought", event.seq, event.text)
 
-    def _more(self, kind: str, seq: int, text: str) -> Any:
+    def _more(self, kind: str, seq: int, text: str) -> object:
         block = self._blocks.get((kind, seq))
         if block is None:
             self._made += 1
@@ -112,7 +152,7 @@ class Shown:
         made.message_id = block.id
         return made
 
-    def _completed(self, event: TextCompleted | ThinkingCompleted) -> Iterator[Any]:
+    def _completed(self, event: TextCompleted | ThinkingCompleted) -> Iterator[object]:
         """Give what was not shown yet: all of it where there were no pieces, as in a replay."""
         if event.path:
             if isinstance(event, TextCompleted):
@@ -131,23 +171,23 @@ class Shown:
             yield self._more(kind, event.seq, rest)
         self._blocks.pop((kind, event.seq), None)
 
-    def _discarded(self, event: ReplyDiscarded) -> Iterator[Any]:
+    def _discarded(self, event: ReplyDiscarded) -> Iterator[object]:
         # What follows is another message.
         if not event.path:
             self._blocks.clear()
         yield from ()
 
-    def _finished(self, event: RunFinished) -> Iterator[Any]:
+    def _finished(self, event: RunFinished) -> Iterator[object]:
         """Give what a run ends with when its model did not say it: what its handler returned."""
         text = event.result.text
         if text.strip() and not any(text in said for said in self._said):
             yield self._more("text", -1, text)
 
-    def _told(self, event: Compacted | Warned) -> Iterator[Any]:
+    def _told(self, event: Compacted | Warned) -> Iterator[object]:
         said = event.message if isinstance(event, Warned) else f"The conversation was made shorter ({event.by})."
         yield acp.update_agent_thought_text(f"{visible(said)}\n")
 
-    def _todos(self, event: TodosChanged) -> Iterator[Any]:
+    def _todos(self, event: TodosChanged) -> Iterator[object]:
         """Give the root's todos as the plan, which an editor shows whole; it has one, and children would write over it."""
         match event.todos:
             case list() as todos if not event.path:
@@ -160,10 +200,10 @@ class Shown:
     def _asked(self, event: PermissionRequested) -> Iterator[Any]:
         yield from self._begin(event, "pending", event.input, self._content(event.input, event.preview))
 
-    def _tool_started(self, event: ToolStarted) -> Iterator[Any]:
+    def _tool_started(self, event: ToolStarted) -> Iterator[object]:
         yield from self._begin(event, "in_progress", event.input, self._content(event.input, None))
 
-    def _begin(self, event: Any, status: Any, given: Any, content: Sequence[Any]) -> Iterator[Any]:
+    def _begin(self, event: Any, status: Any, given: object, content: Sequence[Any]) -> Iterator[Any]:
         call = self._call_id(event.path, event.tool_call_id)
         if call in self._calls:
             yield acp.update_tool_call(call, status=status)
@@ -181,7 +221,7 @@ class Shown:
             raw_input=plain(given),
         )
 
-    def _tool_finished(self, event: ToolFinished) -> Iterator[Any]:
+    def _tool_finished(self, event: ToolFinished) -> Iterator[object]:
         result, call = event.result, self._call_id(event.path, event.tool_call_id)
         status: Any = "failed" if result.is_error else "completed"
         # A diff says more than "written", and what is given takes its place.
@@ -189,26 +229,26 @@ class Shown:
         content = None if stays else [acp.tool_content(acp.text_block(result.text[:RESULT_CHARS]))]
         yield acp.update_tool_call(call, status=status, content=content)
 
-    def _progress(self, event: ToolProgress | ToolLog) -> Iterator[Any]:
+    def _progress(self, event: ToolProgress | ToolLog) -> Iterator[object]:
         # What a call shows is replaced, and a diff says more.
         call = self._call_id(event.path, event.tool_call_id)
         if event.tool_call_id and call not in self._diffed:
             content = [acp.tool_content(acp.text_block(event.message[:RESULT_CHARS]))]
             yield acp.update_tool_call(call, content=content)
 
-    def _spawned(self, event: AgentSpawned) -> Iterator[Any]:
+    def _spawned(self, event: AgentSpawned) -> Iterator[object]:
         title = visible(event.display_name or event.agent_id, strict=True)[:TITLE_CHARS]
         prompt = [acp.tool_content(acp.text_block(event.prompt[:RESULT_CHARS]))] if event.prompt else None
         agent = self._agent_id(event.child_path)
         yield acp.start_tool_call(agent, title, kind="think", status="in_progress", content=prompt)
 
-    def _agent_finished(self, event: AgentFinished) -> Iterator[Any]:
+    def _agent_finished(self, event: AgentFinished) -> Iterator[object]:
         failed = event.status in (RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.MAX_STEPS)
         yield acp.update_tool_call(self._agent_id(event.child_path), status="failed" if failed else "completed")
 
     # --- what a call is about ------------------------------------------------------------------------------------------
 
-    def _content(self, given: Any, preview: Any) -> list[Any]:
+    def _content(self, given: object, preview: object) -> list[Any]:
         """Return what a call would change as diffs, else what its tool says of it."""
         diffs = list(self._diffs(given))
         if diffs or not isinstance(preview, Mapping):
@@ -217,7 +257,7 @@ class Shown:
         said = "\n".join([str(preview.get("action", "")), *([str(details)] if details else [])])
         return [acp.tool_content(acp.text_block(said[:RESULT_CHARS]))]
 
-    def _diffs(self, given: Any) -> Iterator[Any]:
+    def _diffs(self, given: object) -> Iterator[object]:
         match given:
             case {"path": str(path), "content": str(new)}:
                 yield acp.tool_diff_content(self._absolute(path), new, self._old(path))
@@ -243,7 +283,7 @@ class Shown:
         except (OSError, ValueError, RuntimeError):  # the last for links in a circle, before Python 3.13
             return None
 
-    def _locations(self, given: Any) -> list[ToolCallLocation]:
+    def _locations(self, given: object) -> list[ToolCallLocation]:
         match given:
             case {"path": str(path)}:
                 return [ToolCallLocation(path=self._absolute(path))]
@@ -262,28 +302,7 @@ class Shown:
         return f"{self._turn}:agent-{path}"
 
 
-SHOWN: Mapping[type[Event], Callable[[Shown, Any], Iterator[Any]]] = {
-    AgentFinished: Shown._agent_finished,  # noqa: SLF001
-    AgentSpawned: Shown._spawned,  # noqa: SLF001
-    Compacted: Shown._told,  # noqa: SLF001
-    PermissionRequested: Shown._asked,  # noqa: SLF001
-    ReplyDiscarded: Shown._discarded,  # noqa: SLF001
-    RunFinished: Shown._finished,  # noqa: SLF001
-    TextCompleted: Shown._completed,  # noqa: SLF001
-    TextDelta: Shown._delta,  # noqa: SLF001
-    ThinkingCompleted: Shown._completed,  # noqa: SLF001
-    ThinkingDelta: Shown._delta,  # noqa: SLF001
-    TodosChanged: Shown._todos,  # noqa: SLF001
-    ToolFinished: Shown._tool_finished,  # noqa: SLF001
-    ToolLog: Shown._progress,  # noqa: SLF001
-    ToolProgress: Shown._progress,  # noqa: SLF001
-    ToolStarted: Shown._tool_started,  # noqa: SLF001
-    Warned: Shown._told,  # noqa: SLF001
-}
-"""What stands for each kind of event; the others are not shown."""
-
-
-def _entry(todo: Mapping[str, Any]) -> Any:
+def _entry(todo: Mapping[str, object]) -> Any:
     task = visible(str(todo.get("task", "")), strict=True)[:RESULT_CHARS]
     return acp.plan_entry(task, status="completed" if todo.get("completed") else "pending")
 
@@ -309,7 +328,7 @@ def _kind(event: ToolStarted | PermissionRequested) -> Any:
     return KINDS.get(event.category, "other")
 
 
-def _title(name: str, given: Any) -> str:
+def _title(name: str, given: object) -> str:
     about = next((given[key] for key in NAMED if given.get(key)), "") if isinstance(given, Mapping) else ""
     said = about if isinstance(about, str) else " ".join(map(str, about)) if isinstance(about, list | tuple) else ""
     return visible(f"{name} {said}".strip(), strict=True)[:TITLE_CHARS]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator, Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, assert_never
 
 import attrs
 
@@ -195,6 +195,14 @@ class _Lane:
     calls: dict[str, bool] = attrs.field(factory=dict)
 
 
+OfRun: TypeAlias = AgentSpawned | AgentFinished | RunStarted | RunFinished | StepStarted | StepFinished
+OfReply: TypeAlias = TextDelta | ThinkingDelta | TextCompleted | ThinkingCompleted | ReplyDiscarded
+OfTool: TypeAlias = ToolInputDelta | ToolStarted | ToolFinished | ToolProgress | ToolLog | TodosChanged
+OfQuestion: TypeAlias = QuestionAsked | PermissionRequested | AnswerReceived | PermissionDecided
+SHOWN: TypeAlias = OfRun | OfReply | OfTool | OfQuestion
+"""What has events of the protocol of its own; the others are ``CUSTOM``, or are left out."""
+
+
 class _Page:
     """What a page was shown of one run; everything that is begun is ended before the run is, the innermost first."""
 
@@ -214,12 +222,71 @@ class _Page:
         if self._is_over:
             return
         yield from self._begin(event)
-        show = SHOWN.get(type(event))
-        if show is not None:
-            yield from show(self, event)
+        if isinstance(event, OfReply):
+            yield from self._of_reply(event)
+        elif isinstance(event, OfTool):
+            yield from self._of_tool(event)
+        elif isinstance(event, OfRun):
+            yield from self._of_run(event)
+        elif isinstance(event, OfQuestion):
+            yield from self._of_question(event)
         elif self._verbose or isinstance(event, CUSTOM):
             value = {name: held for name, held in event.to_json().items() if name not in ("type", "request")}
             yield self._custom(event, event.type, value)
+
+    def _of_run(self, event: OfRun) -> Iterator[BaseEvent]:
+        match event:
+            case AgentSpawned():
+                return self._spawned(event)
+            case AgentFinished():
+                return self._agent_finished(event)
+            case RunStarted():
+                return iter(())
+            case RunFinished():
+                return self._run_finished(event)
+            case StepStarted():
+                return self._step_started(event)
+            case StepFinished():
+                return self._step_finished(event)
+        assert_never(event)
+
+    def _of_reply(self, event: OfReply) -> Iterator[BaseEvent]:
+        match event:
+            case TextDelta():
+                return self._text(event)
+            case ThinkingDelta():
+                return self._thought(event)
+            case TextCompleted():
+                return self._text_completed(event)
+            case ThinkingCompleted():
+                return self._thinking_completed(event)
+            case ReplyDiscarded():
+                return self._discarded(event)
+        assert_never(event)
+
+    def _of_tool(self, event: OfTool) -> Iterator[BaseEvent]:
+        match event:
+            case ToolInputDelta():
+                return self._input(event)
+            case ToolStarted():
+                return self._tool_started(event)
+            case ToolFinished():
+                return self._tool_finished(event)
+            case ToolProgress() | ToolLog():
+                return self._progress(event)
+            case TodosChanged():
+                return self._todos(event)
+        assert_never(event)
+
+    def _of_question(self, event: OfQuestion) -> Iterator[BaseEvent]:
+        match event:
+            case QuestionAsked():
+                return iter(())
+            case PermissionRequested():
+                return self._requested(event)
+            case AnswerReceived() | PermissionDecided():
+                return self._answered(event)
+        assert_never(event)
 
     def fail(self, message: str, code: str) -> Iterator[BaseEvent]:
         """Give the end of a run that failed; nothing when it has ended."""
@@ -317,7 +384,7 @@ class _Page:
             metadata={"stepengine": {"run_id": event.run_id, "status": result.status.value}},
         )
 
-    def _usage(self, result: RunResult[Any]) -> list[Any]:
+    def _usage(self, result: RunResult) -> list[object]:
         return [
             self._core.TokenUsage(
                 provider=model.partition("/")[0] if "/" in model else None,
@@ -337,10 +404,7 @@ class _Page:
         self._asked[event.question.id] = self._call_id(event.path, event.tool_call_id)
         yield from ()
 
-    def _nothing(self, _: Event) -> Iterator[BaseEvent]:
-        yield from ()
-
-    def _interrupt(self, question: Question) -> Any:
+    def _interrupt(self, question: Question) -> object:
         is_permission = question.tool_name is not None
         about = {"tool_name": question.tool_name, "input": thaw(question.details), "preview": thaw(question.preview)}
         return self._core.Interrupt(
@@ -528,7 +592,7 @@ class _Page:
 
     # --- words --------------------------------------------------------------------------------------------------------
 
-    def _custom(self, event: Event, name: str, value: Mapping[str, Any]) -> BaseEvent:
+    def _custom(self, event: Event, name: str, value: Mapping[str, object]) -> BaseEvent:
         custom: BaseEvent = self._core.CustomEvent(
             name=f"stepengine.{name}", value=dict(value), subagent_run_id=self._agent(event.path)
         )
@@ -546,33 +610,7 @@ class _Page:
         return f"{self._root}-{event.path}-{event.epoch}-{self._made}"
 
 
-SHOWN: Mapping[type[Event], Callable[[_Page, Any], Iterator[BaseEvent]]] = {
-    AgentSpawned: _Page._spawned,  # noqa: SLF001
-    AgentFinished: _Page._agent_finished,  # noqa: SLF001
-    RunStarted: _Page._nothing,  # noqa: SLF001
-    QuestionAsked: _Page._nothing,  # noqa: SLF001
-    PermissionRequested: _Page._requested,  # noqa: SLF001
-    RunFinished: _Page._run_finished,  # noqa: SLF001
-    StepStarted: _Page._step_started,  # noqa: SLF001
-    StepFinished: _Page._step_finished,  # noqa: SLF001
-    TextDelta: _Page._text,  # noqa: SLF001
-    ThinkingDelta: _Page._thought,  # noqa: SLF001
-    TextCompleted: _Page._text_completed,  # noqa: SLF001
-    ThinkingCompleted: _Page._thinking_completed,  # noqa: SLF001
-    ReplyDiscarded: _Page._discarded,  # noqa: SLF001
-    ToolInputDelta: _Page._input,  # noqa: SLF001
-    ToolStarted: _Page._tool_started,  # noqa: SLF001
-    ToolFinished: _Page._tool_finished,  # noqa: SLF001
-    ToolProgress: _Page._progress,  # noqa: SLF001
-    ToolLog: _Page._progress,  # noqa: SLF001
-    TodosChanged: _Page._todos,  # noqa: SLF001
-    AnswerReceived: _Page._answered,  # noqa: SLF001
-    PermissionDecided: _Page._answered,  # noqa: SLF001
-}
-"""What stands for each kind of event; the others are ``CUSTOM``, or are left out."""
-
-
-def _json(value: Any) -> str:
+def _json(value: object) -> str:
     return json.dumps(plain(value), ensure_ascii=False)
 
 
@@ -581,7 +619,7 @@ def _schema(question: Question) -> dict[str, Any]:
     if question.tool_name is not None:
         said = {"approved": {"type": "boolean"}, "reason": {"type": "string"}, "editedInput": {"type": "object"}}
         return {"type": "object", "properties": said, "required": ["approved"]}
-    one: dict[str, Any] = {"type": "string"}
+    one: dict[str, object] = {"type": "string"}
     if question.options and not question.allow_text:
         one["enum"] = list(question.options)
     return {"type": "array", "items": one} if question.multi_select else one

@@ -43,7 +43,7 @@ def main() -> None:
         sys.exit(INTERRUPTED)
 
 
-def _at_interrupt(handler: Callable[..., Any], instead_of: Callable[..., Any]) -> None:
+def _at_interrupt(handler: Callable[..., object], instead_of: Callable[..., object]) -> None:
     """Let Ctrl-C do something else than it does; who ignores it, or has a handler of their own, keeps that."""
     if signal.getsignal(signal.SIGINT) is instead_of:
         with suppress(ValueError):  # another thread than the main one is never interrupted

@@ -64,7 +64,7 @@ class Bench:
     without_model: str
 
 
-def limits_of(options: Options, agent: AgentDefinition[Any]) -> Limits | None:
+def limits_of(options: Options, agent: AgentDefinition) -> Limits | None:
     """Return the limits of a new run: what was typed, else the lower one of what is set and of the agent's own."""
     own, chosen = agent.limits, options.settings.limits
     lower = {name: mine for name in options.settings.table("limits") if (mine := getattr(own, name)) is not None}
@@ -77,12 +77,12 @@ def limits_of(options: Options, agent: AgentDefinition[Any]) -> Limits | None:
 
 def bench_for(
     options: Options,
-    agent: AgentDefinition[Any],
+    agent: AgentDefinition,
     *,
     performs: bool = True,
     into: str = "",
     is_new: bool = False,
-    observers: Sequence[Callable[[Event], Any]] = (),
+    observers: Sequence[Callable[[Event], object]] = (),
     headless: bool | None = None,
     asks_nobody: bool = False,
     hooks: Sequence[str] | None = None,
@@ -146,7 +146,7 @@ def bench_for(
     return Bench(engine, progress, problem or NO_MODEL.format(agent=agent.id))
 
 
-def _own_hooks(recorded: Sequence[str] | None, agent: AgentDefinition[Any]) -> Hooks:
+def _own_hooks(recorded: Sequence[str] | None, agent: AgentDefinition) -> Hooks:
     """Return the hooks of the command line; of a run that was recorded those that it had beside the agent's own, or all."""
     from stepengine.context import require_finished_todos, summarize
     from stepengine.data.hooks import Hooks
@@ -154,7 +154,7 @@ def _own_hooks(recorded: Sequence[str] | None, agent: AgentDefinition[Any]) -> H
 
     own = [name_of(hook) for point in attrs.astuple(agent.hooks, recurse=False) for hook in point]
 
-    def had(hook: Any) -> list[Any]:
+    def had(hook: object) -> list[Any]:
         name = name_of(hook)
         return [hook] if recorded is None or recorded.count(name) > own.count(name) else []
 
@@ -183,7 +183,7 @@ def _somebody(progress: Progress | None, options: Options) -> TerminalInteractor
     return TerminalInteractor(progress=progress, color=options.settings.get("display.color"))
 
 
-def _agent_models(options: Options, agents: list[AgentDefinition[Any]], *, is_new: bool) -> dict[str, str]:
+def _agent_models(options: Options, agents: list[AgentDefinition], *, is_new: bool) -> dict[str, str]:
     """Return the models in place of those that agents name: those that were typed before those that are set."""
     typed, known = options.models, [normalised_id(agent.id) for agent in agents]
     if unknown := [name for name in typed if name and name not in known]:
@@ -226,7 +226,7 @@ def models_of(options: Options, homeless: Iterable[str] = ()) -> Models | Provid
     return models
 
 
-def _homeless(options: Options, agents: Iterable[AgentDefinition[Any]]) -> frozenset[str]:
+def _homeless(options: Options, agents: Iterable[AgentDefinition]) -> frozenset[str]:
     """Return the models that agents name and no provider has, where there is a server that may have them."""
     registry, found = registry_of(options.settings), set[str]()
     for model in [agent.model for agent in agents if agent.model] if options.base_url else ():
@@ -334,7 +334,7 @@ def _provider(prefix: str, address: str | None, variable: str | None) -> Provide
     )
     from stepengine.models.presets import PRESETS
 
-    if prefix in ("bedrock", "bedrock_mantle", "vertex"):
+    if prefix in ("bedrock", "bedrock_mantle", "vertex", "anthropic_aws", "anthropic_google"):
         return _in_cloud(prefix, address, variable)
     given: dict[str, Any] = {"base_url": address, "key_env": variable}
     if prefix == "anthropic":
@@ -350,7 +350,7 @@ def _provider(prefix: str, address: str | None, variable: str | None) -> Provide
 
 def _in_cloud(prefix: str, address: str | None, variable: str | None) -> Provider:
     """Return the provider of a cloud that is let in by more than a key, elsewhere or with what a variable holds."""
-    from stepengine.models import BedrockProvider, VertexProvider
+    from stepengine.models import AnthropicAwsProvider, AnthropicGoogleProvider, BedrockProvider, VertexProvider
 
     key = os.environ.get(variable, "").strip() or None if variable is not None else None
     if variable is not None and key is None:
@@ -358,6 +358,10 @@ def _in_cloud(prefix: str, address: str | None, variable: str | None) -> Provide
         raise MissingKey(msg, kind="missing_key")
     if prefix == "vertex":
         return VertexProvider(base_url=address, credentials=key)
+    if prefix == "anthropic_google":
+        return AnthropicGoogleProvider(base_url=address, credentials=key)
+    if prefix == "anthropic_aws":
+        return AnthropicAwsProvider(key, address)
     return BedrockProvider(key, address, name=prefix, endpoint="mantle" if prefix == "bedrock_mantle" else "runtime")
 
 
@@ -393,7 +397,7 @@ def make_progress(options: Options) -> Progress | None:
     )
 
 
-def family(agent: AgentDefinition[Any], file: str = "", folders: Iterable[Path] = ()) -> list[AgentDefinition[Any]]:
+def family(agent: AgentDefinition, file: str = "", folders: Iterable[Path] = ()) -> list[AgentDefinition]:
     """
     Return *agent* and every agent that it may spawn, directly or through another one.
 
@@ -411,13 +415,13 @@ def family(agent: AgentDefinition[Any], file: str = "", folders: Iterable[Path] 
     place = AgentPlace.of_text(file) if file else None
     same = {} if place is None else {normalised_id(one.id): one for one in agents_in(place.file)}
 
-    def by_id(agent_id: str) -> AgentDefinition[Any]:
+    def by_id(agent_id: str) -> AgentDefinition:
         if (one := same.get(normalised_id(agent_id))) is not None:
             return one
         beside = None if place is None else place.file.with_name(f"{agent_id.replace('-', '_')}.py")
         return load_agent(beside if beside is not None and beside.is_file() else agent_id, folders=folders)
 
-    found: dict[str, AgentDefinition[Any]] = {}
+    found: dict[str, AgentDefinition] = {}
     held, named = [agent], list[str]()
     while held or named:
         # Ids come last: one of an agent that another holds, or of that agent itself, needs no file.

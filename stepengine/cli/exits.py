@@ -30,7 +30,7 @@ __all__ = ("EXIT_CODES", "Exit", "complain", "exit_code", "explained", "finished
 
 
 class Exit(IntEnum):
-    """What the command line tells its caller (ecosystem EC141)."""
+    """What the command line tells its caller."""
 
     COMPLETED = 0
     FAILED = 1
@@ -46,7 +46,7 @@ class Exit(IntEnum):
     TERMINATED = 143
 
 
-def exit_code(result: RunResult[Any]) -> Exit:
+def exit_code(result: RunResult) -> Exit:
     """Return the exit code of *result*; a run that nobody interrupted and that was cancelled has failed."""
     match result.status:
         case RunStatus.COMPLETED:
@@ -101,7 +101,7 @@ def leave(code: Exit) -> None:
         raise typer.Exit(int(code))
 
 
-def finished(app: Callable[[], Any]) -> None:
+def finished(app: Callable[[], object]) -> None:
     """
     Run the command line; what the system refuses is one line and an exit code of the table, never a traceback.
 
@@ -155,7 +155,7 @@ class _Stderr:
     def __init__(self, stream: Any) -> None:
         self._stream = stream
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
@@ -177,7 +177,7 @@ class _Warned:
         self._before = before
         self._told: set[str] = set()
 
-    def __call__(self, message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+    def __call__(self, message: Warning | str, category: type[Warning], *where: object, **more: object) -> None:
         from stepengine.engine.loading import BrokenFile
 
         if not issubclass(category, BrokenFile):

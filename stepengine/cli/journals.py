@@ -131,7 +131,7 @@ def _failing(command: Callable[[Options], Exit], options: Options) -> Exit:
         return complain(error.message, Exit.FAILED)
 
 
-def is_cut_off(journal: Journal, replayed: RunResult[Any]) -> bool:
+def is_cut_off(journal: Journal, replayed: RunResult) -> bool:
     """Return whether a replay stopped where a crash had ended the record, and nobody had cancelled the run."""
     history = journal.history()
     stopped = any(record.input.get("type") == "Stop" for record in history.inputs)
@@ -207,7 +207,7 @@ def journal_at(text: str) -> Journal:
     return SqliteJournal(name, run or runs[0])
 
 
-def agent_of(history: History, given: str, folders: Iterable[Path] = ()) -> AgentDefinition[Any]:
+def agent_of(history: History, given: str, folders: Iterable[Path] = ()) -> AgentDefinition:
     """
     Return the agent *given* on the command line, or the one whose id is recorded.
 
@@ -231,7 +231,7 @@ def agent_of(history: History, given: str, folders: Iterable[Path] = ()) -> Agen
         raise DefinitionError(msg) from error
 
 
-def recorded_agent(journal: Journal, options: Options, history: History | None = None) -> AgentDefinition[Any]:
+def recorded_agent(journal: Journal, options: Options, history: History | None = None) -> AgentDefinition:
     """
     Return the agent of a journal; one that was recorded with another model than its own goes without its own.
 
@@ -294,7 +294,7 @@ def taken(text: str) -> Answer:
     return Answer(result=result, by=BY)
 
 
-def performed(bench: Bench, make: Callable[[], Coroutine[Any, Any, RunResult[Any]]]) -> Run:
+def performed(bench: Bench, make: Callable[[], Coroutine[object, Any, RunResult]]) -> Run:
     """Run to the end; Ctrl-C and SIGTERM end it gracefully, a second one at once."""
 
     async def ended() -> Run:
@@ -312,7 +312,7 @@ def performed(bench: Bench, make: Callable[[], Coroutine[Any, Any, RunResult[Any
     return watched(ended, bench.progress)
 
 
-def followed(bench: Bench, start: Callable[[], Coroutine[Any, Any, RunHandle[Any]]]) -> Run:
+def followed(bench: Bench, start: Callable[[], Coroutine[object, Any, RunHandle]]) -> Run:
     """Run what *start* starts to its end; Ctrl-C and SIGTERM end it gracefully, a second one at once."""
 
     async def ended() -> Run:

@@ -91,14 +91,14 @@ class Case:
 
     file: str
     journal: Journal
-    agent: AgentDefinition[Any]
+    agent: AgentDefinition
     hooks: Sequence[str]
     bench: Bench
 
 
 def case_of(file: str, options: Options, *, performs: bool, beside: Iterable[Case] = ()) -> Case:
     """
-    Return a recorded run with its agent, and say which file that comes from (judging JG11).
+    Return a recorded run with its agent, and say which file that comes from.
 
     Args:
         file: The journal.
@@ -146,7 +146,7 @@ def purse_of(budget: str) -> Purse:
 
 def agreed(calls: int, low: Decimal | None, high: Decimal | None, *, yes: bool) -> None:
     """
-    Say how many model calls are to be made and what they may cost, and ask unless that was agreed to (judging JG86).
+    Say how many model calls are to be made and what they may cost, and ask unless that was agreed to.
 
     Raises:
         UsageProblem: when nobody can be asked, or the answer is no.
@@ -178,7 +178,7 @@ def confirm(said: str) -> None:
 # --- what users write -----------------------------------------------------------------------------------------------
 
 
-def models_of_script(file: str) -> Callable[[], Any] | None:
+def models_of_script(file: str) -> Callable[[], object] | None:
     """
     Return what gives a scripted model that starts at the first reply; ``None`` without a script; errors as ``script_of``.
     """
@@ -213,14 +213,14 @@ def script_of(file: str) -> Any:
     return replies
 
 
-def _replies(items: Any, file: str) -> list[Any]:
+def _replies(items: object, file: str) -> list[Any]:
     if not isinstance(items, list):
         msg = f"--script {file!r} is a list of replies, not {type(items).__name__}"
         raise UsageProblem(msg)
     return [_reply(item, file) for item in items]
 
 
-def _reply(item: Any, file: str) -> Any:
+def _reply(item: object, file: str) -> Any:
     from stepengine.testing import tool_call, tool_calls
 
     if isinstance(item, str):
@@ -237,13 +237,13 @@ def _reply(item: Any, file: str) -> Any:
 
 
 def cleaner() -> Redactor:
-    """Return what takes secrets out of reports, also those that a journal itself would keep (judging JG13)."""
+    """Return what takes secrets out of reports, also those that a journal itself would keep."""
     from stepengine.redaction import redactor_for
 
     return redactor_for("all", os.environ)
 
 
-def cleaned(report: Any) -> Any:
+def cleaned(report: object) -> object:
     """Return a report without what looks like a secret."""
     return cleaner().value(report)
 
@@ -259,7 +259,7 @@ class _Interrupted(Exception):
         self.number = number
 
 
-def to_the_end(make: Callable[[], Coroutine[Any, Any, Made]], engines: Iterable[Engine]) -> Made:
+def to_the_end(make: Callable[[], Coroutine[object, Any, Made]], engines: Iterable[Engine]) -> Made:
     """Do what *make* says in an event loop of its own, and close *engines*; Ctrl-C and SIGTERM end it gracefully."""
 
     async def ended() -> Made:
@@ -280,7 +280,7 @@ def to_the_end(make: Callable[[], Coroutine[Any, Any, Made]], engines: Iterable[
 
 
 def interrupted_or(command: Callable[[], Exit]) -> Exit:
-    """Do what *command* does: a journal that cannot be used is wrong usage, a prefix that does not fit a divergence (JG12)."""
+    """Do what *command* does: a journal that cannot be used is wrong usage, a prefix that does not fit a divergence."""
 
     def tried() -> Exit:
         try:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 UNAUTHORIZED = 401
 GRACE = 5.0
-"""Seconds that effects have to come to their end when a signal ends a run (requirements X73)."""
+"""Seconds that effects have to come to their end when a signal ends a run."""
 
 __all__ = (
     "Run",
@@ -64,7 +64,7 @@ class Run:
         signal: The signal that ended it; ``None`` when none did.
     """
 
-    result: RunResult[Any]
+    result: RunResult
     signal: int | None = None
 
     @property
@@ -77,7 +77,7 @@ class Run:
 
 def perform(
     engine: Engine,
-    agent: AgentDefinition[Any],
+    agent: AgentDefinition,
     prompt: str,
     progress: Progress | None,
     *,
@@ -101,7 +101,7 @@ def perform(
     return watched(ended, progress)
 
 
-def interrupt(handle: RunHandle[Any], loop: asyncio.AbstractEventLoop) -> None:
+def interrupt(handle: RunHandle, loop: asyncio.AbstractEventLoop) -> None:
     """End a run; what is under way and cannot happen again has some seconds, and stderr says what is waited for."""
 
     def tell() -> None:
@@ -114,14 +114,14 @@ def interrupt(handle: RunHandle[Any], loop: asyncio.AbstractEventLoop) -> None:
     loop.call_soon_threadsafe(tell)
 
 
-async def result_of(run: Awaitable[RunResult[Any]]) -> RunResult[Any]:
+async def result_of(run: Awaitable[RunResult]) -> RunResult:
     """Return the result of *run*, also of one that raises when it is at a limit (``on_max_steps="raise"``)."""
     try:
         return await run
     except LimitExceeded as error:
         if error.result is None:
             raise
-        result: RunResult[Any] = error.result
+        result: RunResult = error.result
         return result
 
 
@@ -179,7 +179,7 @@ def advised(ending: str, run: Run, options: Options) -> str:
     return ending
 
 
-def tell_more(result: RunResult[Any], options: Options) -> None:
+def tell_more(result: RunResult, options: Options) -> None:
     """Tell what waits for an answer, and what was odd."""
     waits = options.journal and (result.pending_questions or result.status is RunStatus.CANCELLED)
     again = resume_hint(options, result.state.agent_id) if waits else ""

@@ -158,7 +158,7 @@ class Entry:
 
     def text(self, *names: str) -> str:
         """Return a text of the companion; ``""`` where there is none."""
-        value: Any = self.info
+        value: object = self.info
         for name in names:
             value = value.get(name) if isinstance(value, Mapping) else None
         return value if isinstance(value, str) else ""
@@ -223,7 +223,7 @@ def _read(folder: Path, stem: str) -> dict[str, Any] | None:
     return info if isinstance(info, dict) and isinstance(info.get("status"), str) else None
 
 
-def _rebuilt(folder: Path, stem: str) -> dict[str, Any]:
+def _rebuilt(folder: Path, stem: str) -> dict[str, object]:
     """Return what the journal of a run tells of it; nothing when there is none."""
     from stepengine.journal import FileJournal
     from stepengine.journal.show import spending_of, status_of
@@ -447,7 +447,7 @@ class Recording:
         self._is_new = False
         self._update(run_id=run_id)
 
-    def ended(self, result: RunResult[Any]) -> None:
+    def ended(self, result: RunResult) -> None:
         """Say how the run ended, or that it waits."""
         status = result.status.value
         if self.journal is not None:
@@ -466,7 +466,7 @@ class Recording:
             cost=None if result.cost is None else str(result.cost),
         )
 
-    def _update(self, **changes: Any) -> None:
+    def _update(self, **changes: object) -> None:
         if self._entry is None:
             return
         info = _read(self._entry.folder, self._entry.stem) or self._entry.info
@@ -487,8 +487,8 @@ class Recording:
 
 
 def _companion(
-    options: Options, journal: str, *, command: str, agent_id: str, prompt: str = "", forked_from: Any = None
-) -> dict[str, Any]:
+    options: Options, journal: str, *, command: str, agent_id: str, prompt: str = "", forked_from: object = None
+) -> dict[str, object]:
     from importlib.metadata import PackageNotFoundError, version
 
     try:

@@ -1,5 +1,5 @@
 """
-What the command line is configured with, and where each value came from (requirements P10, X62).
+What the command line is configured with, and where each value came from.
 
 An explicit argument wins over the environment, the environment over the project's file, the project's over the user's.
 A project's file is foreign: a repository that was just cloned may give models short names and lower limits, but choose no
@@ -76,25 +76,25 @@ class Key:
         return len(mine) == len(theirs) and all(m == t or m.startswith("<") for m, t in zip(mine, theirs, strict=True))
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ValueError
     return value
 
 
-def _bool(value: Any) -> bool:
+def _bool(value: object) -> bool:
     if not isinstance(value, bool):
         raise ValueError  # noqa: TRY004  (one kind of refusal)
     return value
 
 
-def _parse_bool(text: str) -> Any:
+def _parse_bool(text: str) -> object:
     return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}.get(
         text.strip().lower(), text
     )
 
 
-def _parse_number(text: str) -> Any:
+def _parse_number(text: str) -> object:
     for kind in (int, float):
         try:
             return kind(text)
@@ -103,7 +103,7 @@ def _parse_number(text: str) -> Any:
     return text
 
 
-def _whole(value: Any) -> int:
+def _whole(value: object) -> int:
     if type(value) is not int or not 1 <= value <= MAX_INT:
         raise ValueError
     return value
@@ -124,19 +124,19 @@ def _one_of(*words: str) -> Callable[[Any], str]:
     return read
 
 
-def _variable(value: Any) -> str:
+def _variable(value: object) -> str:
     if not isinstance(value, dict) or list(value) != ["env"] or not VARIABLE.fullmatch(str(value["env"])):
         raise ValueError
     return str(value["env"])
 
 
-def _paths(value: Any) -> tuple[str, ...]:
+def _paths(value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(p, str) and p for p in value):
         raise ValueError
     return tuple(value)
 
 
-def _policy(value: Any) -> JsonDict:
+def _policy(value: object) -> JsonDict:
     if not isinstance(value, dict):
         raise ValueError  # noqa: TRY004  (one kind of refusal)
     from stepengine.permissions import Policy
@@ -145,7 +145,7 @@ def _policy(value: Any) -> JsonDict:
     return freeze_object(value)
 
 
-def _limit(name: str, kind: str, read: Callable[[Any], Any], what: str) -> Key:
+def _limit(name: str, kind: str, read: Callable[[Any], object], what: str) -> Key:
     return Key(name=f"limits.{name}", kind=kind, help=what, project="lower", read=read, parse=_parse_number)
 
 
@@ -261,7 +261,7 @@ class Settings:
         base = Path(origin.place.rpartition(":")[0]).parent.absolute() if is_file else Path()
         return tuple([base / Path(folder).expanduser() for folder in self.get("agents") or ()])
 
-    def with_arguments(self, **given: Any) -> Settings:
+    def with_arguments(self, **given: object) -> Settings:
         """Return the settings with what was typed, by dotted name with ``__`` for ``.``; ``None`` is nothing."""
         typed = {name.replace("__", "."): value for name, value in given.items() if value is not None}
         origins = dict.fromkeys(typed, Origin("argument"))
@@ -332,7 +332,7 @@ def key_of(name: str, origin: Origin | None = None) -> Key:
     raise UsageProblem(msg)
 
 
-def _checked(key: Key, given: _Given) -> Any:
+def _checked(key: Key, given: _Given) -> object:
     try:
         return key.read(given.value)
     except DefinitionError as error:
@@ -346,7 +346,7 @@ def _checked(key: Key, given: _Given) -> Any:
         raise UsageProblem(msg) from None
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     try:
         text = repr(value)
     except ValueError:  # a number of more digits than Python writes
@@ -422,7 +422,7 @@ def _of_file(path: Path, source: Source) -> list[_Given]:
     return [_Given(name, value, Origin(source, f"{path}:{lines(name)}")) for name, value in _leaves(data)]
 
 
-def _leaves(data: Mapping[str, Any], start: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(data: Mapping[str, object], start: str = "") -> Iterator[tuple[str, object]]:
     """Give every setting of a file: tables down to where a key begins, whose value may be a table itself."""
     for member, value in data.items():
         name = f"{start}{member}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stepengine.cli.options import Options
 from stepengine.cli.recording import EDITORS, HISTORY, runs_folder
@@ -70,7 +70,7 @@ def _kept_below(root: Path) -> list[str]:
     return [f"{place.relative_to(root).as_posix()}{end}" for place, end in kept if place.is_relative_to(root)]
 
 
-def allowed_tools(options: Options, agents: list[AgentDefinition[Any]], journals: Sequence[str] = ()) -> list[ToolLike]:
+def allowed_tools(options: Options, agents: list[AgentDefinition], journals: Sequence[str] = ()) -> list[ToolLike]:
     """
     Return the tools that the options allow; they do not show *journals*, in which they would find what they say themselves.
 

@@ -1,5 +1,5 @@
 """
-``stepengine trust``, and what every command asks, tells and refuses about code of the working folder (requirements X72).
+``stepengine trust``, and what every command asks, tells and refuses about code of the working folder.
 
 An agent file of a folder that nobody trusted is not run. ``run`` and ``chat`` ask a person at a terminal, once; everything
 else says what it did not run and how to trust it.

@@ -1,4 +1,4 @@
-"""``mask_tool_results``: old tool results become short notes (requirements E11, I15, generator-contract P33)."""
+"""``mask_tool_results``: old tool results become short notes."""
 
 from __future__ import annotations
 

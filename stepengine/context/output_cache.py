@@ -1,5 +1,5 @@
 """
-``output_cache``: old tool outputs make room, and can be fetched again by a reference id (requirements I13-I15).
+``output_cache``: old tool outputs make room, and can be fetched again by a reference id.
 
 **What it changes.** The view only. The record keeps every output, so nothing is stored beside it: the reference id is the
 id of the tool call, and ``read_output`` finds the output in the record, also in a session that was stored and loaded. An

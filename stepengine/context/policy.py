@@ -1,4 +1,4 @@
-"""``ContextPolicy``: what the policies that shorten a history have in common, and how large a prompt is and may be (I1-I3, X45)."""
+"""``ContextPolicy``: what the policies that shorten a history have in common, and how large a prompt is and may be."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ REMINDER_TOKENS = 20
 
 
 def _maximum(max_tokens: int | None, context_window: int | None) -> int:
-    """Return how many tokens a prompt may have (requirements I3)."""
+    """Return how many tokens a prompt may have."""
     if max_tokens is not None:
         return max_tokens
     return DEFAULT_MAX_TOKENS if context_window is None else int(context_window * WINDOW_RATIO)
@@ -102,7 +102,7 @@ def limits_of(ctx: HookContext, max_tokens: int | None = None) -> ContextLimits:
     """
     Return the limits for the prompt that a ``pre_step`` hook is called before.
 
-    A prompt that the provider has just refused as too long may have half of what it had by estimate (requirements I17); a
+    A prompt that the provider has just refused as too long may have half of what it had by estimate (requirements:I17); a
     policy behind another one that made it so short has nothing to do.
     """
     limits = ContextLimits.of(
@@ -151,7 +151,7 @@ Check: TypeAlias = Callable[[Any, "attrs.Attribute[Any]", Any], None]
 def option(test: Callable[[Any], bool], words: str) -> Check:
     """Return the validator of an option of a policy: *words* say what it is, for the error that names policy and option."""
 
-    def check(policy: Any, field: attrs.Attribute[Any], value: Any) -> None:
+    def check(policy: object, field: attrs.Attribute[Any], value: object) -> None:
         if isinstance(value, bool) or not isinstance(value, int | float | None) or not test(value):
             msg = f"{type(policy).__name__}: {field.name} is {words}, not {value!r}"
             raise DefinitionError(msg)

@@ -1,5 +1,5 @@
 """
-``project_context``: what a repository says about itself, as parts of the prompt of any agent (requirements X60).
+``project_context``: what a repository says about itself, as parts of the prompt of any agent.
 
 It is read once per run by a recorded effect, so a replay needs no repository. Instructions and the list of skills end the
 system prompt, which stays the same from run to run, so that the provider's cache holds; what changes with the hour, the

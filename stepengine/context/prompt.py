@@ -1,10 +1,10 @@
-"""``SystemPrompt`` and ``Environment``: a system prompt from parts, in a fixed order (requirements I18-I22)."""
+"""``SystemPrompt`` and ``Environment``: a system prompt from parts, in a fixed order."""
 
 from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import attrs
 
@@ -17,7 +17,7 @@ Section: TypeAlias = "str | Iterable[str]"
 """Text, or points that become a list."""
 
 
-def _variables(value: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> tuple[tuple[str, str], ...]:
+def _variables(value: Mapping[str, object] | Iterable[tuple[str, object]]) -> tuple[tuple[str, str], ...]:
     return tuple([(str(name), str(content)) for name, content in dict(value).items()])
 
 

@@ -1,5 +1,5 @@
 """
-``prune_to_summary``: older turns become a summary without a model call (requirements I16, generator-contract section 4, P12-P24).
+``prune_to_summary``: older turns become a summary without a model call.
 
 Of tool calls one line each is kept, and the few results that matter. Each entry is one part of the summary message and says
 of which role it is in the part's own data, so that a later prune takes the list back as it was, whatever the texts say. A
@@ -60,11 +60,11 @@ __all__ = (
 
 SUMMARY_TAG = "CONVERSATION_SUMMARY"
 SUMMARY_TAGS = frozenset({SUMMARY_TAG, SUMMARY})
-"""What tells a summary, ours or one that the model wrote; never its text (generator-contract P28)."""
+"""What tells a summary, ours or one that the model wrote; never its text (generator-contract:P28)."""
 MEMORY_TAG = "MEMORY"
 CONTINUE_TAG = "CONTINUE_PROMPT"
 SILENT_TAGS = frozenset({"INSTRUCTIONS_PROMPT", "STEP_PROMPT", "AGENT_SPAWN_NOTICE", CONTINUE_TAG, GAP_TAG})
-"""Messages that are not summarised, and that do not make a turn begin (generator-contract P10, P12)."""
+"""Messages that are not summarised, and that do not make a turn begin (generator-contract:P12)."""
 
 SEPARATOR = "\n\n---\n\n"
 HEADER = (
@@ -109,7 +109,7 @@ class Memory(NamedTuple):
 
 
 def entry_tokens(entry: Entry) -> int:
-    """Return the size of an entry in tokens of three characters (generator-contract P22)."""
+    """Return the size of an entry in tokens of three characters (generator-contract:P22)."""
     return -(-len(entry.text) // 3)
 
 
@@ -172,7 +172,7 @@ def remembered(
 
 def fitting(entries: Sequence[Entry], user_budget: int, assistant_tool_budget: int) -> tuple[Entry, ...]:
     """
-    Return the entries that fit, from the newest back (generator-contract P22, P23, P29).
+    Return the entries that fit, from the newest back.
 
     The first entry of a role that does not fit closes that role. The newest entry and the live request always stay; the
     latter counts for no budget.
@@ -191,7 +191,7 @@ def fitting(entries: Sequence[Entry], user_budget: int, assistant_tool_budget: i
 
 
 def summary_message(memory: Memory) -> UserMessage:
-    """Return the message that keeps a memory, one part per entry (generator-contract P24, P28)."""
+    """Return the message that keeps a memory, one part per entry."""
     parts: list[UserPart] = [TextPart(HEADER)]
     for entry in memory.entries:
         data = {"provider": "stepengine", "entry": entry.role, **({"live": True} if entry.live else {})}
@@ -200,7 +200,7 @@ def summary_message(memory: Memory) -> UserMessage:
 
 
 def continue_message() -> UserMessage:
-    """Return the message that ends a history which was pruned in the middle of a turn (generator-contract P11)."""
+    """Return the message that ends a history which was pruned in the middle of a turn (generator-contract:P11)."""
     return UserMessage(CONTINUE, (CONTINUE_TAG,))
 
 
@@ -237,7 +237,7 @@ def clipped(text: str, chars: int) -> str:
     return line if len(line) <= chars else f"{line[: chars - 1]}…"
 
 
-def _said(value: Any) -> str:
+def _said(value: object) -> str:
     """Return a JSON value as text: strings as they are, lists of them joined by commas."""
     if isinstance(value, str):
         return value
@@ -246,13 +246,13 @@ def _said(value: Any) -> str:
     return "" if value is None else compact(value)
 
 
-def _paths(given: Mapping[str, Any]) -> str:
+def _paths(given: Mapping[str, object]) -> str:
     paths = given.get("paths") or given.get("path")
     listed = paths if isinstance(paths, list) else [paths]
     return ", ".join([_said(p.get("path") if isinstance(p, Mapping) else p) for p in listed])
 
 
-def _patched(given: Mapping[str, Any]) -> str:
+def _patched(given: Mapping[str, object]) -> str:
     operation = given.get("operation")
     return f"Edited {_said(operation.get('path') if isinstance(operation, Mapping) else None)}"
 
@@ -262,33 +262,33 @@ def _search(given: Mapping[str, Any]) -> str:
     return f"Searched code for {_said(given.get('pattern'))}" + (f" ({flags})" if flags else "")
 
 
-def _command(given: Mapping[str, Any]) -> str:
+def _command(given: Mapping[str, object]) -> str:
     command = given.get("command")
     words = " ".join(map(_said, command)) if isinstance(command, list) else _said(command)
     return f"Ran {clipped(words, COMMAND_CHARS)}"
 
 
-def _docs(given: Mapping[str, Any]) -> str:
+def _docs(given: Mapping[str, object]) -> str:
     return f"Read docs: {_said(given.get('library_title'))} - {_said(given.get('topic'))}"
 
 
-def _members(given: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+def _members(given: Mapping[str, object], name: str) -> list[Mapping[str, Any]]:
     value = given.get(name)
     return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
 
 
-def _todos(given: Mapping[str, Any]) -> str:
+def _todos(given: Mapping[str, object]) -> str:
     todos = _members(given, "todos")
     left = [_said(t.get("task")) for t in todos if not t.get("completed")]
     return f"Todos: {len(todos) - len(left)} of {len(todos)} done" + (f"; left: {'; '.join(left)}" if left else "")
 
 
-def _questions(given: Mapping[str, Any]) -> str:
+def _questions(given: Mapping[str, object]) -> str:
     asked = [_said(q.get("question")) for q in _members(given, "questions")]
     return f"Asked the user: {clipped(' / '.join(asked), QUESTION_CHARS)}"
 
 
-def _agents(given: Mapping[str, Any]) -> str:
+def _agents(given: Mapping[str, object]) -> str:
     shown = []
     for agent in _members(given, "agents") or [given]:
         name = _said(agent.get("agent_type") or agent.get("agent"))
@@ -326,7 +326,7 @@ LINES: Mapping[str, Callable[[Mapping[str, Any]], str]] = MappingProxyType(
         "set_messages": lambda _: "Changed the messages",
     }
 )
-"""What a call of a tool did, from its input (generator-contract P17); of other tools the name is kept."""
+"""What a call of a tool did, from its input (generator-contract:P17); of other tools the name is kept."""
 
 
 def _agent_of(call: ToolCallPart) -> str:
@@ -347,14 +347,14 @@ def line_of(call: ToolCallPart) -> str:
     return f"- {' '.join(line.split())}"
 
 
-def _data(message: ToolMessage) -> Any:
+def _data(message: ToolMessage) -> object:
     """Return the JSON value of a result, or ``None`` when it is text."""
     return next((part.value for part in message.content if isinstance(part, JsonPart)), None)
 
 
 def result_of(message: ToolMessage, call: ToolCallPart, forgotten: frozenset[str]) -> str:
     """
-    Return what is kept of a result, ``""`` for nothing (generator-contract P18).
+    Return what is kept of a result, ``""`` for nothing (generator-contract:P18).
 
     Args:
         message: The result.
@@ -381,7 +381,7 @@ def _kept(message: ToolMessage, call: ToolCallPart, forgotten: frozenset[str]) -
         yield from _failure(data, "")
 
 
-def _failure(data: Any, text: str) -> Iterator[str]:
+def _failure(data: object, text: str) -> Iterator[str]:
     """Give the exit code of a result when it is not 0, and its error, *text* when the data name neither."""
     fields = data if isinstance(data, Mapping) else {}
     code = fields.get("exit_code", fields.get("exitCode"))
@@ -396,7 +396,7 @@ def _limited(text: str, chars: int) -> str:
     return text if len(text) <= chars else f"{text[: chars - 1]}…"
 
 
-def _answers(data: Any) -> Iterator[str]:
+def _answers(data: object) -> Iterator[str]:
     if not isinstance(data, Mapping) or data.get("skipped"):
         yield "The user skipped the question."
     else:
@@ -404,13 +404,13 @@ def _answers(data: Any) -> Iterator[str]:
         yield _limited(f"The user answered: {'; '.join(answers)}", ANSWER_CHARS)
 
 
-def _children(data: Any) -> list[Mapping[str, Any]]:
+def _children(data: object) -> list[Mapping[str, Any]]:
     """Return the entries of a result that lists agents, known by its form: such a tool may have any name."""
     listed = data if isinstance(data, list) else []
     return [entry for entry in listed if isinstance(entry, Mapping) and "agent_type" in entry]
 
 
-def _outputs(children: Sequence[Mapping[str, Any]], forgotten: frozenset[str]) -> Iterator[str]:
+def _outputs(children: Sequence[Mapping[str, object]], forgotten: frozenset[str]) -> Iterator[str]:
     for child in children:
         name = _said(child.get("agent_type"))
         if "error" in child:

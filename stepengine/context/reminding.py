@@ -60,5 +60,5 @@ def reminders(*texts: Said) -> Hook:
     return remind
 
 
-def _said(value: Any, ctx: HookContext) -> Any:
+def _said(value: object, ctx: HookContext) -> Any:
     return value(ctx) if callable(value) else value

@@ -1,5 +1,5 @@
 """
-``summarize`` and ``compact``: older history becomes a summary that the model writes (requirements I6, I8-I11).
+``summarize`` and ``compact``: older history becomes a summary that the model writes.
 
 **What it changes.** The view by default: the model is shown the summary, the record keeps every message. With
 ``replace_record=True``, and always with ``compact`` from a handler, the record itself.
@@ -58,7 +58,7 @@ Summarizer: TypeAlias = Callable[[Sequence[Message]], "str | Generator[Yieldable
 """Returns a summary of messages: a plain function, or a generator function that yields ``Perform`` or ``Complete``."""
 
 
-def _summarizer(_: Any, __: attrs.Attribute[Any], given: Any) -> None:
+def _summarizer(_: object, __: attrs.Attribute[Any], given: object) -> None:
     if given is not None and (not callable(given) or is_async(unwrapped(given))):
         msg = (
             "summarize: a summarizer is a function that returns text, or a generator function that does I/O with "

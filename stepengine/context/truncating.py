@@ -1,4 +1,4 @@
-"""``truncate``: leave out the oldest messages (requirements I5)."""
+"""``truncate``: leave out the oldest messages."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Fine:
     test: Callable[[Any], bool]
     words: str
 
-    def problem(self, name: str, value: Any) -> str:
+    def problem(self, name: str, value: object) -> str:
         """Return what is wrong with *value*, which stands under *name*; ``""`` when nothing is."""
         return "" if self.test(value) else f"{name} is {self.words}, not {written(value)}"
 
@@ -71,7 +71,7 @@ def named_fields(cls: type[T]) -> type[T]:
     init: Callable[..., None] = made.__init__
 
     @wraps(init)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it becomes the class's own
+    def __init__(self: object, *args: object, **kwargs: object) -> None:  # noqa: N807 - it becomes the class's own
         try:
             init(self, *args, **kwargs)
         except TypeError:
@@ -88,7 +88,7 @@ def named_fields(cls: type[T]) -> type[T]:
     return cls
 
 
-def written(value: Any) -> str:
+def written(value: object) -> str:
     """Return *value* as its author wrote it, if that is short, else what it is."""
     if type(value) in (dict, list, tuple, set):
         text = repr(value)
@@ -99,7 +99,7 @@ def written(value: Any) -> str:
 def fine(what: Fine, error: type[StepEngineError] = DefinitionError) -> Validator:
     """Return the attrs validator that raises *error* for a value that is not *what*."""
 
-    def check(instance: Any, field: attrs.Attribute[Any], value: Any) -> None:
+    def check(instance: object, field: attrs.Attribute[Any], value: object) -> None:
         problem = what.problem(f"{type(instance).__name__}({field.name}=...)", value)
         if problem:
             raise error(problem)
@@ -112,7 +112,7 @@ def or_none(what: Fine) -> Fine:
     return Fine(lambda value: value is None or what.test(value), f"{what.words} or None")
 
 
-def an_instance(kind: type[Any], example: str) -> Fine:
+def an_instance(kind: type[object], example: str) -> Fine:
     """Return what only instances of *kind* are, such as *example*."""
     article = "an" if kind.__name__[0] in "AEIO" else "a"
     return Fine(lambda value: isinstance(value, kind), f"{article} {kind.__name__} such as {example}")
@@ -125,11 +125,11 @@ def one_of(*values: str) -> Fine:
     )
 
 
-def _is_count(value: Any) -> bool:
+def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float | Decimal) and not isinstance(value, bool) and value == value  # noqa: PLR0124
 
 

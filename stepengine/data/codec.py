@@ -4,7 +4,7 @@ JSON for every stored type, both ways.
 The codec is driven by the annotations of the data classes and closed: ``STORED`` lists what can be stored. A stored
 object is a JSON object with the member ``"type"`` and one member per field that differs from its default; member names
 are field names. Storing and loading are strict: an unknown type, an unknown field, a wrong value or a newer format is a
-``DataError`` that says where. Nothing that is loaded can run code (requirements B17, reliability R20).
+``DataError`` that says where. Nothing that is loaded can run code.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import attrs
 from stepengine import errors
 from stepengine.data import hooks, limits, messages, models, outcomes, questions, server_tools, state, tools, usage
 from stepengine.data.fields import ENDLESS, RAW, SCALARS, Codec, Style, fault, literal, mapping, sequence, shown, within
+from stepengine.data.generated import generated
 from stepengine.data.json import JsonDict, mended, quoted
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError, StepEngineError
@@ -51,7 +52,7 @@ MODULES = (hooks, limits, messages, models, outcomes, questions, server_tools, s
 
 
 def _stored() -> dict[str, type[Any]]:
-    found: dict[str, type[Any]] = {}
+    found: dict[str, type[object]] = {}
     for module in MODULES:
         for name in module.__all__:
             member = getattr(module, name)
@@ -92,7 +93,7 @@ def to_json(value: Any) -> dict[str, Any]:
     return {"stepengine": FORMAT, **bare(value)}
 
 
-def bare(value: Any) -> dict[str, Any]:
+def bare(value: object) -> dict[str, Any]:
     """Return *value* as ``to_json`` does, without the format's version: for what says it once for many values."""
     try:
         return _encode_object(value)
@@ -101,7 +102,7 @@ def bare(value: Any) -> dict[str, Any]:
         raise fault(msg) from None
 
 
-def bare_any(value: Any) -> Any:
+def bare_any(value: object) -> object:
     """Return what ``restored_any`` reads: a stored value as ``bare`` does, several of them, or JSON."""
     try:
         return _encode_any(value)
@@ -110,13 +111,13 @@ def bare_any(value: Any) -> Any:
         raise fault(msg) from None
 
 
-def written_any(value: Any, style: Style) -> str:
+def written_any(value: object, style: Style) -> str:
     """Return the JSON text of ``bare_any(value)``; errors as ``bare``."""
     cls = type(value)
     return written(value, style) if cls in style.writers or _is_stored(cls) else style.json(bare_any(value))
 
 
-def written(value: Any, style: Style) -> str:
+def written(value: object, style: Style) -> str:
     """
     Return the JSON text of ``bare(value)`` in a style, without making that object.
 
@@ -134,13 +135,13 @@ def written(value: Any, style: Style) -> str:
         raise fault(msg) from None
 
 
-def _new_writer(cls: type[Any], style: Style) -> Callable[[Any], str]:
+def _new_writer(cls: type[object], style: Style) -> Callable[[Any], str]:
     shape = _SHAPES.get(cls) or _shape(cls)
     made = style.writers[cls] = _writer_of(shape.name, shape.members, style)
     return made
 
 
-def from_json(data: Any) -> Any:
+def from_json(data: object) -> Any:
     """
     Return the value that ``to_json`` stored in *data*.
 
@@ -156,7 +157,7 @@ def from_json(data: Any) -> Any:
     return restored({k: v for k, v in data.items() if k != "stepengine"})
 
 
-def restored(data: Any) -> Any:
+def restored(data: object) -> Any:
     """
     Return the value that ``bare`` stored in *data*.
 
@@ -166,7 +167,7 @@ def restored(data: Any) -> Any:
     return _read(data, _decode_object)
 
 
-def restored_any(data: Any) -> Any:
+def restored_any(data: object) -> Any:
     """
     Return the value of a member that may hold any stored value, or JSON.
 
@@ -176,7 +177,7 @@ def restored_any(data: Any) -> Any:
     return _read(data, _decode_any)
 
 
-def _read(data: Any, decode: Callable[[Any], Any]) -> Any:
+def _read(data: object, decode: Callable[[Any], object]) -> Any:
     try:
         return decode(data)
     except RecursionError:
@@ -184,7 +185,7 @@ def _read(data: Any, decode: Callable[[Any], Any]) -> Any:
         raise fault(msg) from None
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """
     Return *value* as JSON for people to look at; it never fails.
 
@@ -201,7 +202,7 @@ def plain(value: Any) -> Any:
     return _plain_object(value)
 
 
-def _plain_object(value: Any) -> Any:
+def _plain_object(value: Any) -> object:
     if _is_stored(type(value)):
         try:
             return _encode_object(value)
@@ -218,7 +219,7 @@ def _plain_object(value: Any) -> Any:
     return plain(dump(mode="json") if dump is not None and not isinstance(value, type) else str(value))
 
 
-def _is_stored(cls: Any) -> bool:
+def _is_stored(cls: object) -> bool:
     return isinstance(cls, type) and STORED.get(cls.__name__) is cls
 
 
@@ -254,7 +255,7 @@ class _Shape(NamedTuple):
     decode: Callable[[dict[str, Any]], Any] | None = None
 
 
-def _encode_object(value: Any) -> dict[str, Any]:
+def _encode_object(value: object) -> dict[str, object]:
     cls = type(value)
     shape = _SHAPES.get(cls) or _shape(cls)
     try:
@@ -263,10 +264,10 @@ def _encode_object(value: Any) -> dict[str, Any]:
         return _encode_slowly(value, shape)
 
 
-def _encode_slowly(value: Any, shape: _Shape) -> dict[str, Any]:
+def _encode_slowly(value: Any, shape: _Shape) -> dict[str, object]:
     """Raise the error of a value that cannot be stored, and say where."""
     cls = type(value)
-    data: dict[str, Any] = {"type": shape.name}
+    data: dict[str, object] = {"type": shape.name}
     field = ""
     try:
         if cls is Transcript:
@@ -282,7 +283,7 @@ def _encode_slowly(value: Any, shape: _Shape) -> dict[str, Any]:
     return data
 
 
-def _decode_object(data: Any, allowed: tuple[type[Any], ...] = (object,)) -> Any:
+def _decode_object(data: object, allowed: tuple[type[object], ...] = (object,)) -> object:
     name = data.get("type") if type(data) is dict or isinstance(data, Mapping) else None
     if not isinstance(name, str):
         msg = f"expected an object with a 'type', not {shown(data)}"
@@ -301,7 +302,7 @@ def _decode_object(data: Any, allowed: tuple[type[Any], ...] = (object,)) -> Any
     return _decode_slowly(data, cls, shape)
 
 
-def _decode_slowly(data: Any, cls: type[Any], shape: _Shape) -> Any:
+def _decode_slowly(data: Any, cls: type[object], shape: _Shape) -> object:
     """Return the instance that *data* holds, or say where it holds none."""
     name, members, values = shape.name, shape.members, dict[str, Any]()
     for field, item in data.items():
@@ -331,7 +332,7 @@ def _made(cls: type[Any], required: Sequence[str], values: Mapping[str, Any]) ->
         raise fault(msg) from error
 
 
-def _shape(cls: type[Any]) -> _Shape:
+def _shape(cls: type[object]) -> _Shape:
     """Find out what a class is made of, once."""
     if not _is_stored(cls):
         msg = f"a {cls.__name__} cannot be stored"
@@ -341,7 +342,7 @@ def _shape(cls: type[Any]) -> _Shape:
     return made
 
 
-def _shape_of(cls: type[Any], members: Mapping[str, _Member]) -> _Shape:
+def _shape_of(cls: type[object], members: Mapping[str, _Member]) -> _Shape:
     required = [f for f, m in members.items() if m.default is attrs.NOTHING and m.computed is None]
     encode = _encode_transcript if cls is Transcript else _encoder_of(cls.__name__, members)
     make = QUICK.get(cls)
@@ -357,14 +358,14 @@ def _encode_transcript(value: Any) -> dict[str, Any]:
 # --- the loops over the members of a class, unrolled once for it ------------------------------------------------------
 
 
-def _encoder_of(name: str, members: Mapping[str, _Member]) -> Callable[[Any], dict[str, Any]]:
+def _encoder_of(name: str, members: Mapping[str, _Member]) -> Callable[[Any], dict[str, object]]:
     """Return what makes a JSON object of an instance: a member for each field that has not its default."""
-    known: dict[str, Any] = {}
+    known: dict[str, object] = {}
     lines = [f"data = {{'type': {name!r}}}"]
     for number, (field, member) in enumerate(members.items()):
         known[f"encode{number}"] = member.codec.encode
         lines += _unless_usual(number, field, member, known, f"data[{field!r}] = encode{number}(item)")
-    return _function("value", [*lines, "return data"], known)
+    return _function(f"encoder of {name}", "value", [*lines, "return data"], known)
 
 
 def _writer_of(name: str, members: Mapping[str, _Member], style: Style) -> Callable[[Any], str]:
@@ -373,7 +374,7 @@ def _writer_of(name: str, members: Mapping[str, _Member], style: Style) -> Calla
         return lambda value: style.json(_encode_transcript(value))
     names = [field for field in ("type", *members) if field not in style.without]
     style = style.inside or style
-    known: dict[str, Any] = {"style": style, "json": style.json, "quoted": quoted, "JsonDict": JsonDict}
+    known: dict[str, object] = {"style": style, "json": style.json, "quoted": quoted, "JsonDict": JsonDict}
     if style.is_sorted:
         names.sort()
     lines, text, is_open = [], "", True
@@ -399,16 +400,16 @@ def _writer_of(name: str, members: Mapping[str, _Member], style: Style) -> Calla
             text += f'{before}"{field}":{{{written_item}}}'
             is_open = False
     lines.append(f"return f'''{{{{{text}}}}}'''")
-    return _function("value", lines, known)
+    return _function(f"writer of {name}", "value", lines, known)
 
 
-def _usual(number: int, member: _Member, known: dict[str, Any]) -> str:
+def _usual(number: int, member: _Member, known: dict[str, object]) -> str:
     """Return the expression for the default of a field of ``value``."""
     known[f"usual{number}"] = member.default if member.computed is None else member.computed
     return f"usual{number}" if member.computed is None else f"usual{number}(value)"
 
 
-def _written_by(number: int, codec: Codec, style: Style, known: dict[str, Any]) -> str:
+def _written_by(number: int, codec: Codec, style: Style, known: dict[str, object]) -> str:
     """Return the expression for the text of an item; what there is most of needs no call of ours."""
     item, otherwise = f"item{number}", f"write{number}(item{number}, style)"
     if codec is SCALARS[str]:
@@ -431,7 +432,7 @@ class _Writers(dict[type[Any], Callable[[Any], str]]):
         self._codec = codec
         self._style = style
 
-    def __missing__(self, cls: type[Any]) -> Callable[[Any], str]:
+    def __missing__(self, cls: type[object]) -> Callable[[Any], str]:
         style = self._style
         if cls not in self._codec.classes:
             return lambda value: self._codec.writer(value, style)
@@ -439,7 +440,7 @@ class _Writers(dict[type[Any], Callable[[Any], str]]):
         return found
 
 
-def _unless_usual(number: int, field: str, member: _Member, known: dict[str, Any], then: str) -> list[str]:
+def _unless_usual(number: int, field: str, member: _Member, known: dict[str, object], then: str) -> list[str]:
     """Return lines that do *then* with a field of ``value``, unless it has its default."""
     if not member.has_default:
         return [f"item = value.{field}", then]
@@ -448,10 +449,10 @@ def _unless_usual(number: int, field: str, member: _Member, known: dict[str, Any
 
 
 def _decoder_of(
-    cls: type[Any], members: Mapping[str, _Member], make: Callable[..., Any]
-) -> Callable[[dict[str, Any]], Any]:
+    cls: type[object], members: Mapping[str, _Member], make: Callable[..., object]
+) -> Callable[[dict[str, Any]], object]:
     """Return what makes an instance of a JSON object by a quick maker: what was decoded needs no converter any more."""
-    known: dict[str, Any] = {"MISSING": object(), "make": make, "put": object.__setattr__}
+    known: dict[str, object] = {"MISSING": object(), "make": make, "put": object.__setattr__}
     known["slowly"] = lambda data: _decode_slowly(data, cls, _SHAPES[cls])
     lines, after = ["count = 1"], []
     for number, (field, member) in enumerate(members.items()):
@@ -472,14 +473,11 @@ def _decoder_of(
         ]
     given = ", ".join([f"{field}=v{number}" for number, field in enumerate(members)])
     lines += ["if count != len(data): return slowly(data)", f"made = make({given})", *after, "return made"]
-    return _function("data", lines, known)
+    return _function(f"decoder of {cls.__name__}", "data", lines, known)
 
 
-def _function(parameter: str, lines: Sequence[str], known: dict[str, Any]) -> Callable[[Any], Any]:
-    source = "\n    ".join([f"def made({parameter}):", *lines])
-    exec(source, known)  # noqa: S102 - the source is made of the names of a class's own fields, as attrs does it
-    function: Callable[[Any], Any] = known["made"]
-    return function
+def _function(what: str, parameter: str, lines: Sequence[str], known: dict[str, object]) -> Callable[[Any], Any]:
+    return generated(what, "\n    ".join([f"def made({parameter}):", *lines]), known)
 
 
 def _members_of_attrs(cls: type[Any]) -> dict[str, _Member]:
@@ -519,7 +517,7 @@ def _codec(hint: Any) -> Codec:
     return _codec_of_class(origin, arguments)
 
 
-def _codec_of_class(cls: type[Any], arguments: tuple[Any, ...]) -> Codec:
+def _codec_of_class(cls: type[object], arguments: tuple[object, ...]) -> Codec:
     if issubclass(cls, Mapping):
         return mapping(_codec(arguments[1]))
     if cls is tuple or cls is Sequence:
@@ -529,8 +527,8 @@ def _codec_of_class(cls: type[Any], arguments: tuple[Any, ...]) -> Codec:
     return _objects((cls,))
 
 
-def _objects(classes: tuple[type[Any], ...]) -> Codec:
-    def checked(value: Any) -> Any:
+def _objects(classes: tuple[type[object], ...]) -> Codec:
+    def checked(value: object) -> object:
         if isinstance(value, classes):
             return value
         msg = f"expected one of {[c.__name__ for c in classes]}, not {shown(value)}"
@@ -558,7 +556,7 @@ def _union(options: tuple[Any, ...]) -> Codec:
 
 def _first_of(codecs: Sequence[Codec]) -> Codec:
     def first(way: str) -> Callable[[Any], Any]:
-        def convert(value: Any) -> Any:
+        def convert(value: object) -> object:
             failures = []
             for codec in codecs:
                 try:
@@ -582,7 +580,7 @@ def _or_none(codec: Codec) -> Codec:
     )
 
 
-def _encode_any(value: Any) -> Any:
+def _encode_any(value: object) -> object:
     if _is_stored(type(value)):
         return _encode_object(value)
     if type(value) is tuple and all(_is_stored(type(v)) for v in value):
@@ -590,14 +588,14 @@ def _encode_any(value: Any) -> Any:
     return {"type": "json", "value": RAW.encode(value)}
 
 
-def _decode_any(data: Any) -> Any:
+def _decode_any(data: Any) -> object:
     kind = data.get("type") if isinstance(data, (dict, Mapping)) else None
     if kind == "json":
         return _decode_only(data, "value", RAW)
     return _decode_only(data, "items", _ITEMS) if kind == "tuple" else _decode_object(data)
 
 
-def _decode_only(data: Mapping[str, Any], member: str, codec: Codec) -> Any:
+def _decode_only(data: Mapping[str, object], member: str, codec: Codec) -> object:
     if data.keys() != {"type", member}:
         msg = f"an object of type {data['type']!r} has exactly the member {member!r}"
         raise fault(msg)
@@ -611,8 +609,8 @@ class _Raw:
     """Stands for ``JsonValue`` in annotations."""
 
 
-def _names() -> dict[str, Any]:
-    names: dict[str, Any] = {}
+def _names() -> dict[str, object]:
+    names: dict[str, object] = {}
     for module in MODULES:
         names.update(vars(module))
     return {**names, **STORED, "JsonDict": JsonDict, "JsonValue": _Raw}

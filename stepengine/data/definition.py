@@ -1,4 +1,4 @@
-"""``AgentDefinition``: the frozen description of an agent (requirements A)."""
+"""``AgentDefinition``: the frozen description of an agent."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = (
 OutputMode: TypeAlias = Literal["last_message", "all_messages", "structured_output"]
 Schema: TypeAlias = "type[Any] | Mapping[str, Any]"
 """A pydantic model class or a JSON Schema."""
-HandleSteps: TypeAlias = Callable[[StepContext[Any]], Generator[Any, Any, Any]]
+HandleSteps: TypeAlias = Callable[[StepContext], Generator[Any, Any, Any]]
 Out = TypeVar("Out", default=Any)
 
 ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
@@ -54,14 +54,14 @@ def _schema(value: Schema | None) -> Schema | None:
     return freeze_object(value) if isinstance(value, Mapping) else value
 
 
-def _is_schema(value: Any) -> bool:
+def _is_schema(value: object) -> bool:
     return isinstance(value, Mapping) or (isinstance(value, type) and hasattr(value, "model_validate"))
 
 
 SCHEMA = Fine(_is_schema, "a pydantic model class or a JSON Schema (a dict)")
 
 
-def _described(value: Any) -> Any:
+def _described(value: Any) -> object:
     """Return what a prompt is; the JSON Schema of a string stands for its description."""
     is_schema = isinstance(value, Mapping) and value.get("type") == "string" and value.keys() <= {"type", "description"}
     return value.get("description") if is_schema else value
@@ -103,9 +103,9 @@ def normalised_id(agent_id: str) -> str:
     return agent_id.replace("_", "-")
 
 
-def check_handler(agent_id: str, handler: Any) -> None:
+def check_handler(agent_id: str, handler: object) -> None:
     """
-    Raise unless *handler* is a generator function of one argument (requirements A12, reliability GN11).
+    Raise unless *handler* is a generator function of one argument.
 
     Raises:
         DefinitionError: naming the function's file and line.
@@ -194,7 +194,7 @@ class AgentDefinition(Generic[Out]):
     display_name: str
     description: str
     tools: tuple[str | ToolLike | ToolSource, ...]
-    spawnable_agents: tuple[str | AgentDefinition[Any], ...]
+    spawnable_agents: tuple[str | AgentDefinition, ...]
     system_prompt: str | PromptLike
     instructions_prompt: str
     step_prompt: str
@@ -217,7 +217,7 @@ class AgentDefinition(Generic[Out]):
         display_name: str | None = None,
         description: str = "",
         tools: Sequence[str | ToolLike | ToolSource] = (),
-        spawnable_agents: Sequence[str | AgentDefinition[Any]] = (),
+        spawnable_agents: Sequence[str | AgentDefinition] = (),
         system_prompt: str | PromptLike | None = "",
         instructions_prompt: str | None = "",
         step_prompt: str | None = "",
@@ -225,8 +225,8 @@ class AgentDefinition(Generic[Out]):
         inherit_parent_system_prompt: bool = False,
         input_schema: InputSchema | Schema | None = None,
         output_mode: OutputMode | None = None,
-        output_schema: type[Out] | Mapping[str, Any] | None = None,
-        handle_steps: Callable[[StepContext[Any]], Generator[Any, Any, Out]] | None = None,
+        output_schema: type[Out] | Mapping[str, object] | None = None,
+        handle_steps: Callable[[StepContext], Generator[object, Any, Out]] | None = None,
         settings: ModelSettings | None = None,
         hooks: Hooks | None = None,
         limits: Limits | None = None,
@@ -292,14 +292,14 @@ def _meant(name: str, known: Sequence[str]) -> str:
     return ELSEWHERE.get(ours) or next(iter(get_close_matches(ours, known, n=1, cutoff=NEAR)), "")
 
 
-def _members(agent_id: Any, field: str, value: Any) -> tuple[Any, ...]:
+def _members(agent_id: object, field: str, value: object) -> tuple[Any, ...]:
     if isinstance(value, (list, tuple)):
         return tuple(value)
     msg = f"agent {agent_id!r}: {field} is a list, not {value!r}"
     raise DefinitionError(msg)
 
 
-def _check(agent: AgentDefinition[Any]) -> None:
+def _check(agent: AgentDefinition) -> None:
     problem = _wrong_field(agent) or _wrong_member(agent) or _wrong_output(agent) or _wrong_spawning(agent)
     if problem:
         msg = f"agent {agent.id!r}: {problem}"
@@ -308,7 +308,7 @@ def _check(agent: AgentDefinition[Any]) -> None:
         check_handler(agent.id, agent.handle_steps)
 
 
-def _wrong_field(agent: AgentDefinition[Any]) -> str | None:
+def _wrong_field(agent: AgentDefinition) -> str | None:
     if not _is_id(agent.id):
         return "an id is lower-case letters, digits and single hyphens, such as 'code-reviewer'"
     if agent.model is not None and not (_is_text(agent.model) and agent.model.strip()):
@@ -331,7 +331,7 @@ FIELDS = {
 }
 
 
-def _is_id(value: Any) -> bool:
+def _is_id(value: object) -> bool:
     return isinstance(value, str) and ID.fullmatch(value) is not None
 
 
@@ -343,7 +343,7 @@ def _is_text(value: Any) -> bool:
     return True
 
 
-def _wrong_member(agent: AgentDefinition[Any]) -> str | None:
+def _wrong_member(agent: AgentDefinition) -> str | None:
     for tool in agent.tools:
         if not isinstance(tool, (str, ToolLike, ToolSource)):
             return f"tools holds tool names and Tool objects, not {tool!r}"
@@ -355,7 +355,7 @@ def _wrong_member(agent: AgentDefinition[Any]) -> str | None:
     return None
 
 
-def _wrong_output(agent: AgentDefinition[Any]) -> str | None:
+def _wrong_output(agent: AgentDefinition) -> str | None:
     if agent.output_mode not in ("last_message", "all_messages", "structured_output"):
         return f"output_mode is 'last_message', 'all_messages' or 'structured_output', not {agent.output_mode!r}"
     if type(agent.output_retries) is not int or agent.output_retries < 0:
@@ -368,7 +368,7 @@ def _wrong_output(agent: AgentDefinition[Any]) -> str | None:
     return None
 
 
-def _wrong_spawning(agent: AgentDefinition[Any]) -> str | None:
+def _wrong_spawning(agent: AgentDefinition) -> str | None:
     if agent.inherit_parent_system_prompt and agent.system_prompt:
         return "inherit_parent_system_prompt excludes a system_prompt of its own"
     can_spawn = agent.handle_steps or {"spawn_agents", "spawn_agent_inline", "task"} & set(agent.tool_names)

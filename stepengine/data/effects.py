@@ -1,5 +1,5 @@
 """
-What the machine asks the outside world for: a closed union of frozen descriptions (design 3).
+What the machine asks the outside world for: a closed union of frozen descriptions.
 
 ``seq`` is the effect's number on its run's path, in program order. A ``Gather`` has no number; its members have
 consecutive ones. Fields that are marked as not compared carry what a performer needs and a record does not.

@@ -1,9 +1,9 @@
-"""How large messages are, in tokens, without a tokenizer: a quarter of their characters (requirements I1)."""
+"""How large messages are, in tokens, without a tokenizer: a quarter of their characters."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from stepengine.data.json import compact
 from stepengine.data.messages import CitationPart, DocumentPart, ImagePart, JsonPart, Message, OpaquePart, ToolCallPart
@@ -16,7 +16,7 @@ MEDIA_TOKENS = 1_600
 MESSAGE_TOKENS = 8
 
 
-def estimate_tokens(value: Any) -> int:
+def estimate_tokens(value: object) -> int:
     """Return the length of *value* divided by four, rounded up: of a string its characters, else its compact JSON."""
     return -(-len(value if isinstance(value, str) else compact(value)) // 4)
 
@@ -49,7 +49,7 @@ def transcript_tokens(transcript: Transcript) -> int:
 
 def tokens_since(view: Transcript, sent: Transcript, reported: int) -> int | None:
     """
-    Return how large a prompt with *view* is, when one with *sent* had *reported* tokens (requirements X45).
+    Return how large a prompt with *view* is, when one with *sent* had *reported* tokens.
 
     What came after *sent* is estimated; ``None`` when *view* does not go on from it. O(1).
     """
@@ -71,7 +71,7 @@ class Measured(NamedTuple):
     tokens: int
 
     def tokens_of(self, system_prompt: str, view: Transcript) -> int | None:
-        """Return how large the next prompt is, or ``None`` when it does not go on from this one (requirements X45)."""
+        """Return how large the next prompt is, or ``None`` when it does not go on from this one."""
         if system_prompt != self.system_prompt:
             return None
         return tokens_since(view, self.messages, self.tokens)

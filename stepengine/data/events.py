@@ -1,5 +1,5 @@
 """
-Events: what whoever watches a run is shown (requirements N9). They change nothing.
+Events: what whoever watches a run is shown. They change nothing.
 
 Every event has ``run_id`` (the root run's), ``path`` (the run in the tree, ``""`` for the root), ``seq`` (the number of the
 effect it belongs to, or of the next one), ``epoch`` and ``index`` (its place in the stream, -1 until it is emitted), and
@@ -91,7 +91,7 @@ class Event:
     epoch: str = attrs.field(default="", eq=False)
     index: int = attrs.field(default=-1, eq=False)
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         cls.type = "".join(f"_{c.lower()}" if c.isupper() else c for c in cls.__name__).lstrip("_")
         EVENTS[cls.type] = cls
@@ -126,17 +126,24 @@ class RunStarted(Event):
 
 @attrs.frozen(kw_only=True)
 class StepStarted(Event):
-    """A model step began; *step* counts from 0."""
+    """
+    A model step began; *step* counts from 0.
+
+    *resumed* says that it goes on: the process that was there before began it, and its reply may have been shown.
+    """
 
     step: int
     steps_remaining: int
+    resumed: bool = False
 
 
 @attrs.frozen(kw_only=True)
 class StepFinished(Event):
     """
-    A model step ended.
+    A model step ended: each one that began does so, once, whatever became of it.
 
+    *status* is ``COMPLETED``, or ``SUSPENDED``, ``CANCELLED`` or ``FAILED`` as the run was, or the effect that ended the step,
+    while it was under way; a step that was suspended begins and ends again, with the same *step*, when its run goes on.
     *usage* and *cost* are the run's totals so far, its children's included; *cost* is in US dollars, ``None`` when a part of it
     is unknown.
     """
@@ -145,6 +152,7 @@ class StepFinished(Event):
     ended_turn: bool
     usage: Usage
     cost: Decimal | None = None
+    status: RunStatus = RunStatus.COMPLETED
 
 
 @attrs.frozen(kw_only=True)
@@ -509,7 +517,7 @@ class RunFailed(Event):
 class RunFinished(Event):
     """The last event of a root run, exactly once."""
 
-    result: RunResult[Any] = attrs.field(repr=False)
+    result: RunResult = attrs.field(repr=False)
     _clean: Callable[[Any], Any] | None = attrs.field(default=None, repr=False, eq=False)
 
     def to_json(self) -> dict[str, Any]:

@@ -98,12 +98,12 @@ def shown(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
-def _checked(check: Callable[[Any], Any]) -> Codec:
+def _checked(check: Callable[[Any], object]) -> Codec:
     return Codec(check, check)
 
 
 def _frozen_scalar(kinds: tuple[type, ...], what: str) -> Codec:
-    def check(value: Any) -> Any:
+    def check(value: object) -> Any:
         if type(value) in kinds or (isinstance(value, kinds) and not isinstance(value, bool)):
             return freeze(value)
         msg = f"expected {what}, not {shown(value)}"
@@ -112,14 +112,14 @@ def _frozen_scalar(kinds: tuple[type, ...], what: str) -> Codec:
     return _checked(check)
 
 
-def _decimal_to_text(value: Any) -> str:
+def _decimal_to_text(value: object) -> str:
     if isinstance(value, Decimal) and value.is_finite():
         return str(value)
     msg = f"expected a finite decimal number, not {shown(value)}"
     raise fault(msg)
 
 
-def _text_to_decimal(data: Any) -> Decimal:
+def _text_to_decimal(data: object) -> Decimal:
     try:
         value = Decimal(data if isinstance(data, str) else "")
     except InvalidOperation:
@@ -130,14 +130,14 @@ def _text_to_decimal(data: Any) -> Decimal:
     raise fault(msg)
 
 
-def _bytes_to_text(value: Any) -> str:
+def _bytes_to_text(value: object) -> str:
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     msg = f"expected bytes, not {shown(value)}"
     raise fault(msg)
 
 
-def _text_to_bytes(data: Any) -> bytes:
+def _text_to_bytes(data: object) -> bytes:
     try:
         return base64.b64decode(data if isinstance(data, str) else "*", validate=True)
     except ValueError:
@@ -145,7 +145,7 @@ def _text_to_bytes(data: Any) -> bytes:
         raise fault(msg) from None
 
 
-def _text_written(value: Any, _: Style) -> str:
+def _text_written(value: object, _: Style) -> str:
     return quoted(value if type(value) is str and value.isascii() else _TEXT.encode(value))
 
 
@@ -166,11 +166,11 @@ SCALARS: dict[Any, Codec] = {
 }
 
 
-def _time_to_json(value: Any) -> Any:
+def _time_to_json(value: object) -> object:
     return "inf" if value == float("inf") else value if value is None else SCALARS[float].encode(value)
 
 
-def _json_to_time(data: Any) -> Any:
+def _json_to_time(data: object) -> object:
     return float("inf") if data == "inf" else data if data is None else SCALARS[float].decode(data)
 
 
@@ -178,10 +178,10 @@ ENDLESS = Codec(_time_to_json, _json_to_time)
 """Seconds without an end are a text: JSON has no number for them."""
 
 
-def literal(values: tuple[Any, ...], make: type[Enum] | None = None) -> Codec:
+def literal(values: tuple[object, ...], make: type[Enum] | None = None) -> Codec:
     """Return the codec of a choice between strings; *make* turns them into members of an enumeration."""
 
-    def check(data: Any) -> Any:
+    def check(data: object) -> Any:
         if isinstance(data, str) and data in values:
             return make(data) if make else str.__str__(data)
         msg = f"expected one of {list(values)}, not {shown(data)}"
@@ -197,7 +197,7 @@ def sequence(item: Codec) -> Codec:
         if not isinstance(values, (list, tuple)):
             msg = f"expected a list, not {shown(values)}"
             raise fault(msg)
-        done: list[Any] = []
+        done: list[object] = []
         try:
             for value in values:
                 done.append(convert(value))  # noqa: PERF401 - the error below needs to know how far it came
@@ -224,7 +224,7 @@ def mapping(item: Codec) -> Codec:
         if not isinstance(values, Mapping):
             msg = f"expected an object, not {shown(values)}"
             raise fault(msg)
-        done: dict[str, Any] = {}
+        done: dict[str, object] = {}
         for key, value in values.items():
             name = SCALARS[str].decode(key)
             try:

@@ -32,7 +32,7 @@ BETWEEN = frozenset({0, opmap["RESUME"], opmap["YIELD_VALUE"]})
 """What CPython has between a call or ``yield`` and what becomes of its result; 0 is room for caches."""
 
 
-def unwrapped(fn: Any) -> Any:
+def unwrapped(fn: object) -> object:
     """Return what runs when *fn* is called: the function behind a partial, the ``__call__`` of an object."""
     while isinstance(fn, partial):
         fn = fn.func
@@ -41,7 +41,7 @@ def unwrapped(fn: Any) -> Any:
     return fn.__call__
 
 
-def location_of(fn: Any) -> str:
+def location_of(fn: object) -> str:
     """Return ``file:line`` of a function, class, generator or coroutine, or its repr when it has no code."""
     if isinstance(fn, type):
         return _location_of_class(fn)
@@ -108,12 +108,12 @@ def is_thrown_away(caller: FrameType) -> bool:
     return follows < len(code) and code[follows] == POP_TOP
 
 
-def is_async(fn: Any) -> bool:
+def is_async(fn: object) -> bool:
     """Return whether calling the unwrapped *fn* gives a coroutine or an async generator."""
     return inspect.isasyncgenfunction(fn) or inspect.iscoroutinefunction(fn)
 
 
-def is_generator_function(fn: Any) -> bool:
+def is_generator_function(fn: object) -> bool:
     """Return whether calling the unwrapped *fn* gives a generator."""
     return inspect.isgeneratorfunction(fn)
 

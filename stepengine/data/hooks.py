@@ -98,7 +98,7 @@ class StepContext(Generic[Params]):
         """Return the run's recorded time (UTC), as of the last outcome; equal on every replay."""
         return self._created + timedelta(milliseconds=self._elapsed())
 
-    def notify(self, message: str, data: Any = None) -> None:
+    def notify(self, message: str, data: object = None) -> None:
         """Send *message* and JSON *data* to whoever watches the run, without touching the history."""
         self._notify(message, data)
 
@@ -125,7 +125,7 @@ def _transcript(value: Any) -> Transcript | None:
     return value if value is None or isinstance(value, Transcript) else Transcript(value)
 
 
-def _object(value: Any) -> Any:
+def _object(value: object) -> Any:
     return None if value is None else freeze_object(value)
 
 
@@ -194,7 +194,7 @@ class HookContext:
     """
 
     state: AgentState
-    agent: AgentDefinition[Any]
+    agent: AgentDefinition
     session_id: str | None = None
     user_id: str | None = None
     metadata: JsonDict = attrs.field(factory=JsonDict, converter=freeze_object)
@@ -235,7 +235,7 @@ class HookContext:
         return self.state.message_history
 
 
-def _hooks(value: Any) -> tuple[Callable[..., Any], ...]:
+def _hooks(value: object) -> tuple[Callable[..., object], ...]:
     if callable(value):
         return (value,)
     if isinstance(value, Iterable) and not isinstance(value, str):
@@ -288,5 +288,5 @@ class Hooks:
 
     def at(self, point: str) -> Sequence[Callable[..., Any]]:
         """Return the hooks of one point."""
-        hooks: Sequence[Callable[..., Any]] = getattr(self, point)
+        hooks: Sequence[Callable[..., object]] = getattr(self, point)
         return hooks

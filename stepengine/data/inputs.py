@@ -1,4 +1,4 @@
-"""What can be sent to a run that is under way: a closed union (requirements N12)."""
+"""What can be sent to a run that is under way: a closed union."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 JSON values that cannot change.
 
 ``JsonDict`` and ``JsonList`` are real ``dict`` and ``list`` objects, so ``==``, ``isinstance`` and ``json.dumps`` work on
-them, but every mutator raises (design 5). ``freeze`` is the one door through which outside values become data: it
-refuses what is not JSON and says where. There is no fallback for what it refuses (reliability JR43).
+them, but every mutator raises. ``freeze`` is the one door through which outside values become data: it
+refuses what is not JSON and says where. There is no fallback for what it refuses.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class JsonDict(dict[str, Any]):
     def __deepcopy__(self, _: object) -> JsonDict:
         return self
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return JsonDict, (dict(self),)
 
     def __or__(self, other: Any) -> Any:
@@ -96,7 +96,7 @@ class JsonList(list[Any]):
     def __deepcopy__(self, _: object) -> JsonList:
         return self
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return JsonList, (list(self),)
 
 
@@ -182,13 +182,13 @@ def mended(text: str) -> str:
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def _levels(value: Any) -> int:
+def _levels(value: object) -> int:
     """Return how deep a frozen container is nested, 0 for what ``freeze`` did not make."""
     kind = type(value)
     return getattr(value, "_levels", 0) if kind is JsonDict or kind is JsonList else 0
 
 
-def _freeze(value: Any, path: str, room: int) -> Any:
+def _freeze(value: Any, path: str, room: int) -> object:
     """Return *value* frozen; it may have *room* levels of containers."""
     kind = type(value)
     if kind is str or isinstance(value, str):
@@ -210,7 +210,7 @@ def _freeze(value: Any, path: str, room: int) -> Any:
     raise DataError(msg, path=path)
 
 
-def hint_about(value: Any) -> str:
+def hint_about(value: object) -> str:
     """Return what was probably meant by a value that stands where JSON is due: it was not awaited, or not unpacked."""
     kind = type(value)
     if hasattr(kind, "__await__"):
@@ -237,7 +237,7 @@ def _freeze_mapping(value: Mapping[Any, Any], path: str, room: int) -> JsonDict:
     return made
 
 
-def _number(value: Any, path: str) -> Any:
+def _number(value: Any, path: str) -> object:
     if isinstance(value, float):
         if math.isfinite(value):
             return float(value)
@@ -253,11 +253,11 @@ def _too_deep(path: str) -> DataError:
     return DataError(f"nested deeper than {MAX_DEPTH} levels at {path}", path=path)
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     return "null" if value is None else f"a {type(value).__name__}"
 
 
-def thaw(value: Any) -> Any:
+def thaw(value: object) -> Any:
     """Return a mutable copy of a frozen JSON value: plain dicts and lists all the way down."""
     if type(value) in SCALARS:
         return value
@@ -268,13 +268,13 @@ def thaw(value: Any) -> Any:
     return value
 
 
-def compact(value: Any) -> str:
+def compact(value: object) -> str:
     """Return *value* as JSON text without spaces, keys in their own order, non-ASCII characters as they are."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
-def canonical(value: Any) -> str:
-    """Return *value* as canonical JSON text: keys sorted, no spaces, ``-0.0`` as ``0.0`` (reliability JR40)."""
+def canonical(value: object) -> str:
+    """Return *value* as canonical JSON text: keys sorted, no spaces, ``-0.0`` as ``0.0`` (reliability:JR40)."""
     return json.dumps(_plus_zero(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True)
 
 
@@ -305,7 +305,7 @@ def _remembering(make: Callable[[Any], str]) -> Callable[[Any], str]:
 
     What a model asks a tool for stands in its reply, in the call and in the history, which are written one after the other.
     """
-    last: tuple[Any, str] = (None, "null")
+    last: tuple[object, str] = (None, "null")
 
     def text(value: Any) -> str:
         nonlocal last
@@ -334,7 +334,7 @@ frozen_text = _remembering(_frozen_text)
 """Return ``canonical(value)`` of a frozen value, or one without cycles; what may hold ``-0.0`` takes the long way."""
 
 
-def _plus_zero(value: Any) -> Any:
+def _plus_zero(value: object) -> object:
     if isinstance(value, float):
         return value + 0.0
     if isinstance(value, Mapping):
@@ -371,7 +371,7 @@ class Difference(NamedTuple):
     now: Any
 
 
-def differences(recorded: Any, now: Any, pointer: str = "") -> Iterator[Difference]:
+def differences(recorded: object, now: object, pointer: str = "") -> Iterator[Difference]:
     """Give the places at which two JSON values differ, in the order of the first one; ``1``, ``1.0`` and ``true`` differ."""
     if isinstance(recorded, Mapping) and isinstance(now, Mapping):
         for name in dict.fromkeys([*recorded, *now]):

@@ -94,4 +94,4 @@ DEFAULT_LIMITS = Limits(
     max_denials=10,
     on_max_steps="final_answer",
 )
-"""What holds when nobody said anything (reliability 4.9)."""
+"""What holds when nobody said anything."""

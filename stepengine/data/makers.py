@@ -15,6 +15,8 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 import attrs
 
+from stepengine.data.generated import generated
+
 __all__ = ("changer_of", "maker_of")
 
 P = ParamSpec("P")
@@ -33,7 +35,7 @@ def maker_of(cls: Callable[P, T]) -> Callable[P, T]:
         TypeError: for a class that has no such maker.
     """
     frozen = cast("type[Any]", cls)
-    known: dict[str, Any] = {"_twin": _twin_of(frozen), "_frozen": frozen}
+    known: dict[str, object] = {"_twin": _twin_of(frozen), "_frozen": frozen}
     required, optional, lines = [], [], []
     for field in attrs.fields(frozen):
         default: Any = field.default
@@ -47,7 +49,8 @@ def maker_of(cls: Callable[P, T]) -> Callable[P, T]:
             required.append(field.alias)
         elif field.init:
             optional.append(f"{field.alias}=_default_{field.name}")
-    made: Callable[P, T] = _compiled([*required, *optional], lines, known)
+    what = f"maker of {frozen.__name__}"
+    made: Callable[P, T] = _compiled(what, [*required, *optional], lines, known)
     return made
 
 
@@ -61,14 +64,15 @@ def changer_of(cls: type[T], *names: str) -> Callable[..., T]:
     Raises:
         TypeError: for a class that has no quick maker.
     """
-    known: dict[str, Any] = {"_twin": _twin_of(cls), "_frozen": cls}
+    known: dict[str, object] = {"_twin": _twin_of(cls), "_frozen": cls}
     fields = [field.name for field in attrs.fields(cls)]  # type: ignore[arg-type]
     lines = [f"    made.{name} = {name if name in names else f'_of.{name}'}" for name in fields]
-    changed: Callable[..., T] = _compiled(["_of", *names], lines, known)
+    what = f"changer of {cls.__name__}: {', '.join(names)}"
+    changed: Callable[..., T] = _compiled(what, ["_of", *names], lines, known)
     return changed
 
 
-def _twin_of(frozen: type[Any]) -> type[Any]:
+def _twin_of(frozen: type[Any]) -> type[object]:
     # `Generic` has no fields, and from Python 3.12 on no `__slots__` that would say so.
     classes = [base for base in frozen.__mro__ if base not in {object, Generic}]
     slots = [slot for base in classes for slot in base.__dict__.get("__slots__", ("__dict__",))]
@@ -80,7 +84,9 @@ def _twin_of(frozen: type[Any]) -> type[Any]:
     return type(f"Open{frozen.__name__}", frozen.__bases__, open_)
 
 
-def _compiled(parameters: Sequence[str], lines: Sequence[str], known: dict[str, Any]) -> Any:
+def _compiled(
+    what: str, parameters: Sequence[str], lines: Sequence[str], known: dict[str, object]
+) -> Callable[..., Any]:
     """Return the function that fills a twin by *lines*."""
     source = [
         f"def make({', '.join(parameters)}):",
@@ -89,5 +95,4 @@ def _compiled(parameters: Sequence[str], lines: Sequence[str], known: dict[str, 
         "    made.__class__ = _frozen",
         "    return made",
     ]
-    exec("\n".join(source), known)  # noqa: S102 - the source is made of the names of a class's own fields, as attrs does it
-    return known["make"]
+    return generated(what, "\n".join(source), known)

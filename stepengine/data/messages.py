@@ -1,5 +1,5 @@
 """
-What a conversation consists of: parts, tool results and messages, each a closed union (requirements B10).
+What a conversation consists of: parts, tool results and messages, each a closed union.
 
 There is no system message: the system prompt lives in the state. Every message has a private slot for derived values
 that ``Transcript.memo`` fills, so that encoded blocks travel with the message that they belong to.
@@ -64,7 +64,7 @@ __all__ = (
 )
 
 
-def _object_or_none(value: Mapping[str, Any] | None) -> JsonDict | None:
+def _object_or_none(value: Mapping[str, object] | None) -> JsonDict | None:
     return None if value is None else freeze_object(value)
 
 
@@ -291,7 +291,7 @@ def result_parts(content: str | ResultPart | Sequence[str | ResultPart]) -> tupl
     return (TextPart(content),) if isinstance(content, str) else parts_of(content, _RESULT, "a tool result")
 
 
-def parts_of(content: Any, allowed: frozenset[type], where: str) -> tuple[Any, ...]:
+def parts_of(content: object, allowed: frozenset[type], where: str) -> tuple[Any, ...]:
     """
     Turn *content* into parts of the *allowed* classes.
 
@@ -322,7 +322,7 @@ def strings(value: str | Iterable[str]) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
 
 
-def tuple_of(value: Iterable[Any]) -> tuple[Any, ...]:
+def tuple_of(value: Iterable[object]) -> tuple[object, ...]:
     """Turn several values into a tuple of them."""
     return value if type(value) is tuple else tuple(value)
 
@@ -347,13 +347,13 @@ ResultStatus: TypeAlias = Literal["ok", "error", "pending", "skipped", "denied",
 
 
 class _Text:
-    """``result.text`` is the text of a result; ``ToolResult.text("...")`` makes one (requirements B15, design 14)."""
+    """``result.text`` is the text of a result; ``ToolResult.text("...")`` makes one."""
 
     @overload
     def __get__(self, instance: None, owner: type[ToolResult]) -> Callable[..., ToolResult]: ...
     @overload
     def __get__(self, instance: ToolResult, owner: type[ToolResult]) -> str: ...
-    def __get__(self, instance: ToolResult | None, owner: type[ToolResult]) -> Any:
+    def __get__(self, instance: ToolResult | None, owner: type[ToolResult]) -> object:
         if instance is not None:
             return joined_text(instance.content)
         return lambda text, **fields: owner(TextPart(text), **fields)
@@ -362,7 +362,7 @@ class _Text:
 @attrs.frozen
 class SideEffect:
     """
-    Something a tool did to the world, for the log (requirements E12).
+    Something a tool did to the world, for the log.
 
     Attributes:
         kind: A word such as ``"file_written"``.
@@ -458,7 +458,7 @@ quick_result = maker_of(ToolResult)
 @attrs.frozen(weakref_slot=False)
 class ToolCallLog:
     """
-    One tool call of a run as the result lists it (requirements D10).
+    One tool call of a run as the result lists it.
 
     Attributes:
         tool_name: The tool.
@@ -488,7 +488,7 @@ quick_log = maker_of(ToolCallLog)
 
 
 TimeToLive: TypeAlias = Literal["agent_step", "user_prompt"]
-"""When a message leaves the history: at the end of the step that it is there for, or of the run (generator-contract L34)."""
+"""When a message leaves the history: at the end of the step that it is there for, or of the run."""
 
 
 def _ttl(value: TimeToLive | None) -> TimeToLive | None:
@@ -617,5 +617,5 @@ Message: TypeAlias = UserMessage | AssistantMessage | ToolMessage
 
 
 def system_reminder(text: str) -> str:
-    """Return *text* as a model is told of it beside what people say (requirements I20, generator-contract L32)."""
+    """Return *text* as a model is told of it beside what people say."""
     return f"<system-reminder>\n{text}\n</system-reminder>"

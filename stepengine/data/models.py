@@ -167,28 +167,28 @@ STOPS = Fine(
 )
 
 
-def _stops(value: Any) -> Any:
+def _stops(value: object) -> object:
     return strings(value) if isinstance(value, str | list | tuple) else value
 
 
-def _schema_or_none(value: Mapping[str, Any] | None) -> JsonDict | None:
+def _schema_or_none(value: Mapping[str, object] | None) -> JsonDict | None:
     return None if value is None else freeze_object(value, "response_schema")
 
 
-def _extra(value: Mapping[str, Any]) -> JsonDict:
+def _extra(value: Mapping[str, object]) -> JsonDict:
     return freeze_object(value, "extra")
 
 
-def _safety(value: Mapping[str, Any]) -> JsonDict:
+def _safety(value: Mapping[str, object]) -> JsonDict:
     return freeze_object(value, "safety")
 
 
-def _lifetime(value: Any) -> Any:
+def _lifetime(value: object) -> object:
     """Return how long a cache is to hold; true and false may be written for the shortest time and for no caching."""
     return {True: "5m", False: "off"}.get(value, value) if isinstance(value, bool) else value
 
 
-def _several(value: Any) -> Any:
+def _several(value: object) -> Any:
     return tuple(value) if isinstance(value, list) else (value,) if isinstance(value, ServerTool) else value
 
 
@@ -419,4 +419,4 @@ class ReplyDone:
 
 
 ModelDelta: TypeAlias = TextChunk | ThinkingChunk | ToolCallStarted | ToolCallChunk | ToolCallEnded | ReplyDone
-"""What a provider's stream gives; exactly one ``ReplyDone``, last (requirements G4)."""
+"""What a provider's stream gives; exactly one ``ReplyDone``, last."""

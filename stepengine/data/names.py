@@ -21,7 +21,7 @@ R_co = TypeVar("R_co", covariant=True)
 KINDS: dict[Any, type] = {str: str, list: list}
 
 
-def bound(name: str, signature: inspect.Signature, /, *args: Any, **kwargs: Any) -> dict[str, Any]:
+def bound(name: str, signature: inspect.Signature, /, *args: object, **kwargs: object) -> dict[str, Any]:
     """
     Return Python arguments by the names of the parameters that they are for.
 
@@ -54,7 +54,7 @@ class ToolName(str, Generic[P, R_co]):  # noqa: SLOT000  (a name with a function
         made.__doc__ = signature.__doc__
         return made
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return str, (str(self),)
 
     def arguments(self, *args: P.args, **kwargs: P.kwargs) -> JsonDict:
@@ -84,7 +84,7 @@ class ToolName(str, Generic[P, R_co]):  # noqa: SLOT000  (a name with a function
             msg = f"tool {name!r} failed: {result.text}"
             raise ToolError(msg, tool_name=name, result=result)
         wanted = KINDS.get(returns, dict)
-        given: Any = result.text if wanted is str or result.data is None else result.data
+        given: object = result.text if wanted is str or result.data is None else result.data
         if isinstance(given, wanted):
             return given  # type: ignore[return-value]  # the keys are the tool's promise
         msg = f"tool {name!r} gave a {type(given).__name__}, not a {wanted.__name__}"

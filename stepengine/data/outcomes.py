@@ -2,7 +2,7 @@
 What comes back from an effect: ``Value``, ``Failure`` or ``Stop``; for a ``Gather`` one of them per member.
 
 ``at`` is milliseconds since the root run was created, stamped by the innermost live performer and read back from the
-record on replay (design 3). ``inputs`` are messages that were sent to the run meanwhile.
+record on replay. ``inputs`` are messages that were sent to the run meanwhile.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Begun:
 @attrs.frozen
 class Stop:
     """
-    The run must end now; never shown to author code (design 3).
+    The run must end now; never shown to author code.
 
     Attributes:
         kind: Why.
@@ -90,7 +90,7 @@ class Stop:
     at: int = 0
     error: BaseException | None = None
     questions: tuple[Question, ...] = ()
-    child: ChildResult[Any] | None = None
+    child: ChildResult | None = None
     begun: Begun | None = None
 
 

@@ -34,14 +34,14 @@ REFUSED = "refused"
 """The ``by`` of the no that stands for an answer where the tool itself says that it will refuse the call."""
 SHOWN_CHARS = 200
 MAX_QUESTIONS = 100
-"""How many questions of a run may wait for an answer at once (reliability R23, section 4.9)."""
+"""How many questions of a run may wait for an answer at once."""
 
 
-def _object_or_none(value: Any) -> JsonDict | None:
+def _object_or_none(value: object) -> JsonDict | None:
     return None if value is None else freeze_object(value)
 
 
-def _objects(value: Iterable[Any]) -> tuple[JsonDict, ...]:
+def _objects(value: Iterable[object]) -> tuple[JsonDict, ...]:
     return tuple([freeze_object(one) for one in value])
 
 
@@ -158,7 +158,7 @@ def answered(value: AnswerLike, question: Question) -> Answer:
 
 
 def answer_problem(value: AnswerLike, question: Question) -> str | None:
-    """Return why *value* is no answer to *question* (requirements K9, X54); ``None`` when it is one."""
+    """Return why *value* is no answer to *question*; ``None`` when it is one."""
     answer = answered(value, question)
     said, is_permission = f"the answer to {question.id!r}", question.tool_name is not None
     if answer.edited_input is not None and not (is_permission and answer.agrees):

@@ -20,15 +20,15 @@ __all__ = ("CodeExecution", "FileSearch", "ServerTool", "UrlContext", "WebSearch
 PLACE = ("city", "country", "region", "timezone")
 
 
-def _texts(value: Any) -> Any:
+def _texts(value: object) -> object:
     return strings(value) if isinstance(value, str | list | tuple) else value
 
 
-def _place(value: Mapping[str, Any] | None) -> JsonDict | None:
+def _place(value: Mapping[str, object] | None) -> JsonDict | None:
     return None if value is None else freeze_object(value, "location")
 
 
-def _is_texts(value: Any) -> bool:
+def _is_texts(value: object) -> bool:
     return type(value) is tuple and all(isinstance(text, str) and text for text in value)
 
 

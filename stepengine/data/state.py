@@ -1,4 +1,4 @@
-"""``AgentState``: everything that a run is, as one value (design 5, requirements B); and what a run ends with."""
+"""``AgentState``: everything that a run is, as one value; and what a run ends with."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class AgentState:
         return cls(message_history=history, next_call=next_call, **fields)
 
     @classmethod
-    def from_dicts(cls, messages: Iterable[Any], **fields: Any) -> AgentState:
+    def from_dicts(cls, messages: Iterable[object], **fields: object) -> AgentState:
         """
         Return a state that holds a history in the ``{"role", "content"}`` form; system messages become its system prompt.
 
@@ -144,7 +144,7 @@ class AgentState:
         return to_json(self)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> AgentState:
+    def from_json(cls, data: Mapping[str, object]) -> AgentState:
         """
         Return the state that ``to_json`` made *data* of, to be passed as ``previous=``.
 
@@ -181,7 +181,7 @@ def suspended_at(record: Sequence[Message]) -> int | None:
 
 def prompt_tokens(state: AgentState, measured: Measured | None) -> int:
     """
-    Return how large the next prompt of a run is in tokens (requirements X45).
+    Return how large the next prompt of a run is in tokens.
 
     What the provider last reported plus the estimate of what came after; where nothing was reported, or the prompt was
     rewritten since, all of it is estimated.
@@ -205,7 +205,7 @@ class RunStatus(StrEnum):
 
 
 class RunPhase(StrEnum):
-    """What a run is doing (requirements X6)."""
+    """What a run is doing."""
 
     IDLE = "idle"
     CALLING_MODEL = "calling_model"
@@ -341,7 +341,7 @@ class Ended(Bill, Generic[Out]):
     spending: Spending = Spending()
     tool_calls: tuple[ToolCallLog, ...] = ()
     thinking: tuple[str, ...] = ()
-    children: tuple[ChildResult[Any], ...] = ()
+    children: tuple[ChildResult, ...] = ()
     error: BaseException | None = None
     warnings: tuple[str, ...] = attrs.field(default=(), eq=False)
 

@@ -1,5 +1,5 @@
 """
-What of a reply's text is thought and what is said (requirements X53).
+What of a reply's text is thought and what is said.
 
 Some servers never use thinking parts: their models write thoughts into the text, between tags. The record keeps the text;
 whatever shows or returns what a model said asks ``parted``, so that nobody else has to know about tags.

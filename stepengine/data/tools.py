@@ -8,8 +8,10 @@ runs, which is one of ``Ordinary``, ``Control``, ``Spawning`` and ``Asking``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+import re
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import islice, product
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import attrs
@@ -18,7 +20,7 @@ from typing_extensions import ParamSpec, TypeVar
 from stepengine.data.checks import FLAG, fine
 from stepengine.data.json import JsonDict, JsonValue, compact, freeze_object
 from stepengine.data.makers import maker_of
-from stepengine.data.messages import ToolResult
+from stepengine.data.messages import ToolResult, strings
 from stepengine.data.questions import Answer, Interactor, Question
 from stepengine.errors import StepEngineError
 
@@ -38,6 +40,7 @@ __all__ = (
     "ToolLike",
     "ToolSpec",
     "Validated",
+    "parameters_in",
     "quick_validated",
 )
 
@@ -45,7 +48,7 @@ P = ParamSpec("P", default=...)
 R_co = TypeVar("R_co", covariant=True, default=Any)
 
 ToolChoice: TypeAlias = str
-"""``"auto"``, ``"none"``, ``"required"``, or the name of the one tool that must be called (requirements G19)."""
+"""``"auto"``, ``"none"``, ``"required"``, or the name of the one tool that must be called."""
 
 
 @attrs.frozen(kw_only=True)
@@ -69,13 +72,19 @@ class ToolAnnotations:
 FIND_TOOLS = "find_tools"
 """The tool that searches those with ``defer_loading``."""
 
+PARAMETER = re.compile(r"\{([^{}]+)\}")
+MOST_PLACES = 10_000
+"""As many files a call may be about before nobody looks at each of them."""
+ANYWHERE = ".."
+"""A path that leads out, which every rule that denies or asks takes for one of its own."""
+
 NO_INPUT = freeze_object({"type": "object", "properties": {}})
 
 
 @attrs.frozen
 class ToolSpec:
     """
-    What is known of a tool without running it (design 2, 7).
+    What is known of a tool without running it.
 
     Attributes:
         name: Unique name, ``[A-Za-z0-9_-]{1,64}``.
@@ -84,16 +93,17 @@ class ToolSpec:
         category: For permission rules: ``"read"``, ``"write"``, ``"execute"``, ``"network"`` or any other word.
         annotations: Hints.
         parallel_safe: Whether calls may run at the same time as other parallel-safe calls of one reply.
-        ends_turn: Whether the turn ends after it ran (requirements D5).
-        forces_next_step: Whether the model must see its result before the turn can end (generator-contract T3).
+        ends_turn: Whether the turn ends after it ran.
+        forces_next_step: Whether the model must see its result before the turn can end.
         requires_permission: Whether an ask applies to it; false means an ask counts as allow, a deny still denies.
-        ephemeral: Keep only the newest so many results of this tool in the view; ``None`` keeps all (requirements I12).
+        ephemeral: Keep only the newest so many results of this tool in the view; ``None`` keeps all.
         timeout: Seconds that one call may take; ``None`` for the default.
         retries: How often a failed call is tried again; only for idempotent tools.
         strict: Whether the provider shall promise inputs that keep to the schema, where it can and the schema allows it.
         defer_loading: Whether a model is shown it only after it searched for it: by its provider's own search where there is
             one, else by the tool ``find_tools``. It counts where ``find_tools`` is offered beside it, as in every step of a
             run that has such tools.
+        about: The files and web addresses that a call is about, as ``ToolOptions`` tells; ``None`` where the tool does not say.
     """
 
     name: str
@@ -110,11 +120,46 @@ class ToolSpec:
     retries: int = attrs.field(default=0, kw_only=True)
     strict: bool = attrs.field(default=False, kw_only=True)
     defer_loading: bool = attrs.field(default=False, kw_only=True)
+    about: tuple[str, ...] | None = attrs.field(
+        default=None, converter=attrs.converters.optional(strings), kw_only=True
+    )
 
     @cached_property
     def chars(self) -> int:
         """How many characters of a request it takes: name, description, and its schema as compact JSON; counted once."""
         return len(self.name) + len(self.description) + len(compact(self.input_schema))
+
+    def places(self, input: JsonDict) -> tuple[str, ...]:
+        """Return what ``about`` says that a call with *input* is about; paths and addresses alike, nothing resolved."""
+        found = [list(islice(_filled(place, input), MOST_PLACES + 1)) for place in self.about or ()]
+        made = [place for places in found for place in places]
+        return tuple(made) if len(made) <= MOST_PLACES else (ANYWHERE,)
+
+
+def parameters_in(place: str) -> list[str]:
+    """Return the names of the parameters for which a place of ``ToolSpec.about`` has room."""
+    return PARAMETER.findall(place)
+
+
+def _filled(place: str, input: JsonDict) -> Iterator[str]:
+    """Give a place of ``ToolSpec.about`` with each combination of the texts that stand for its parameters."""
+    between = PARAMETER.split(place)
+    for texts in product(*[list(islice(_texts_in(input.get(name)), MOST_PLACES + 1)) for name in between[1::2]]):
+        yield "".join([between[0], *[part for pair in zip(texts, between[2::2], strict=True) for part in pair]])
+
+
+def _texts_in(value: JsonValue) -> Iterator[str]:
+    """Give the texts of a JSON value, those in lists and objects too, and whole numbers as they are written."""
+    if isinstance(value, str):
+        yield value
+    elif type(value) is int:
+        yield str(value)
+    elif isinstance(value, Mapping):
+        for member in value.values():
+            yield from _texts_in(member)
+    elif isinstance(value, list | tuple):
+        for member in value:
+            yield from _texts_in(member)
 
 
 @attrs.frozen(weakref_slot=False)
@@ -244,13 +289,13 @@ Runs: TypeAlias = Ordinary | Control | Spawning | Asking
 @attrs.frozen
 class ToolBinding:
     """
-    A tool as the machine knows it (design 3).
+    A tool as the machine knows it.
 
     Attributes:
         spec: What is known of it.
         validate: Turns an input into ``Validated`` or raises ``ToolInputError``.
         repair: Mends what models often get wrong before validation, names and values; for a model's input alone.
-        rename: Mends the names alone; for the input of handlers and hooks, whose values have to be right (requirements X67).
+        rename: Mends the names alone; for the input of handlers and hooks, whose values have to be right.
         runs: How a call runs.
     """
 

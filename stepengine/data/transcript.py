@@ -2,11 +2,10 @@
 The history of a run: an immutable sequence of messages with O(1) append.
 
 Versions share one append-only buffer and differ in length. Appending to the newest version claims the next slot of the
-buffer; appending to an older one copies the prefix once. Old versions stay valid for ever, iteration is contiguous
-(design 5, performance 5).
+buffer; appending to an older one copies the prefix once. Old versions stay valid for ever, iteration is contiguous.
 
 A transcript cannot hold an unpaired tool call: an assistant message with calls comes together with one result per call,
-in call order, and call ids are unique (requirements B16, reliability I1).
+in call order, and call ids are unique.
 """
 
 from __future__ import annotations
@@ -171,11 +170,11 @@ class Transcript(Sequence[Message]):
     def __deepcopy__(self, _: object) -> Transcript:
         return self
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return Transcript, (self._items(),)
 
     @classmethod
-    def from_dicts(cls, messages: Iterable[Any]) -> Transcript:
+    def from_dicts(cls, messages: Iterable[object]) -> Transcript:
         """Return a transcript of messages in the widespread ``{"role", "content"}`` form."""
         from stepengine.data.wire import from_dicts  # noqa: PLC0415
 
@@ -290,7 +289,7 @@ class Transcript(Sequence[Message]):
         theirs = dict(other._buffer.ancestry(other._length))
         return max([min(n, theirs.get(token, 0)) for token, n in self._buffer.ancestry(self._length)])
 
-    def memo(self, key: Any, fn: Callable[[Message], T]) -> Sequence[T]:
+    def memo(self, key: object, fn: Callable[[Message], T]) -> Sequence[T]:
         """
         Return ``fn(message)`` for every message, computed once per message and *key*.
 
@@ -303,7 +302,7 @@ class Transcript(Sequence[Message]):
             values[known:length] = [_memoised(m, key, fn) for m in buffer.items[known:length]]
         return _Prefix(values, length)
 
-    def fold(self, key: Any, fn: Callable[[T, Message], T], start: T) -> T:
+    def fold(self, key: object, fn: Callable[[T, Message], T], start: T) -> T:
         """
         Return ``fn(... fn(fn(start, m0), m1) ..., mn)``, going on from where an earlier version stopped.
 
@@ -329,7 +328,7 @@ class Transcript(Sequence[Message]):
         return ""
 
 
-def _memoised(message: Message, key: Any, fn: Callable[[Message], T]) -> T:
+def _memoised(message: Message, key: object, fn: Callable[[Message], T]) -> T:
     memo = message._memo  # noqa: SLF001 - the slot that messages keep for this
     if memo is None:
         memo = {}

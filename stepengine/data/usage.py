@@ -70,7 +70,7 @@ quick_usage = maker_of(Usage)
 
 
 def add_cost(a: Decimal | None, b: Decimal | None) -> Decimal | None:
-    """Add two costs in US dollars; unknown plus anything is unknown, for ever after (reliability I4)."""
+    """Add two costs in US dollars; unknown plus anything is unknown, for ever after (reliability:I4)."""
     return None if a is None or b is None else a + b
 
 
@@ -81,7 +81,7 @@ def _mapping(value: Any) -> JsonDict:
 @attrs.frozen(weakref_slot=False)
 class Spending:
     """
-    What a run and its children spent (requirements D15).
+    What a run and its children spent.
 
     Attributes:
         usage: Tokens.

@@ -1,5 +1,5 @@
 """
-Text from models, tools and files on its way to a screen or into a file that people read (reliability UI01, UI02, UI11).
+Text from models, tools and files on its way to a screen or into a file that people read.
 
 Everything that would steer a terminal or hide itself is shown as an escape.
 """

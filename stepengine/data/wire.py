@@ -1,5 +1,5 @@
 """
-Foreign history in and out: the widespread ``{"role", "content"}`` form (requirements B18).
+Foreign history in and out: the widespread ``{"role", "content"}`` form.
 
 Its content is text or blocks of type ``text``, ``tool_use``, ``tool_result``, ``image`` and the like. Read is also how Chat
 Completions writes calls and results, as ``tool_calls`` of an assistant message and messages with the role ``tool``, and
@@ -61,7 +61,7 @@ class History(NamedTuple):
     transcript: Transcript
 
 
-def from_dicts(messages: Iterable[Any]) -> Transcript:
+def from_dicts(messages: Iterable[object]) -> Transcript:
     """
     Return the transcript of *messages*; there must be no system message (``read_history`` takes them out).
 
@@ -76,7 +76,7 @@ def from_dicts(messages: Iterable[Any]) -> Transcript:
     return history.transcript
 
 
-def read_history(messages: Iterable[Any]) -> History:
+def read_history(messages: Iterable[object]) -> History:
     """Return system prompt and transcript of *messages*; several system messages are joined by a blank line."""
     system: list[str] = []
     found: list[Message] = []
@@ -115,14 +115,14 @@ def _read(message: Any, names: Mapping[str, str]) -> list[Message]:
     return [*results, *([UserMessage(others)] if others or not results else [])]
 
 
-def _stored(message: Mapping[str, Any]) -> Message:
+def _stored(message: Mapping[str, object]) -> Message:
     from stepengine.data.codec import FORMAT, from_json  # noqa: PLC0415
 
     loaded: Message = from_json({"stepengine": FORMAT, **message})
     return loaded
 
 
-def _refuse_others(message: Mapping[str, Any], role: str) -> None:
+def _refuse_others(message: Mapping[str, object], role: str) -> None:
     """Refuse members that are not read, but for those that hold nothing."""
     for name in message.keys() - MEMBERS[role] - ABOUT_A_REPLY - {"role", "content"}:
         if message[name] not in (None, "", [], (), {}):
@@ -141,7 +141,7 @@ def _assistant(message: Mapping[str, Any]) -> AssistantMessage:
     return AssistantMessage([*parts, *_each(calls, _call, "tool_calls")])
 
 
-def _call(call: Mapping[str, Any]) -> ToolCallPart:
+def _call(call: Mapping[str, object]) -> ToolCallPart:
     if call.get("type", "function") != "function":
         msg = f"unknown kind of tool call {shown(call.get('type'))}"
         raise fault(msg)
@@ -174,13 +174,13 @@ def _result(message: Mapping[str, Any], names: Mapping[str, str]) -> ToolMessage
     return ToolMessage(call_id, name, _each(message.get("content"), _result_part))
 
 
-def _each(content: Any, read: Callable[[Mapping[str, Any]], Any], member: str = "content") -> list[Any]:
+def _each(content: object, read: Callable[[Mapping[str, Any]], object], member: str = "content") -> list[Any]:
     """Return what *read* makes of every block of *content*; text is one block, empty text none."""
     if isinstance(content, str) and member == "content":
         content = [{"type": "text", "text": content}] if content else []
     if not isinstance(content, (list, tuple)):
         raise within(fault(f"expected text or a list of blocks, not {shown(content)}"), f".{member}")
-    made: list[Any] = []
+    made: list[object] = []
     try:
         for block in content:
             made.append(read(freeze_object(block)))  # noqa: PERF401 - the error below needs to know how far it came
@@ -189,17 +189,17 @@ def _each(content: Any, read: Callable[[Mapping[str, Any]], Any], member: str = 
     return made
 
 
-def _text(content: Any) -> str:
+def _text(content: object) -> str:
     return joined_text(tuple([b for b in _each(content, _user_part) if isinstance(b, TextPart)]))
 
 
-def _need(block: Mapping[str, Any], name: str) -> Any:
+def _need(block: Mapping[str, object], name: str) -> Any:
     if name in block:
         return block[name]
     raise within(fault(f"a block of type {shown(block.get('type'))} needs this"), f".{name}")
 
 
-def _need_text(block: Mapping[str, Any], name: str) -> str:
+def _need_text(block: Mapping[str, object], name: str) -> str:
     return text_of(_need(block, name), f"$.{name}")
 
 
@@ -207,7 +207,7 @@ def _texts(block: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, str]:
     return {name: text_of(block[name], f"$.{name}") for name in names if name in block}
 
 
-def _assistant_part(block: Mapping[str, Any]) -> Any:
+def _assistant_part(block: Mapping[str, object]) -> object:
     match block.get("type"):
         case "text":
             return TextPart(_need_text(block, "text"))
@@ -230,7 +230,7 @@ def _assistant_part(block: Mapping[str, Any]) -> Any:
             raise fault(msg)
 
 
-def _user_part(block: Mapping[str, Any], names: Mapping[str, str] | None = None) -> Any:
+def _user_part(block: Mapping[str, Any], names: Mapping[str, str] | None = None) -> object:
     match block.get("type"):
         case "text":
             return TextPart(_need_text(block, "text"))
@@ -247,7 +247,7 @@ def _user_part(block: Mapping[str, Any], names: Mapping[str, str] | None = None)
             raise fault(msg)
 
 
-def _linked_image(block: Mapping[str, Any]) -> ImagePart:
+def _linked_image(block: Mapping[str, object]) -> ImagePart:
     """Return an image as Chat Completions writes it: an address, which may hold the image itself."""
     link = _need(block, "image_url")
     try:
@@ -263,7 +263,7 @@ def _linked_image(block: Mapping[str, Any]) -> ImagePart:
         raise within(fault("expected base64 text"), ".image_url.url") from None
 
 
-def _source(block: Mapping[str, Any]) -> dict[str, Any]:
+def _source(block: Mapping[str, object]) -> dict[str, Any]:
     source = freeze_object(_need(block, "source"), "$.source")
     try:
         if source.get("type") == "url" and "media_type" not in source:
@@ -284,14 +284,14 @@ def _source(block: Mapping[str, Any]) -> dict[str, Any]:
         raise within(fault("expected base64 text"), ".source.data") from None
 
 
-def _tool_message(block: Mapping[str, Any], names: Mapping[str, str]) -> ToolMessage:
+def _tool_message(block: Mapping[str, object], names: Mapping[str, str]) -> ToolMessage:
     call_id = _need_text(block, "tool_use_id")
     content = block.get("content", "")
     parts = [TextPart(content)] if isinstance(content, str) else _each(content, _result_part)
     return ToolMessage(call_id, names.get(call_id, ""), parts, "error" if block.get("is_error") else "ok")
 
 
-def _result_part(block: Mapping[str, Any]) -> Any:
+def _result_part(block: Mapping[str, object]) -> Any:
     if block.get("type") == "tool_reference":
         return ToolReferencePart(_need_text(block, "tool_name"))
     return JsonPart(block.get("value")) if block.get("type") == "json" else _user_part(block)
@@ -315,7 +315,7 @@ def to_dicts(transcript: Iterable[Message]) -> list[dict[str, JsonValue]]:
     return written
 
 
-def _written(part: Any) -> dict[str, Any]:
+def _written(part: Any) -> dict[str, object]:
     match part:
         case TextPart(text=text):
             return {"type": "text", "text": text}
@@ -338,7 +338,7 @@ def _written(part: Any) -> dict[str, Any]:
             return {"type": kind, "source": _written_source(part), **title}
 
 
-def _written_result(part: JsonPart | ToolReferencePart) -> dict[str, Any]:
+def _written_result(part: JsonPart | ToolReferencePart) -> dict[str, object]:
     if isinstance(part, JsonPart):
         return {"type": "json", "value": thaw(part.value)}
     return {"type": "tool_reference", "tool_name": part.tool_name}

@@ -1,5 +1,5 @@
 """
-What a handler may yield (design 4).
+What a handler may yield.
 
 One rule: ``yield x`` is sent a ``StepResult``; ``yield from x`` gives x's own typed value and raises on failure. Every
 yieldable is therefore iterable: iterating it yields the value itself once and unpacks the answer.
@@ -99,15 +99,15 @@ def tool_name_of(tool: str | ToolLike) -> str:
     return str(name)
 
 
-def _input(value: Mapping[str, Any]) -> JsonDict:
+def _input(value: Mapping[str, object]) -> JsonDict:
     if type(value) is dict or isinstance(value, Mapping):
         return freeze_object({**value, "messages": _stored(value["messages"])} if "messages" in value else value)
     msg = f"the input of a ToolCall is an object such as {{'path': 'a.py'}}, not {value!r}"
     raise BadYield(msg)
 
 
-def _stored(messages: Any) -> Any:
-    """Return a history in its stored form, so that a handler can pass on what it was given (generator-contract T26)."""
+def _stored(messages: object) -> Any:
+    """Return a history in its stored form, so that a handler can pass on what it was given."""
     from stepengine.data.codec import plain  # noqa: PLC0415 - the codec knows all of data
 
     if not isinstance(messages, list | tuple | Transcript):
@@ -196,7 +196,7 @@ class AgentCall(Member["ChildResult[Out]"], Generic[Out]):
     params: JsonValue = attrs.field(default=None, converter=_params)
 
     def __attrs_post_init__(self) -> None:
-        agent: Any = self.agent
+        agent: object = self.agent
         if not isinstance(agent, (str, AgentDefinition)) or agent == "":
             msg = f"an AgentCall needs an AgentDefinition or the id of a spawnable agent, not {self.agent!r}"
             raise BadYield(msg)
@@ -232,7 +232,7 @@ class Perform(Member["T_co | PerformError"], Generic[T_co]):
     def __init__(self: Perform[T], fn: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> None: ...
     @overload
     def __init__(self: Perform[T], fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> None: ...
-    def __init__(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, fn: Callable[..., object], /, *args: object, **kwargs: object) -> None:
         if not callable(fn):
             msg = f"Perform needs a function and its arguments, not {fn!r}"
             raise BadYield(msg)
@@ -245,7 +245,7 @@ class Perform(Member["T_co | PerformError"], Generic[T_co]):
     @overload
     def idempotent(cls, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Perform[T]: ...
     @classmethod
-    def idempotent(cls, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Perform[Any]:
+    def idempotent(cls, fn: Callable[..., object], /, *args: object, **kwargs: object) -> Perform[Any]:
         """Return a ``Perform`` that may be run again when a crash left its outcome unknown."""
         made: Perform[Any] = cls(fn, *args, **kwargs)
         object.__setattr__(made, "is_idempotent", True)
@@ -282,7 +282,7 @@ def _key(value: str | None) -> str | None:
     """Return a name for a question; one that looks like the ids which questions get by themselves would not be unique."""
     if value is None:
         return None
-    given: Any = value
+    given: object = value
     plain = value.replace("_", "-").replace("-", "a") if isinstance(given, str) else ""
     if not (plain.isascii() and plain.isalnum()) or (value[0] == "q" and value[1:].isdecimal()):
         msg = f"the key of an Ask is a name of letters, digits, '_' and '-' other than q and a number, not {value!r}"
@@ -321,7 +321,7 @@ class Ask(Member[str]):
 
 
 def _width(value: int | None) -> int | None:
-    number: Any = value
+    number: object = value
     if value is None or (isinstance(number, int) and not isinstance(number, bool) and number >= 1):
         return value
     msg = f"the concurrency of a Parallel is an integer from 1, or None, not {value!r}"
@@ -374,7 +374,14 @@ class Parallel(Generic[T_co]):
     ) -> None: ...
     @overload
     def __init__(
-        self: Parallel[tuple[A, B, C]], a: Member[A], b: Member[B], c: Member[C], /, *, fail_fast: bool = ...
+        self: Parallel[tuple[A, B, C]],
+        a: Member[A],
+        b: Member[B],
+        c: Member[C],
+        /,
+        *,
+        fail_fast: bool = ...,
+        concurrency: int | None = ...,
     ) -> None: ...
     @overload
     def __init__(
@@ -491,7 +498,7 @@ class StepResult:
 
     if not TYPE_CHECKING:  # type checkers know the fields, and find comparisons that are always false, by themselves
 
-        def __eq__(self, other: object) -> Any:
+        def __eq__(self, other: object) -> object:
             if type(other) is StepResult:
                 return self is other or _fields(self) == _fields(other)
             if isinstance(other, ANSWERS):
@@ -502,12 +509,12 @@ class StepResult:
         def __hash__(self) -> int:
             return hash(_fields(self))
 
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, name: str) -> object:
             msg = f"'StepResult' object has no attribute {name!r}; {YIELD_FROM}"
             raise AttributeError(msg, name=name, obj=self)
 
 
-def _fields(result: StepResult) -> tuple[Any, ...]:
+def _fields(result: StepResult) -> tuple[object, ...]:
     return (result.agent_state, result.tool_results, result.steps_complete, result.n_responses, result.value)
 
 
@@ -598,7 +605,7 @@ MAX_CANDIDATES = 64
 
 
 def _count(value: int) -> int:
-    number: Any = value
+    number: object = value
     if isinstance(number, int) and not isinstance(number, bool) and number >= 1:
         return value
     msg = f"GenerateN needs an integer from 1 to {MAX_CANDIDATES}, not {value!r}"
@@ -628,7 +635,7 @@ def _messages(value: str | Iterable[Message]) -> tuple[Message, ...]:
     return tuple(Transcript(value))
 
 
-def _specs(value: Any) -> Any:
+def _specs(value: object) -> object:
     return value if isinstance(value, str) or not isinstance(value, Iterable) else tuple_of(value)
 
 
@@ -665,16 +672,7 @@ class Complete:
 
 
 Yieldable: TypeAlias = (
-    ToolCall
-    | AgentCall[Any]
-    | Sentinel
-    | StepWith
-    | StepText
-    | GenerateN
-    | Complete
-    | Parallel[Any]
-    | Perform[Any]
-    | Ask
+    ToolCall | AgentCall | Sentinel | StepWith | StepText | GenerateN | Complete | Parallel[Any] | Perform[Any] | Ask
 )
 """Everything that a handler may yield."""
 

@@ -1,7 +1,7 @@
 """
 The body of the one durable workflow: it builds a run from what was ordered, drives it, and gives its result.
 
-The body does nothing but drive (U11): whatever comes from outside is a step. It may be executed any number of times, by any
+The body does nothing but drive (durable:U11): whatever comes from outside is a step. It may be executed any number of times, by any
 worker of its release, and always comes to the same.
 """
 
@@ -163,7 +163,7 @@ async def _nothing() -> None:
 async def _looked_up(
     run: DurableRun, plan: RunPlan, state: AgentState
 ) -> tuple[RunPlan, AgentState, StepEngineError | None]:
-    """Return plan and state with what is looked up when a run starts: once, whoever executes it (replay J11)."""
+    """Return plan and state with what is looked up when a run starts: once, whoever executes it."""
     own = not isinstance(plan.definition.system_prompt, str) and plan.sent is None
     if not own and plan.context_window is None:
         return plan, with_prompt(plan, state) if plan.sent is None else state, None

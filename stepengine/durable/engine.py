@@ -99,7 +99,7 @@ class DurableEngine:
 
     def __init__(
         self,
-        agents: Iterable[AgentDefinition[Any]] = (),
+        agents: Iterable[AgentDefinition] = (),
         tools: Iterable[ToolLike | ToolSource] = (),
         models: ModelsLike = None,
         *,
@@ -150,12 +150,12 @@ class DurableEngine:
         self._operator = self._process = None
         self._chores = []
 
-    def _specs(self, definition: AgentDefinition[Any]) -> list[Any]:
+    def _specs(self, definition: AgentDefinition) -> list[object]:
         agent = self._launcher.catalog.find(definition)
         return [agent.tools[name].spec for name in agent.offered]
 
     @property
-    def agents(self) -> tuple[AgentDefinition[Any], ...]:
+    def agents(self) -> tuple[AgentDefinition, ...]:
         """Every known agent definition."""
         return self._engine.agents
 
@@ -290,7 +290,7 @@ class DurableEngine:
             seed=seed,
         )
 
-    async def run(self, agent: AgentLike, prompt: str = "", **options: Any) -> RunResult[Any]:
+    async def run(self, agent: AgentLike, prompt: str = "", **options: Any) -> RunResult:
         """
         Run an agent to its end, on whatever worker takes it, and return the result.
 
@@ -352,7 +352,7 @@ class DurableEngine:
         """
         return followed(self._launcher, self.operator, run)
 
-    async def result(self, run: str, *, waits: bool = False) -> RunResult[Any]:
+    async def result(self, run: str, *, waits: bool = False) -> RunResult:
         """
         Return how a run ended, once it has, or its open questions, once nothing of it goes on without their answers.
 
@@ -384,7 +384,7 @@ class DurableEngine:
                     raise
                 await asyncio.sleep(pause)
 
-    async def _ended(self, run: str, state: str, *, waits: bool) -> RunResult[Any]:
+    async def _ended(self, run: str, state: str, *, waits: bool) -> RunResult:
         found = await self.operator.client.list_workflows_async(workflow_ids=[run])
         status = found[0]
         said = status.attributes or {}
@@ -417,7 +417,7 @@ class DurableEngine:
         except StepEngineError:
             return None
 
-    def _suspended(self, run: str, asked: list[Waiting]) -> RunResult[Any]:
+    def _suspended(self, run: str, asked: list[Waiting]) -> RunResult:
         questions = tuple([question for each in asked for question in each.questions])
         state = AgentState(run_id=run, pending=questions)
         return RunResult(status=RunStatus.SUSPENDED, state=state, pending_questions=questions, journal=run)
@@ -426,13 +426,13 @@ class DurableEngine:
         """Answer open questions of a run; see ``Operator.answer``."""
         await self.operator.answer(run, answers)
 
-    async def resume(self, run: str, *, answers: Mapping[str, AnswerLike] | None = None) -> RunResult[Any]:
+    async def resume(self, run: str, *, answers: Mapping[str, AnswerLike] | None = None) -> RunResult:
         """Answer open questions of a run, and return how it goes on; errors as ``answer`` and ``result``."""
         if answers:
             await self.answer(run, answers)
         return await self._after(run, frozenset(answers or ()))
 
-    async def _after(self, run: str, answered: frozenset[str]) -> RunResult[Any]:
+    async def _after(self, run: str, answered: frozenset[str]) -> RunResult:
         """Return how a run ended, or its open questions but for those that were answered just now."""
         while True:
             result = await self.result(run)
@@ -490,7 +490,7 @@ class DurableEngine:
         run: str,
         *,
         at: int | str,
-        edit: Any = None,
+        edit: object = None,
         allow_repeat: bool = False,
         id: str | None = None,
         release: str | None = None,
@@ -573,7 +573,7 @@ class DurableHandle:
         """Return the run's id, once it is in the database; raises why it could not be submitted."""
         return await asyncio.shield(self._submitted)
 
-    async def result(self) -> RunResult[Any]:
+    async def result(self) -> RunResult:
         """Return how it ended; questions are waited for until somebody answers them."""
         return await self._engine.result(await self.id(), waits=True)
 

@@ -131,7 +131,7 @@ async def _deliver(database: Database, found: Mapping[str, Listening]) -> None:
             listening.heard.deliver(listening.tree, key, text)
 
 
-def form_of(said: str) -> Mapping[str, Any]:
+def form_of(said: str) -> Mapping[str, object]:
     """Return what stands in a message; nothing where some other client wrote what is none."""
     try:
         form = json.loads(said)

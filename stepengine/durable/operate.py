@@ -216,7 +216,7 @@ class _Asking:
         self._url = url
         self.destroy: Callable[[], None] = client.destroy
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
+    def __getattr__(self, name: str) -> Callable[..., object]:
         method = getattr(self._client, name)
 
         async def asked(*args: Any, **kwargs: Any) -> Any:
@@ -295,7 +295,7 @@ class Operator:
         sessions: Its sessions.
     """
 
-    def __init__(self, client: Any, url: str, *, app: str, pool: str) -> None:
+    def __init__(self, client: object, url: str, *, app: str, pool: str) -> None:
         self.client: Any = _Asking(client, url)
         self.url = url
         self.app = app
@@ -346,7 +346,7 @@ class Operator:
         prompt: str = "",
         *,
         id: str | None = None,
-        params: Any = None,
+        params: object = None,
         limits: Limits | None = None,
         previous: AgentState | None = None,
         info: RunInfo | None = None,
@@ -409,7 +409,7 @@ class Operator:
         seed: Seed | None = None,
         release: str | None = None,
         queue: str | None = None,
-        attributes: Mapping[str, Any] | None = None,
+        attributes: Mapping[str, object] | None = None,
     ) -> None:
         """
         Put an order on its queue, unless it is there.
@@ -421,7 +421,7 @@ class Operator:
             queue: Another queue than that of its depth.
             attributes: What is kept with it beside its agent.
         """
-        options: dict[str, Any] = {
+        options: dict[str, object] = {
             "workflow_name": WORKFLOW,
             "queue_name": queue or queue_name(order.pool, len(order.spawns)),
             "workflow_id": order.id,
@@ -433,7 +433,7 @@ class Operator:
 
     # --- looking ------------------------------------------------------------------------------------------------------
 
-    async def rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+    async def rows(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
         """
         Return what a statement selects, for what the package's client does not tell.
 
@@ -450,7 +450,7 @@ class Operator:
                     raise
                 return await self._selected(statement, values)
 
-    async def _selected(self, statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+    async def _selected(self, statement: str, values: Sequence[object]) -> list[tuple[object, ...]]:
         if self._connection is None or self._connection.broken or self._connection.closed:
             self._connection = await plain_connection(self.url)
         with away(self.url):

@@ -1,5 +1,5 @@
 """
-This process as one of the workers: one database, one event loop, one executor, until it is closed (U30, U31, U33, U35).
+This process as one of the workers: one database, one event loop, one executor, until it is closed.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Setting:
                 raise DefinitionError(msg)
 
 
-def release_of(agents: Sequence[AgentDefinition[Any]], specs: Callable[[AgentDefinition[Any]], Sequence[Any]]) -> str:
+def release_of(agents: Sequence[AgentDefinition], specs: Callable[[AgentDefinition], Sequence[Any]]) -> str:
     """
     Return what tells this version of the agents from others: their definitions, the source of their handlers, their tools.
 
@@ -139,7 +139,7 @@ def _source(handler: Any) -> str:
 
 class Process:
     """
-    A worker in this process, from ``open`` to ``close``; there is one at a time (U35).
+    A worker in this process, from ``open`` to ``close``; there is one at a time (durable:U35).
 
     Args:
         setting: How it takes part.
@@ -269,7 +269,7 @@ class Process:
 
     async def _launch(self, package: Any) -> None:
         setting = self.setting
-        config: dict[str, Any] = {
+        config: dict[str, object] = {
             "name": setting.app,
             "system_database_url": setting.url,
             "executor_id": setting.executor,
@@ -298,7 +298,7 @@ class Process:
                 on_conflict="update_if_latest_version",
             )
 
-    async def execute(self, form: Mapping[str, Any], seed: Mapping[str, Any] | None) -> dict[str, Any]:
+    async def execute(self, form: Mapping[str, object], seed: Mapping[str, object] | None) -> dict[str, Any]:
         """Drive the run that *form* orders, as the body of its workflow; it begins with what *seed* holds."""
         order = Order.of(form)
         run = DurableRun(

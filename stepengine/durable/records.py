@@ -1,5 +1,5 @@
 """
-What the database holds of a run tree, and its ways in and out of ordinary journals (U42).
+What the database holds of a run tree, and its ways in and out of ordinary journals.
 
 The database holds outcomes, and of what was asked for only fingerprints. So a journal is made by driving the agents over the
 outcomes: nothing is performed, and what differs from the record is a divergence. The other way, outcomes of a journal become
@@ -364,7 +364,7 @@ class _Played:
     def attempts(self, item: Item) -> Sequence[Mapping[str, Any]]:
         """Return the failed attempts before an outcome."""
         form = self._archive.entries[item.path, item.effect.seq].form
-        found: Sequence[Mapping[str, Any]] = (form or {}).get("attempts", ())
+        found: Sequence[Mapping[str, object]] = (form or {}).get("attempts", ())
         return found
 
     def end_of(self, path: str) -> Stop:
@@ -402,7 +402,7 @@ class _Player:
                 self._played.meet(item)
                 known = self._played.outcome(item)
         if type(item.effect) is Spawn:
-            child: Any = getattr(known, "value", None)
+            child: object = getattr(known, "value", None)
             if known is None or (isinstance(child, ChildResult) and child.run_id):
                 outcome = await self._inner.perform(item, io)
                 return outcome if known is None or type(outcome) is Stop else attrs.evolve(outcome, at=known.at)
@@ -435,7 +435,7 @@ def seeded(journal: Journal, redactor: Redactor, *, pool: str) -> tuple[Order, S
         msg = f"the run of {journal.name} has ended, so nothing of it can go on elsewhere; replay or fork it"
         raise JournalError(msg)
     prints = Fingerprints(redactor)
-    outcomes: dict[Address, tuple[str, str, dict[str, Any] | None]] = {}
+    outcomes: dict[Address, tuple[str, str, dict[str, object] | None]] = {}
     for address, intent in history.intents.items():
         result = history.results.get(address)
         if intent.type == "Spawn" and result is None:
@@ -447,7 +447,7 @@ def seeded(journal: Journal, redactor: Redactor, *, pool: str) -> tuple[Order, S
         )
         if form is not None or touched_world(intent.effect):
             outcomes[address] = KINDS[intent.type], fp, form
-    lookups: dict[str, dict[str, Any]] = {}
+    lookups: dict[str, dict[str, object]] = {}
     for path in {*history.prompts, *history.windows}:
         lookups[path] = {"prompt": history.prompts.get(path), "window": history.windows.get(path)}
     order = Order(

@@ -274,7 +274,7 @@ class Sessions:
             # One that was kept does not know that the database was started again since.
             return await self._execute(LOCK, name)
 
-    async def _execute(self, statement: str, *values: Any) -> bool:
+    async def _execute(self, statement: str, *values: object) -> bool:
         if self._own is None or self._own.closed or self._own.broken:
             self._own = await plain_connection(self._operator.url)
         try:
@@ -613,7 +613,7 @@ async def looked_back(sessions: Sessions, order: Order) -> dict[str, Any]:
     return {"after": after, "state": _state_of(form), "session": form["session"]}
 
 
-def _state_of(form: Mapping[str, Any]) -> Any:
+def _state_of(form: Mapping[str, Any]) -> object:
     """Return the state that the next turn goes on from: what a turn came to, or where it began when a hook refused it."""
     left = form["session"]
     return left["state"] if "state" in left else form["state"]
@@ -630,7 +630,7 @@ def begun(order: Order, found: Mapping[str, Any]) -> Order:
     )
 
 
-def left_by_turn(order: Order, result: RunResult[Any], rules: Sequence[Any], *, began: bool) -> dict[str, Any]:
+def left_by_turn(order: Order, result: RunResult, rules: Sequence[object], *, began: bool) -> dict[str, Any]:
     """Return what a turn leaves for the next one beside its state; one that did not begin leaves what it found."""
     assert order.before is not None  # noqa: S101 - it has entered its session
     before = order.before["session"]

@@ -280,12 +280,12 @@ class DurableRun:
         return await self.at_place(self.dbos.reserve_step(), name, act, where)
 
     async def at_place(
-        self, reservation: Any, name: str, act: Callable[[], Coroutine[Any, Any, Any]], where: str
+        self, reservation: Any, name: str, act: Callable[[], Coroutine[object, Any, object]], where: str
     ) -> Any:
         """Do that in the place of *reservation*; cancelling the run interrupts it."""
         done = False
 
-        async def doing() -> Any:
+        async def doing() -> object:
             nonlocal done
             done = True
             return await act()
@@ -402,11 +402,11 @@ class Steps:
             return self._child(item, io, place)
         return self._leaf(item, io, place)
 
-    async def _from_seed(self, item: Item, form: Mapping[str, Any]) -> Single:
+    async def _from_seed(self, item: Item, form: Mapping[str, object]) -> Single:
         outcome = _decoded(form, shown_address(item.path, item.effect.seq))
         self._run.timing.came_by(outcome.at)
         self._run.was_replayed = True
-        child: Any = outcome.value if type(outcome) is Value else None
+        child: object = outcome.value if type(outcome) is Value else None
         if not isinstance(child, ChildResult):
             return outcome
         self._count(item, child, 0)
@@ -414,7 +414,7 @@ class Steps:
 
     async def _leaf(self, item: Item, io: IO, place: _Place) -> Single:
         run, seq = self._run, item.effect.seq
-        attempts: list[Any] = []
+        attempts: list[object] = []
 
         async def act() -> dict[str, Any]:
             run.is_live = True
@@ -440,7 +440,7 @@ class Steps:
             return (await self._recorded(item, place, act))[0]
 
     async def _recorded(
-        self, item: Item, place: _Place, act: Callable[[], Coroutine[Any, Any, Any]]
+        self, item: Item, place: _Place, act: Callable[[], Coroutine[object, Any, object]]
     ) -> tuple[Single, Mapping[str, Any]]:
         """Return the outcome of an effect, and the form that it stands in; empty when it only stopped there."""
         run, where = self._run, shown_address(item.path, item.effect.seq)
@@ -514,7 +514,7 @@ class Steps:
     async def _child(self, item: Item, io: IO, place: _Place) -> Single:
         run = self._run
         effect = cast("Spawn", item.effect)
-        ended: dict[str, Any] = {}
+        ended: dict[str, object] = {}
 
         async def act() -> dict[str, Any]:
             with self._sharing(item) as share:
@@ -538,7 +538,7 @@ class Steps:
             cast("Value", outcome), value=attrs.evolve(child, output=self._typed(item, child), left=left)
         )
 
-    def _count(self, item: Item, child: ChildResult[Any], started: int) -> None:
+    def _count(self, item: Item, child: ChildResult, started: int) -> None:
         """Count what a child, below which *started* others ran, has used of this run's budgets."""
         run = self._run
         ledger = cast("RunTree", run.tree).ledger(item.path)
@@ -546,7 +546,7 @@ class Steps:
         ledger.count_children(started, by_model=bool(cast("Spawn", item.effect).tool_call_id))
         ledger.spend(child.usage.total_tokens, child.cost or Decimal(0))
 
-    def _typed(self, item: Item, child: ChildResult[Any]) -> Any:
+    def _typed(self, item: Item, child: ChildResult) -> Any:
         """Return a child's output as its agent's own type."""
         if child.output is None or not child.run_id:
             return child.output
@@ -584,12 +584,12 @@ class _Siblings:
 class _Ended:
     """How a child ended in another process, in the shape of what a machine returns."""
 
-    def __init__(self, child: ChildResult[Any]) -> None:
+    def __init__(self, child: ChildResult) -> None:
         self.status = child.status
         self.pending = child.questions
         self._child = child
 
-    def as_child(self, *, is_inline: bool = False) -> ChildResult[Any]:
+    def as_child(self, *, is_inline: bool = False) -> ChildResult:
         """Return what the parent gets of it."""
         return self._child
 
@@ -597,7 +597,7 @@ class _Ended:
 class _Elsewhere:
     """The ``IO`` of one ``Spawn``: its child is driven by whoever takes it from its queue."""
 
-    def __init__(self, io: IO, run: DurableRun, item: Item, share: Limits | None, ended: dict[str, Any]) -> None:
+    def __init__(self, io: IO, run: DurableRun, item: Item, share: Limits | None, ended: dict[str, object]) -> None:
         self._run = run
         self._item = item
         self._share = share
@@ -606,6 +606,7 @@ class _Elsewhere:
         self.emit = io.emit
         self.attempt = io.attempt
         self.begun = io.begun
+        self.waits = io.waits
 
     @property
     def watched(self) -> bool:
@@ -629,7 +630,7 @@ class _Elsewhere:
             slice=self._share,
             rules=tree.desk.remembered.rules,
         )
-        options: dict[str, Any] = {
+        options: dict[str, object] = {
             "workflow_name": WORKFLOW,
             "queue_name": queue_name(order.pool, len(child.spawns)),
             "workflow_id": child.id,
@@ -668,13 +669,13 @@ class _Elsewhere:
         for each in (child, *[status.workflow_id for status in below]):
             await dbos.cancel_workflow_async(each)
 
-    async def _waited(self, options: Mapping[str, Any], child: Order) -> dict[str, Any]:
+    async def _waited(self, options: Mapping[str, Any], child: Order) -> dict[str, object]:
         run, errors = self._run, self._run.errors
         seed = run.seed.below(child.path)
         more = [seed.form()] if seed.outcomes else []
         handle = await run.dbos.enqueue_workflow_with_options_async(options, child.form(), *more)
         try:
-            form: dict[str, Any] = await handle.get_result(polling_interval_sec=CHILD_POLL)
+            form: dict[str, object] = await handle.get_result(polling_interval_sec=CHILD_POLL)
             return form
         except errors.DBOSAwaitedWorkflowCancelledError:
             status = await handle.get_status()
@@ -709,7 +710,7 @@ def marking(**members: Any) -> Callable[[], Coroutine[Any, Any, dict[str, Any]]]
     return mark
 
 
-def _decoded(form: Mapping[str, Any], where: str) -> Single:
+def _decoded(form: Mapping[str, object], where: str) -> Single:
     try:
         return outcome_of_form(form)
     except (DataError, LookupError, TypeError, AttributeError) as error:

@@ -286,7 +286,7 @@ class Upkeep:
         poison = sum([row[5] for row in rows])
         return Overview(states, oldest, tuple(executors), tuple(releases), poison, unreadable)
 
-    async def _idle(self, own: Any, having: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+    async def _idle(self, own: object, having: Mapping[str, object]) -> dict[str, dict[str, int]]:
         """Return the workers on the list that have no runs, each with its release; whether they live is another matter."""
         return {
             name: {release: 0}
@@ -347,7 +347,7 @@ class Upkeep:
                     await own.execute(UNLOCK, (lock_name(executor),))
 
     @staticmethod
-    async def _locked(own: Any, executor: str, *, seconds: float) -> bool:
+    async def _locked(own: object, executor: str, *, seconds: float) -> bool:
         """Take the lock of a worker, within so many seconds; return whether it could be had."""
         until = time.monotonic() + seconds
         while True:
@@ -406,7 +406,7 @@ class Upkeep:
             away.clear()
             await asyncio.sleep(look)
 
-    async def _due(self, own: Any, away: dict[str, float], grace: float) -> list[TakenOver]:
+    async def _due(self, own: object, away: dict[str, float], grace: float) -> list[TakenOver]:
         """Take over who has been away for long enough, and note since when the others are."""
         rows = await _all(own, WORKERS, WORKFLOW, self._operator.app)
         taken: list[TakenOver] = []
@@ -471,15 +471,15 @@ def _is_waiting(name: str) -> bool:
 
 
 async def _all(own: Any, sql: str, *given: Any) -> list[Any]:
-    rows: list[Any] = await (await own.execute(sql, given)).fetchall()
+    rows: list[object] = await (await own.execute(sql, given)).fetchall()
     return rows
 
 
-async def _is_held(own: Any, name: str) -> bool:
+async def _is_held(own: object, name: str) -> bool:
     return bool((await _all(own, HELD, name))[0][0])
 
 
-async def _unreadable(own: Any, table: str) -> int:
+async def _unreadable(own: object, table: str) -> int:
     """Return how many rows of a table are neither portable JSON nor empty."""
     sql = f"select count(*) from dbos.{table} where coalesce(serialization, 'portable_json') <> 'portable_json'"  # noqa: S608
     return int((await _all(own, sql))[0][0])

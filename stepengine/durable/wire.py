@@ -50,8 +50,8 @@ SCHEMA = 1
 """The version of everything that is stored here; another one is refused."""
 
 
-def _portable(form: Mapping[str, Any]) -> dict[str, Any]:
-    made: dict[str, Any] = json.loads(PLAIN.json(form))
+def _portable(form: Mapping[str, object]) -> dict[str, object]:
+    made: dict[str, object] = json.loads(PLAIN.json(form))
     return made
 
 
@@ -142,7 +142,12 @@ class Order:
     def form(self) -> dict[str, Any]:
         """Return it as JSON; raises ``DataError`` for what cannot be stored."""
         info = self.info
-        form: dict[str, Any] = {"schema": SCHEMA, "root": self.root, "agent_id": self.agent_id, "prompt": self.prompt}
+        form: dict[str, object] = {
+            "schema": SCHEMA,
+            "root": self.root,
+            "agent_id": self.agent_id,
+            "prompt": self.prompt,
+        }
         form |= {"params": freeze(self.params, "params"), "created": self.created, "seed": self.seed}
         form |= {"info": {"session_id": info.session_id, "user_id": info.user_id, "metadata": info.metadata}}
         for name in ("limits", "previous", "parent", "slice"):
@@ -239,7 +244,7 @@ class Seed:
 
 
 def outcome_form(
-    seq: int, outcome: Single, redactor: Redactor, *, attempts: Sequence[Any] = (), writes: Sequence[Any] = ()
+    seq: int, outcome: Single, redactor: Redactor, *, attempts: Sequence[object] = (), writes: Sequence[object] = ()
 ) -> dict[str, Any]:
     """Return an outcome as it is stored, without known secrets; total, whatever the outcome holds."""
     if type(outcome) is Stop:
@@ -252,7 +257,7 @@ def outcome_form(
     except DataError as error:
         msg = f"the effect happened, but its outcome cannot be stored: {error.message}"
         members = _portable(outcome_members(Failure(StepEngineError(msg))))
-    form: dict[str, Any] = {"seq": seq, "at": outcome.at, **members}
+    form: dict[str, object] = {"seq": seq, "at": outcome.at, **members}
     form |= {"attempts": _portable({"": list(attempts)})[""]} if attempts else {}
     form |= {"writes": _portable({"": list(writes)})[""]} if writes else {}
     if redactor.suspicious(PLAIN.json(form)):
@@ -288,13 +293,13 @@ def error_form(error: BaseException) -> dict[str, Any]:
     if not isinstance(error, StepEngineError):
         error = StepEngineError(f"{type(error).__name__}: {error}")
     try:
-        form: dict[str, Any] = bare(Failure(storable(error)))["error"]
+        form: dict[str, object] = bare(Failure(storable(error)))["error"]
         return _portable(form)
     except DataError:
         return _portable(bare(Failure(StepEngineError(error.message)))["error"])
 
 
-def error_of(form: Mapping[str, Any] | None) -> StepEngineError | None:
+def error_of(form: Mapping[str, object] | None) -> StepEngineError | None:
     """Return the error that is stored."""
     if form is None:
         return None
@@ -305,7 +310,7 @@ def error_of(form: Mapping[str, Any] | None) -> StepEngineError | None:
 # --- answers ------------------------------------------------------------------------------------------------------------
 
 
-def _answer_form(value: AnswerLike) -> Any:
+def _answer_form(value: AnswerLike) -> object:
     return value if isinstance(value, str | bool) else bare(value)
 
 
@@ -314,7 +319,7 @@ def answers_form(questions: Sequence[Question], given: Mapping[str, AnswerLike])
     return _portable({question.id: bare(answered(given[question.id], question)) for question in questions})
 
 
-def answers_of(form: Mapping[str, Any], questions: Sequence[Question]) -> tuple[Answer, ...]:
+def answers_of(form: Mapping[str, object], questions: Sequence[Question]) -> tuple[Answer, ...]:
     """
     Return the answers to *questions* in their order.
 
@@ -331,7 +336,7 @@ def answers_of(form: Mapping[str, Any], questions: Sequence[Question]) -> tuple[
 # --- how runs end -------------------------------------------------------------------------------------------------------
 
 
-def child_form(finished: Finished, *, is_inline: bool, started: int, rules: Sequence[Any] = ()) -> dict[str, Any]:
+def child_form(finished: Finished, *, is_inline: bool, started: int, rules: Sequence[object] = ()) -> dict[str, Any]:
     """
     Return how a child ended; *started* is how many runs were started below it, *rules* what people allowed for good.
 
@@ -339,24 +344,24 @@ def child_form(finished: Finished, *, is_inline: bool, started: int, rules: Sequ
     """
     child = finished.as_child(is_inline=is_inline)
     members = outcome_members(Value(child))["value"]
-    left: dict[str, Any] = {} if child.left is None else {"left": bare(child.left)}
+    left: dict[str, object] = {} if child.left is None else {"left": bare(child.left)}
     left |= {"rules": list(rules)} if rules else {}
     return _portable({"schema": SCHEMA, "child": members, "started": started, **left})
 
 
-def child_of(form: Mapping[str, Any]) -> ChildResult[Any]:
+def child_of(form: Mapping[str, object]) -> ChildResult:
     """Return how a child ended, with what it leaves to its parent; its output is JSON."""
-    child: ChildResult[Any] = restored(form["child"])
+    child: ChildResult = restored(form["child"])
     return attrs.evolve(child, left=restored(form["left"])) if "left" in form else child
 
 
 LISTS = ("tool_calls", "thinking", "children")
 
 
-def result_form(result: RunResult[Any]) -> dict[str, Any]:
+def result_form(result: RunResult) -> dict[str, Any]:
     """Return how a root run ended."""
     output = outcome_members(Value(ChildResult(agent_id="", output=result.output)))["value"].get("output")
-    form: dict[str, Any] = {"schema": SCHEMA, "status": result.status.value, "text": result.text, "output": output}
+    form: dict[str, object] = {"schema": SCHEMA, "status": result.status.value, "text": result.text, "output": output}
     form |= {
         "stop_reason": result.stop_reason and result.stop_reason.value,
         "state": bare(result.state),
@@ -369,7 +374,7 @@ def result_form(result: RunResult[Any]) -> dict[str, Any]:
     return _portable(form)
 
 
-def result_of(form: Mapping[str, Any], output: Any = None) -> RunResult[Any]:
+def result_of(form: Mapping[str, Any], output: object = None) -> RunResult:
     """Return how a root run ended; *output* takes the place of the stored JSON, where the agent's own type is known."""
     return RunResult(
         status=RunStatus(form["status"]),

@@ -1,5 +1,5 @@
 """
-Which agents and tools an engine has, checked when it is built (requirements A2, A6, A7, reliability TL19).
+Which agents and tools an engine has, checked when it is built.
 
 A definition that is met later, because a handler or a caller gave it, is checked in the same way when it is met.
 """
@@ -58,7 +58,7 @@ class Agent:
         notes: What results of its runs are to say: which agents stand for ids with a publisher.
     """
 
-    definition: AgentDefinition[Any]
+    definition: AgentDefinition
     tools: Mapping[str, ToolBinding]
     offered: tuple[str, ...]
     specs: JsonDict
@@ -102,7 +102,7 @@ class Catalog:
 
     def __init__(
         self,
-        agents: Iterable[AgentDefinition[Any]],
+        agents: Iterable[AgentDefinition],
         tools: Iterable[ToolLike | ToolSource],
         hooks: Hooks,
         limits: Limits,
@@ -124,7 +124,7 @@ class Catalog:
         self._met: dict[int, Agent] = {}
 
     @property
-    def definitions(self) -> tuple[AgentDefinition[Any], ...]:
+    def definitions(self) -> tuple[AgentDefinition, ...]:
         """Every definition that the engine was given, and those that they may spawn."""
         return tuple([agent.definition for agent in self._agents.values()])
 
@@ -133,7 +133,7 @@ class Catalog:
         """The sources of tools that were met."""
         return tuple([mine for _, mine in self._met_sources.values()])
 
-    def find(self, agent: str | AgentDefinition[Any], *, for_models: bool = False) -> Agent:
+    def find(self, agent: str | AgentDefinition, *, for_models: bool = False) -> Agent:
         """
         Return an agent by id or definition; a definition need not be among the engine's.
 
@@ -167,7 +167,7 @@ class Catalog:
             log_once(stands_for(agent_id, name))
         return self._agents.get(name) if bundled is None else self._meet(bundled)
 
-    def _meet(self, definition: AgentDefinition[Any]) -> Agent:
+    def _meet(self, definition: AgentDefinition) -> Agent:
         """Return an agent that was given for one run; the last ones are kept, so that they are checked once."""
         known = self._met.get(id(definition))
         if known is None:
@@ -179,7 +179,7 @@ class Catalog:
 
     def info(self, agent_id: str) -> JsonDict:
         """
-        Return what is told of an agent of this engine (generator-contract T31).
+        Return what is told of an agent of this engine.
 
         Raises:
             AgentError: when no agent has that id.
@@ -202,9 +202,7 @@ class Catalog:
         }
         return JsonDict(freeze(told))
 
-    def _family(
-        self, given: Sequence[AgentDefinition[Any]], also: Iterable[AgentDefinition[Any]] = ()
-    ) -> dict[str, Agent]:
+    def _family(self, given: Sequence[AgentDefinition], also: Iterable[AgentDefinition] = ()) -> dict[str, Agent]:
         """Return *given* and what they may spawn, checked; where they name others by id, those are the engine's."""
         definitions = _collected(given, also, self._agents)
         family: dict[str, Agent] = dict(self._agents)
@@ -214,9 +212,9 @@ class Catalog:
 
     def _agent_of(
         self,
-        definition: AgentDefinition[Any],
+        definition: AgentDefinition,
         family: Mapping[str, Agent],
-        ids: Mapping[str, Agent | AgentDefinition[Any]],
+        ids: Mapping[str, Agent | AgentDefinition],
     ) -> Agent:
         named = [t for t in definition.tools if not isinstance(t, str | ToolSource)]
         own = _by_name(f"agent {definition.id!r}", named)
@@ -253,7 +251,7 @@ class Catalog:
         )
 
     def _check_folders(self, whose: str, tools: Iterable[ToolLike]) -> None:
-        """Refuse tools that may change the file which says what they may do (requirements X70)."""
+        """Refuse tools that may change the file which says what they may do."""
         file = self._policy_file
         if file is None or file.below_root:
             return
@@ -275,16 +273,16 @@ class Catalog:
             self._met_sources[id(source)] = source, source if for_engine is None else for_engine()
         return self._met_sources[id(source)][1]
 
-    def _sources_of(self, definition: AgentDefinition[Any]) -> dict[str, ToolSource]:
+    def _sources_of(self, definition: AgentDefinition) -> dict[str, ToolSource]:
         """Return the sources of an agent by name: its own, and those of the engine that it lists."""
         own = {t.name: self._met_source(t) for t in definition.tools if isinstance(t, ToolSource)}
         return own | {t: self._sources[t] for t in definition.tools if isinstance(t, str) and t in self._sources}
 
     def _hooks_of(
         self,
-        definition: AgentDefinition[Any],
+        definition: AgentDefinition,
         known: Mapping[str, ToolBinding],
-        openings: tuple[Callable[..., Any], ...],
+        openings: tuple[Callable[..., object], ...],
     ) -> Hooks:
         """Return the engine's hooks, the agent's own, and behind both the policy, which judges the final input."""
         hooks = self._hooks + definition.hooks if definition.hooks else self._hooks
@@ -299,8 +297,8 @@ class Catalog:
 
 
 def _opening(
-    definition: AgentDefinition[Any], source: ToolSource, known: Mapping[str, ToolBinding]
-) -> Callable[[HookContext], Generator[Any, Any, Change]]:
+    definition: AgentDefinition, source: ToolSource, known: Mapping[str, ToolBinding]
+) -> Callable[[HookContext], Generator[object, Any, Change]]:
     """Return the ``pre_run`` hook that gives a run the tools of *source*; *known* are those that it has anyway."""
     own = frozenset(known)
 
@@ -328,7 +326,7 @@ def _judging(policy: Policy, specs: Mapping[str, ToolSpec]) -> Callable[[HookCon
     return permission
 
 
-def _spawnable(definition: AgentDefinition[Any], wanted: str, ids: Mapping[str, Any]) -> str:
+def _spawnable(definition: AgentDefinition, wanted: str, ids: Mapping[str, object]) -> str:
     key = matching_id(wanted, ids)
     if key is None:
         known = f"known are: {', '.join(ids)}{_no_agent(wanted, ids)}"
@@ -338,9 +336,9 @@ def _spawnable(definition: AgentDefinition[Any], wanted: str, ids: Mapping[str, 
 
 
 def _direct(
-    definition: AgentDefinition[Any], children: Iterable[Agent | AgentDefinition[Any]], known: Mapping[str, Any]
+    definition: AgentDefinition, children: Iterable[Agent | AgentDefinition], known: Mapping[str, object]
 ) -> dict[str, ToolBinding]:
-    """Return a tool for each agent that the model of *definition* may spawn (generator-contract L28, L29)."""
+    """Return a tool for each agent that the model of *definition* may spawn."""
     made: dict[str, ToolBinding] = {}
     for child in children if "spawn_agents" in definition.tool_names else ():
         tool = direct_tool(child.definition if isinstance(child, Agent) else child)
@@ -356,8 +354,8 @@ def _direct(
 
 
 def _collected(
-    given: Iterable[Any], also: Iterable[AgentDefinition[Any]], others: Mapping[str, Any]
-) -> dict[str, AgentDefinition[Any]]:
+    given: Iterable[object], also: Iterable[AgentDefinition], others: Mapping[str, object]
+) -> dict[str, AgentDefinition]:
     """
     Return definitions and those that they may spawn, or carry in their tools, by normalised id.
 
@@ -378,7 +376,7 @@ def _collected(
     return found
 
 
-def _bundled(found: Mapping[str, AgentDefinition[Any]], others: Mapping[str, Any]) -> list[AgentDefinition[Any]]:
+def _bundled(found: Mapping[str, AgentDefinition], others: Mapping[str, object]) -> list[AgentDefinition]:
     """Return the bundled agents that *found* name by ids with a publisher, which nothing else is called."""
     named = {
         name_of_published(c) for d in found.values() for c in d.spawnable_agents if isinstance(c, str) and "/" in c
@@ -387,12 +385,12 @@ def _bundled(found: Mapping[str, AgentDefinition[Any]], others: Mapping[str, Any
     return [agent for agent in bundled if agent is not None]
 
 
-def _children(definition: AgentDefinition[Any]) -> list[AgentDefinition[Any]]:
+def _children(definition: AgentDefinition) -> list[AgentDefinition]:
     return [*[c for c in definition.spawnable_agents if not isinstance(c, str)], *carried_by(definition.tools)]
 
 
-def _unique(given: Iterable[Any]) -> dict[str, AgentDefinition[Any]]:
-    found: dict[str, AgentDefinition[Any]] = {}
+def _unique(given: Iterable[object]) -> dict[str, AgentDefinition]:
+    found: dict[str, AgentDefinition] = {}
     for definition in given:
         if not isinstance(definition, AgentDefinition):
             msg = f"agents holds AgentDefinition objects, not {definition!r}"
@@ -405,7 +403,7 @@ def _unique(given: Iterable[Any]) -> dict[str, AgentDefinition[Any]]:
 
 def check_hooks(owner: str, hooks: Hooks) -> None:
     """
-    Raise unless every hook is a plain or generator function (design 8).
+    Raise unless every hook is a plain or generator function.
 
     Raises:
         DefinitionError: naming the owner, the point and the hook.
@@ -425,7 +423,7 @@ def check_hooks(owner: str, hooks: Hooks) -> None:
                 raise DefinitionError(msg)
 
 
-def _by_name(owner: str, tools: Iterable[Any]) -> dict[str, ToolLike]:
+def _by_name(owner: str, tools: Iterable[object]) -> dict[str, ToolLike]:
     named: dict[str, ToolLike] = {}
     for tool in tools:
         if isinstance(tool, str) or not isinstance(tool, ToolLike):
@@ -448,7 +446,7 @@ def _twice(agent_id: str) -> DefinitionError:
     return DefinitionError(msg)
 
 
-def _no_tools(definition: AgentDefinition[Any], names: Sequence[str], known: Iterable[str]) -> DefinitionError:
+def _no_tools(definition: AgentDefinition, names: Sequence[str], known: Iterable[str]) -> DefinitionError:
     """Return the error for tools that an agent lists and nobody gave; of those of the package it says what gives them."""
     bundled, strange = [n for n in names if n in MAKERS], [n for n in names if n not in MAKERS]
     parts = [f"which the engine was not given; available are: {', '.join(sorted(known))}"]
@@ -473,7 +471,7 @@ def _no_agent(agent_id: str, known: Iterable[str]) -> str:
     return did_you_mean(normalised_id(agent_id), [*known, *bundled_agents()])
 
 
-# --- what an agent is told of the others: which it may run, and which tools are its own (L18, L19) -------------------
+# --- what an agent is told of the others: which it may run, and which tools are its own -------------------
 
 
 def instructions_note(agent: Agent, sent: Sequence[ToolSpec] | None) -> str:

@@ -127,7 +127,7 @@ class Engine:
 
     def __init__(
         self,
-        agents: Iterable[AgentDefinition[Any]] = (),
+        agents: Iterable[AgentDefinition] = (),
         tools: Iterable[ToolLike | ToolSource] = (),
         models: ModelsLike = None,
         *,
@@ -141,9 +141,9 @@ class Engine:
         pricing: Pricing | None = cost_of,
         default_model: str | None = None,
         agent_models: Mapping[str, str] | None = None,
-        resources: ResourceMap | Iterable[Any] = (),
+        resources: ResourceMap | Iterable[object] = (),
         workspace: Workspace | Path | str | None = None,
-        logger: Any = None,
+        logger: object = None,
         clock: Clock | None = None,
         retry: RetryPolicy | None = None,
         rate_limits: RateLimitsLike = None,
@@ -193,11 +193,11 @@ class Engine:
         return f"<Engine with {len(self.agents)} agents>"
 
     @property
-    def agents(self) -> tuple[AgentDefinition[Any], ...]:
+    def agents(self) -> tuple[AgentDefinition, ...]:
         """Every known agent definition."""
         return self._launcher.catalog.definitions
 
-    def agent(self, agent_id: str) -> AgentDefinition[Any]:
+    def agent(self, agent_id: str) -> AgentDefinition:
         """
         Return a definition by id; ``_`` counts as ``-``.
 
@@ -213,10 +213,8 @@ class Engine:
         self, agent: AgentDefinition[Out], prompt: str = ..., **options: Unpack[RunOptions]
     ) -> RunResult[Out]: ...
     @overload
-    async def run(self, agent: str, prompt: str = ..., **options: Unpack[RunOptions]) -> RunResult[Any]: ...
-    async def run(
-        self, agent: str | AgentDefinition[Any], prompt: str = "", **options: Unpack[RunOptions]
-    ) -> RunResult[Any]:
+    async def run(self, agent: str, prompt: str = ..., **options: Unpack[RunOptions]) -> RunResult: ...
+    async def run(self, agent: str | AgentDefinition, prompt: str = "", **options: Unpack[RunOptions]) -> RunResult:
         """
         Run an agent to its end and return the result; what fails inside is a result with status ``failed``.
 
@@ -242,7 +240,7 @@ class Engine:
         return await live()
 
     def stream(
-        self, agent: str | AgentDefinition[Any], prompt: str = "", **options: Unpack[RunOptions]
+        self, agent: str | AgentDefinition, prompt: str = "", **options: Unpack[RunOptions]
     ) -> AsyncGenerator[Event, None]:
         """
         Run an agent and give its events; the last one is ``RunFinished`` with the result.
@@ -260,8 +258,8 @@ class Engine:
         self, agent: AgentDefinition[Out], prompt: str = ..., **options: Unpack[StartOptions]
     ) -> RunHandle[Out]: ...
     @overload
-    def start(self, agent: str, prompt: str = ..., **options: Unpack[StartOptions]) -> RunHandle[Any]: ...
-    def start(self, agent: AgentLike, prompt: str = "", **options: Unpack[StartOptions]) -> RunHandle[Any]:
+    def start(self, agent: str, prompt: str = ..., **options: Unpack[StartOptions]) -> RunHandle: ...
+    def start(self, agent: AgentLike, prompt: str = "", **options: Unpack[StartOptions]) -> RunHandle:
         """
         Start a run in the background of the running event loop and return its handle; ``async with`` ends it on exit.
 
@@ -289,7 +287,7 @@ class Engine:
         live = self._launcher.asked(agent, prompt, dict(asked))
         live.tree.desk.patience = patience
 
-        def turn(last: RunResult[Any], text: str) -> tuple[RunTree, Runner]:
+        def turn(last: RunResult, text: str) -> tuple[RunTree, Runner]:
             following = {**asked, "answers": None, "session_id": handle.session_id}
             following["previous"] = None if self._launcher.sessions is not None else last.state
             known = self._launcher.asked(agent, text, following, hub=live.tree.hub)
@@ -300,7 +298,7 @@ class Engine:
         handle = in_background(self._launcher, live, turn if keeps_open else None)
         return handle
 
-    async def step(self, state: AgentState, agent: str | AgentDefinition[Any] | None = None) -> StepResult:
+    async def step(self, state: AgentState, agent: str | AgentDefinition | None = None) -> StepResult:
         """
         Run a single step from *state* and return the new state and whether the turn ended.
 
@@ -323,10 +321,8 @@ class Engine:
         self, agent: AgentDefinition[Out], prompt: str = ..., **options: Unpack[RunOptions]
     ) -> RunResult[Out]: ...
     @overload
-    def run_sync(self, agent: str, prompt: str = ..., **options: Unpack[RunOptions]) -> RunResult[Any]: ...
-    def run_sync(
-        self, agent: str | AgentDefinition[Any], prompt: str = "", **options: Unpack[RunOptions]
-    ) -> RunResult[Any]:
+    def run_sync(self, agent: str, prompt: str = ..., **options: Unpack[RunOptions]) -> RunResult: ...
+    def run_sync(self, agent: str | AgentDefinition, prompt: str = "", **options: Unpack[RunOptions]) -> RunResult:
         """
         Do what ``run`` does for synchronous code, also inside a running event loop; Ctrl-C cancels the run and waits.
 
@@ -334,13 +330,13 @@ class Engine:
         """
         return self._loop_thread.run(lambda: self.run(agent, prompt, **options))
 
-    def step_sync(self, state: AgentState, agent: str | AgentDefinition[Any] | None = None) -> StepResult:
+    def step_sync(self, state: AgentState, agent: str | AgentDefinition | None = None) -> StepResult:
         """Do what ``step`` does for synchronous code."""
         return self._loop_thread.run(lambda: self.step(state, agent))
 
     # --- journals -----------------------------------------------------------------------------------------------------
 
-    async def resume(self, journal: JournalLike, **options: Unpack[ResumeOptions]) -> RunResult[Any]:
+    async def resume(self, journal: JournalLike, **options: Unpack[ResumeOptions]) -> RunResult:
         """
         Go on with a run that was suspended, interrupted, or cut off by a crash, in this process or another one.
 
@@ -363,7 +359,7 @@ class Engine:
         launch = partial(self._launch, agent=asked.pop("agent", None), limits=asked.pop("limits", None))
         return await runs.resume(journal, launch, **asked)
 
-    async def replay(self, journal: JournalLike, **options: Unpack[ReplayOptions]) -> RunResult[Any]:
+    async def replay(self, journal: JournalLike, **options: Unpack[ReplayOptions]) -> RunResult:
         """
         Repeat a recorded run; nothing is performed, so no model, no tool, no network and no key is needed.
 
@@ -385,7 +381,7 @@ class Engine:
         asked = given("replay", ReplayOptions, options)
         return await runs.replay(journal, partial(self._launch, agent=asked.pop("agent", None)), **asked)
 
-    async def extend(self, journal: JournalLike, **options: Unpack[ExtendOptions]) -> RunResult[Any]:
+    async def extend(self, journal: JournalLike, **options: Unpack[ExtendOptions]) -> RunResult:
         """
         Record a run again after its agent was changed: what is recorded and still equal is kept, the rest goes live.
 
@@ -408,11 +404,11 @@ class Engine:
         launch = partial(self._launch, agent=asked.pop("agent", None), limits=asked.pop("limits", None))
         return await runs.extend(journal, launch, **asked)
 
-    def extend_sync(self, journal: JournalLike, **options: Unpack[ExtendOptions]) -> RunResult[Any]:
+    def extend_sync(self, journal: JournalLike, **options: Unpack[ExtendOptions]) -> RunResult:
         """Do what ``extend`` does for synchronous code."""
         return self._loop_thread.run(lambda: self.extend(journal, **options))
 
-    async def fork(self, journal: JournalLike, *, at: int | str, **options: Unpack[ForkOptions]) -> RunResult[Any]:
+    async def fork(self, journal: JournalLike, *, at: int | str, **options: Unpack[ForkOptions]) -> RunResult:
         """
         Go on from the middle of a recorded run, in a journal of its own, which the result names.
 
@@ -463,7 +459,7 @@ class Engine:
         """Do what ``rerun`` does for synchronous code."""
         return self._loop_thread.run(lambda: self.rerun(journal, **options))
 
-    async def start_resume(self, journal: JournalLike, **options: Unpack[StartResumeOptions]) -> RunHandle[Any]:
+    async def start_resume(self, journal: JournalLike, **options: Unpack[StartResumeOptions]) -> RunHandle:
         """
         Go on with a recorded run in the background and return its handle; arguments and errors are those of ``resume``.
 
@@ -481,7 +477,7 @@ class Engine:
 
     async def start_fork(
         self, journal: JournalLike, *, at: int | str, **options: Unpack[StartForkOptions]
-    ) -> RunHandle[Any]:
+    ) -> RunHandle:
         """
         Go on from the middle of a recorded run in the background; arguments and errors are those of ``fork``.
 
@@ -496,19 +492,19 @@ class Engine:
         launch = BackgroundLaunch(self._launcher, {**other, "forked": source}, raises=True, patience=patience)
         return await launch.handle(runs.fork(source, launch, at=at, **asked))
 
-    def resume_sync(self, journal: JournalLike, **options: Unpack[ResumeOptions]) -> RunResult[Any]:
+    def resume_sync(self, journal: JournalLike, **options: Unpack[ResumeOptions]) -> RunResult:
         """Do what ``resume`` does for synchronous code."""
         return self._loop_thread.run(lambda: self.resume(journal, **options))
 
-    def replay_sync(self, journal: JournalLike, **options: Unpack[ReplayOptions]) -> RunResult[Any]:
+    def replay_sync(self, journal: JournalLike, **options: Unpack[ReplayOptions]) -> RunResult:
         """Do what ``replay`` does for synchronous code."""
         return self._loop_thread.run(lambda: self.replay(journal, **options))
 
-    def fork_sync(self, journal: JournalLike, *, at: int | str, **options: Unpack[ForkOptions]) -> RunResult[Any]:
+    def fork_sync(self, journal: JournalLike, *, at: int | str, **options: Unpack[ForkOptions]) -> RunResult:
         """Do what ``fork`` does for synchronous code."""
         return self._loop_thread.run(lambda: self.fork(journal, at=at, **options))
 
-    async def _launch(self, session: JournaledRun, **changes: Any) -> RunResult[Any]:
+    async def _launch(self, session: JournaledRun, **changes: Any) -> RunResult:
         """Run the session of a recorded run to its end; *changes* are those of ``Launcher.again``."""
         return await self._launcher.again(session, **changes)()
 
@@ -576,7 +572,7 @@ class Engine:
 
     # --- by id --------------------------------------------------------------------------------------------------------
 
-    def get(self, run: str) -> RunHandle[Any] | None:
+    def get(self, run: str) -> RunHandle | None:
         """
         Return the handle of what is under way, an idle one that is kept open included; ``None`` when there is none.
 

@@ -1,5 +1,5 @@
 """
-Runs in the background: how a handle of them is made, found and ended (requirements N1, N4, N13).
+Runs in the background: how a handle of them is made, found and ended.
 
 What a server needs of an engine: it holds no ids and no tasks of its own, and asks the engine for a run by its id.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ("BackgroundLaunch", "end", "in_background", "named", "need_loop")
 
 
-def in_background(launcher: Launcher, live: EngineRun, turns: Turns | None = None) -> RunHandle[Any]:
+def in_background(launcher: Launcher, live: EngineRun, turns: Turns | None = None) -> RunHandle:
     """Start a run in the background of the running event loop; its handle can be found until it ends."""
     handle = live.start(turns)
     launcher.handles[handle] = None
@@ -32,7 +32,7 @@ def in_background(launcher: Launcher, live: EngineRun, turns: Turns | None = Non
     return handle
 
 
-def named(launcher: Launcher, run: str) -> tuple[list[RunHandle[Any]], list[EngineRun]]:
+def named(launcher: Launcher, run: str) -> tuple[list[RunHandle], list[EngineRun]]:
     """Return the handles and the runs under way of a session, or of a run."""
     roots = [(live, live.tree.root) for live in list(launcher.active)]
     lives = [live for live, root in roots if run in (root.plan.info.session_id, root.state.run_id)]
@@ -47,9 +47,9 @@ class BackgroundLaunch:
         self._options = options
         self._raises = raises
         self._patience = patience
-        self._started: asyncio.Future[RunHandle[Any]] = asyncio.get_running_loop().create_future()
+        self._started: asyncio.Future[RunHandle] = asyncio.get_running_loop().create_future()
 
-    async def __call__(self, session: JournaledRun) -> RunResult[Any]:
+    async def __call__(self, session: JournaledRun) -> RunResult:
         """Run the session in the background, to its end."""
         live = self._launcher.again(session, **self._options)
         session.raises = self._raises
@@ -58,7 +58,7 @@ class BackgroundLaunch:
         self._started.set_result(handle)
         return await handle.wait()
 
-    async def handle(self, run: Coroutine[Any, Any, RunResult[Any]]) -> RunHandle[Any]:
+    async def handle(self, run: Coroutine[object, Any, RunResult]) -> RunHandle:
         """Return the handle, once the run has begun; raise why it did not."""
         task = asyncio.create_task(run)
         task.add_done_callback(_looked_at)
@@ -74,7 +74,7 @@ def _looked_at(task: asyncio.Task[Any]) -> None:
         task.exception()
 
 
-def end(handles: Iterable[RunHandle[Any]], lives: Iterable[EngineRun]) -> None:
+def end(handles: Iterable[RunHandle], lives: Iterable[EngineRun]) -> None:
     """Tell handles and runs to end; who wants to wait does so with ``EngineRun.ended``."""
     for handle in handles:
         handle.send(Shutdown())

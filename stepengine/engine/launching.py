@@ -45,7 +45,7 @@ from stepengine.models import Models
 from stepengine.permissions import PolicyFile
 from stepengine.runtime.asking import Remembered
 from stepengine.runtime.handle import RunHandle
-from stepengine.runtime.hub import Hub, Watcher
+from stepengine.runtime.hub import WATCHED, Hub, Watcher
 from stepengine.runtime.tree import RunTree, Services, lent
 from stepengine.sessions.session import check_id
 from stepengine.system.after_fork import leave, renewed
@@ -124,7 +124,7 @@ class Launcher:
     seed: str | None = None
     allowed: PolicyFile | None = None
     active: set[EngineRun] = attrs.field(factory=set, init=False)
-    handles: dict[RunHandle[Any], None] = attrs.field(factory=dict, init=False)
+    handles: dict[RunHandle, None] = attrs.field(factory=dict, init=False)
     _remembered: dict[str, Remembered] = attrs.field(factory=dict, init=False)
     _windows: weakref.WeakKeyDictionary[Models, dict[str, int | None]] = attrs.field(
         factory=weakref.WeakKeyDictionary, init=False
@@ -295,7 +295,7 @@ class Launcher:
             keep_names=override.keep_names if override.models else self.keep_names,
             seed=self.seed,
             created=self.services.clock.now(),
-            watched=hub.is_watched,
+            watched=partial(WATCHED, hub),
             opened=hub.opened,
             recorded=recorded,
             chosen=self.agent_models or recorded.chosen,
@@ -377,7 +377,7 @@ class Launcher:
         return own if canonical in recorded.models else recorded.default or own
 
     def _window(self, models: Models, model: str, *, offline: bool = False) -> int | None:
-        """Return a model's context length; without pricing no price data are loaded for it (requirements G18)."""
+        """Return a model's context length; without pricing no price data are loaded for it."""
         if self.services.pricing is None:
             return None
         windows = self._windows.setdefault(models, {})
@@ -426,8 +426,7 @@ class StepRun:
     def __init__(self, agent: Agent, state: AgentState) -> None:
         self._before = state
         self._step: StepResult | None = None
-        definition = attrs.evolve(agent.definition, handle_steps=None, instructions_prompt="")
-        object.__setattr__(definition, "handle_steps", self._handler)
+        definition = attrs.evolve(agent.definition, handle_steps=self._handler, instructions_prompt="")
         hooks = attrs.evolve(agent.hooks, pre_run=agent.openings, post_run=()) if agent.hooks else Hooks()
         self.agent = attrs.evolve(agent, definition=definition, hooks=hooks)
 
@@ -445,7 +444,7 @@ class StepRun:
         )
         return attrs.evolve(plan, run_id=run_id), state
 
-    def result(self, ended: RunResult[Any]) -> StepResult:
+    def result(self, ended: RunResult) -> StepResult:
         """
         Return the state after the step and whether the turn ended.
 
@@ -470,12 +469,12 @@ class StepRun:
         )
         return attrs.evolve(step, agent_state=state)
 
-    def _handler(self, _: Any) -> Generator[Any, StepResult, None]:
+    def _handler(self, _: object) -> Generator[object, StepResult, None]:
         self._step = yield STEP
 
 
 def _at_least_spent(limits: Limits, session: JournaledRun) -> Limits:
-    """Return *limits* with room for what is recorded: new ones hold for what is live, spent is spent (reliability JR29)."""
+    """Return *limits* with room for what is recorded: new ones hold for what is live, spent is spent."""
     assert session.past is not None  # noqa: S101 - only recorded runs are started again
     own = [i for (path, seq), i in session.past.history.intents.items() if not path and seq >= 0]
     asked = {i.seq if i.gather is None else i.gather for i in own}

@@ -1,5 +1,5 @@
 """
-Loads agent files: Python files that hold ``agent = AgentDefinition(...)`` or ``agents = [...]`` at module level (requirements J18, X74).
+Loads agent files: Python files that hold ``agent = AgentDefinition(...)`` or ``agents = [...]`` at module level.
 
 How their modules are named and what they import from beside them is told in ``beside``.
 """
@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Self
+from typing import Self
 
 import attrs
 
@@ -76,7 +76,7 @@ class AgentPlace:
         file, separator, agent_id = str(text).rpartition("#")
         return cls(Path(file), normalised_id(agent_id)) if separator and file.endswith(".py") else None
 
-    def load(self) -> AgentDefinition[Any]:
+    def load(self) -> AgentDefinition:
         """
         Return the agent.
 
@@ -95,7 +95,7 @@ class AgentPlace:
         raise DefinitionError(msg)
 
 
-def load_agent(path_or_id: str | Path, *, folders: Iterable[Path] = ()) -> AgentDefinition[Any]:
+def load_agent(path_or_id: str | Path, *, folders: Iterable[Path] = ()) -> AgentDefinition:
     """
     Return one agent.
 
@@ -169,11 +169,11 @@ def _tell_of_shadow(found: AgentPlace, wanted: str) -> None:
 class Loaded:
     """The agents of a folder, and what is wrong with the files that hold none."""
 
-    agents: tuple[AgentDefinition[Any], ...]
+    agents: tuple[AgentDefinition, ...]
     problems: tuple[str, ...]
 
 
-def load_agents(path: str | Path) -> tuple[AgentDefinition[Any], ...]:
+def load_agents(path: str | Path) -> tuple[AgentDefinition, ...]:
     """
     Return the agents of a file, or of all files of a folder, in the order of their names; subfolders and ``_*.py`` are not read.
 
@@ -202,7 +202,7 @@ def load_folder(folder: Path) -> Loaded:
     if not folder.is_dir():
         msg = f"there is no folder {str(folder)!r} with agent files"
         raise DefinitionError(msg)
-    agents: list[AgentDefinition[Any]] = []
+    agents: list[AgentDefinition] = []
     broken: dict[Path, DefinitionError] = {}
     for file in _files(folder):
         try:
@@ -242,7 +242,7 @@ def bundled_id(agent_id: str) -> str | None:
     return wanted if wanted in bundled_agents() else None
 
 
-def bundled_agent(agent_id: str) -> AgentDefinition[Any] | None:
+def bundled_agent(agent_id: str) -> AgentDefinition | None:
     """Return the agent of that id that comes with stepengine, ``None`` when there is none."""
     wanted = bundled_id(agent_id)
     places = [folder / f"{(wanted or '').replace('-', '_')}.py" for folder in _own_folders()]
@@ -266,7 +266,7 @@ def _own_folders() -> list[Path]:
     return [package / "_agents", *beside]
 
 
-def agents_in(file: Path) -> tuple[AgentDefinition[Any], ...]:
+def agents_in(file: Path) -> tuple[AgentDefinition, ...]:
     """
     Return the agents of one file; at least one.
 
@@ -276,7 +276,7 @@ def agents_in(file: Path) -> tuple[AgentDefinition[Any], ...]:
     return agents_of(module_of(file), str(file))
 
 
-def agents_of(module: ModuleType, name: str) -> tuple[AgentDefinition[Any], ...]:
+def agents_of(module: ModuleType, name: str) -> tuple[AgentDefinition, ...]:
     """
     Return the agents of a module, which is called *name* in messages; at least one.
 

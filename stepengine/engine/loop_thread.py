@@ -1,5 +1,5 @@
 """
-``LoopThread``: one event loop in a thread of its own, for synchronous callers (requirements D23, reliability SS09).
+``LoopThread``: one event loop in a thread of its own, for synchronous callers.
 
 It works inside a running loop, from any thread, and from inside its own runs: whoever would wait for a thread that waits
 for him is given a fresh one.
@@ -134,7 +134,7 @@ def give_back(loop_thread: LoopThread, threads: ThreadPool) -> None:
     threads.close()
 
 
-async def _into(make: Callable[[], Coroutine[Any, Any, T]], future: Future[T]) -> None:
+async def _into(make: Callable[[], Coroutine[object, Any, T]], future: Future[T]) -> None:
     try:
         result = await make()
     except BaseException as error:  # noqa: BLE001  (a KeyboardInterrupt out of a tool belongs to the caller, not to the loop)

@@ -56,7 +56,7 @@ __all__ = (
     "watcher_of",
 )
 
-AgentLike: TypeAlias = str | AgentDefinition[Any]
+AgentLike: TypeAlias = str | AgentDefinition
 
 ModelsLike: TypeAlias = "Models | Provider | Mapping[str, Any] | None"
 SessionsLike: TypeAlias = "SessionStore | VersionedStore | None"
@@ -129,6 +129,8 @@ class ReplayOptions(TypedDict, total=False):
         on_divergence: ``"raise"`` (default), ``"stop"`` for a result with status ``failed``, ``"keep"`` as for ``resume``, or
             a function that looks at the ``ReplayDivergence`` of an effect of the same kind with another content
             (``.address``, ``.diff``), and returns whether the recorded outcome serves nevertheless.
+        ask_again: Whether recorded permissions let none of the tools run that *live* names: for a journal that comes from
+            somebody else, who could have written any yes into it. A replay asks nobody, so it ends there with a ``JournalError``.
     """
 
     agent: AgentLike | None
@@ -136,6 +138,7 @@ class ReplayOptions(TypedDict, total=False):
     speed: float | None
     complete: bool
     on_divergence: OnDivergence | Callable[[ReplayDivergence], bool]
+    ask_again: bool
 
 
 class ResumeOptions(TypedDict, total=False):
@@ -189,12 +192,15 @@ class ExtendOptions(TypedDict, total=False):
         agent: Id or definition of the agent; by default the engine's agent that the journal names.
         limits: Other limits than the recorded ones.
         allow_repeat: Go on although effects that do not hold any more have changed the world and may happen again.
+        ask_again: Whether permissions are asked for again, but for calls whose results are recorded with them: for a journal
+            that comes from somebody else, as with ``resume``.
     """
 
     answers: Mapping[str, AnswerLike] | None
     agent: AgentLike | None
     limits: Limits | None
     allow_repeat: bool
+    ask_again: bool
 
 
 class RerunOptions(TypedDict, total=False):
@@ -292,7 +298,7 @@ class Override:
 
 
 overrides: ContextVar[Mapping[int, Override]] = ContextVar("stepengine_overrides")
-"""By the identity of the engine's launcher. A context variable: overrides of concurrent tasks do not meet (reliability SS08)."""
+"""By the identity of the engine's launcher. A context variable: overrides of concurrent tasks do not meet."""
 
 
 def _several(of_what: str) -> Fine:

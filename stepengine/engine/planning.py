@@ -1,5 +1,5 @@
 """
-What runs are started with: ``RunPlan`` and ``AgentState`` of roots and children (design 3, 5, 9).
+What runs are started with: ``RunPlan`` and ``AgentState`` of roots and children.
 
 Everything that can be wrong before a run exists is found here.
 """
@@ -59,7 +59,7 @@ def _mapping(_: Any, __: Any, answers: Any) -> None:
         raise InputError(msg, issues=("answers should be a mapping",))
 
 
-def _divergence(_: Any, __: Any, given: Any) -> None:
+def _divergence(_: object, __: object, given: object) -> None:
     if given not in ("raise", "stop", "keep"):
         msg = f"on_divergence is one of raise, stop, keep, not {given!r}"
         raise InputError(msg, issues=(msg,))
@@ -105,8 +105,8 @@ def reopening(request: Request) -> Request:
     the state keeps its questions; otherwise they are dropped, and the conversation goes on without an answer.
 
     Raises:
-        AnswerRejected: when a state alone cannot be gone on from with an answer (requirements X11), or an answer is none to
-            its question (X54).
+        AnswerRejected: when a state alone cannot be gone on from with an answer, or an answer is none to
+            its question.
     """
     previous = request.previous
     if not isinstance(previous, AgentState) or not previous.pending:
@@ -136,7 +136,7 @@ def _check_answer(answers: Mapping[str, AnswerLike], question: Question) -> None
         raise AnswerRejected(problem)
 
 
-def not_from_state(agent: AgentDefinition[Any], state: AgentState) -> str | None:
+def not_from_state(agent: AgentDefinition, state: AgentState) -> str | None:
     """Return why a suspended run cannot go on from its state alone; ``None`` when it can."""
     if agent.handle_steps is not None:
         return f"agent {agent.id!r} has a handler, which a state does not bring back to where it waits"
@@ -276,7 +276,7 @@ class Planner:
         run_id: str,
         path: str,
         prompt: str,
-        params: Any,
+        params: object,
         model: str | None,
         limits: Limits,
         created: datetime,
@@ -356,7 +356,7 @@ class Planner:
         canonical = self._models.check(model)
         return model if self._keep_names or model in recorded.models else canonical
 
-    def _mended_params(self, spawner: Agent, asked: str | AgentDefinition[Any], params: JsonValue) -> JsonValue:
+    def _mended_params(self, spawner: Agent, asked: str | AgentDefinition, params: JsonValue) -> JsonValue:
         """Return params with names mended; those of an agent that will be refused anyway stay as they are."""
         try:
             if not isinstance(asked, str):
@@ -443,7 +443,7 @@ class _PromptLogger(Lines):
         self._hub = hub
         self._path = plan.path
 
-    def line(self, level: str, message: str, data: dict[str, Any]) -> None:
+    def line(self, level: str, message: str, data: dict[str, object]) -> None:
         """Log one line."""
         self._hub.log(LogLine(path=self._path, level=level, message=message), data)
 
@@ -480,7 +480,7 @@ def info_of(options: dict[str, Any]) -> RunInfo:
     return RunInfo(session_id, user_id, _metadata(metadata) if metadata else JsonDict())
 
 
-def _metadata(given: Mapping[str, Any]) -> JsonDict:
+def _metadata(given: Mapping[str, object]) -> JsonDict:
     try:
         frozen = freeze(given, "metadata")
     except StepEngineError as error:
@@ -511,7 +511,7 @@ def _within(limits: Limits, given: Limits, depth: int | None) -> Limits:
 
 
 def continued(plan: RunPlan, agent: Agent, previous: AgentState | None) -> AgentState:
-    """Return the state of a root run; what *previous* keeps and loses is design 5."""
+    """Return the state of a root run, with what it keeps of *previous*."""
     if previous is not None and not isinstance(previous, AgentState):
         msg = f"previous is an AgentState, such as result.state, not a {type(previous).__name__}"
         raise InputError(msg, issues=("previous should be an AgentState",))

@@ -51,7 +51,7 @@ class EngineRun:
         self.tree = tree
         self.session: JournaledRun | None = None
         self.turn: Turn | None = None
-        self.handle: RunHandle[Any] | None = None
+        self.handle: RunHandle | None = None
         self.loop: asyncio.AbstractEventLoop | None = None
         self.began = False
         self._active = active
@@ -63,7 +63,7 @@ class EngineRun:
         leaked = f" ({', '.join(self.tree.leaked)})" if self.tree.leaked else ""
         return f"{root.state.run_id} of {root.plan.definition.id!r}{leaked}"
 
-    def start(self, turns: Turns | None = None) -> RunHandle[Any]:
+    def start(self, turns: Turns | None = None) -> RunHandle:
         """Run in the background of the running event loop; *turns* makes the turns that follow in a kept-open handle."""
         self.handle = handle = RunHandle(self.tree, self, turns=turns)
         self._enter()
@@ -89,7 +89,7 @@ class EngineRun:
         if self in self._active:
             await over.wait()
 
-    async def __call__(self) -> RunResult[Any]:
+    async def __call__(self) -> RunResult:
         """
         Run to the end; the events' last one is shown before this returns or raises.
 
@@ -110,7 +110,7 @@ class EngineRun:
             raise error
         return result
 
-    async def run(self) -> RunResult[Any]:
+    async def run(self) -> RunResult:
         """Run to the end as ``__call__`` does, but return the result of a run that reached its step limit."""
         tree = self.tree
         self._begun = True
@@ -140,7 +140,7 @@ class EngineRun:
         self.began = finished.began
         return finished if self.session is None else await self._to_the_end(self.session.finish(finished))
 
-    async def _in_session(self, turn: Turn) -> RunResult[Any]:
+    async def _in_session(self, turn: Turn) -> RunResult:
         tree = self.tree
         try:
             if not await tree.wait_for(turn.enter):
@@ -153,7 +153,7 @@ class EngineRun:
         finally:
             turn.leave()
 
-    async def _to_the_end(self, writing: Coroutine[Any, Any, T]) -> T:
+    async def _to_the_end(self, writing: Coroutine[object, Any, T]) -> T:
         """Let somebody write down how the run ended, to the end however often this task is cancelled."""
         work = asyncio.create_task(writing)
         while not work.done():
@@ -168,7 +168,7 @@ class EngineRun:
         if self.session is not None and not self._begun:
             self.session.close()
 
-    def _result(self, finished: Finished) -> RunResult[Any]:
+    def _result(self, finished: Finished) -> RunResult:
         tree = self.tree
         warnings = [*finished.warnings, *tree.hub.warnings]
         warnings += tree.desk.unused

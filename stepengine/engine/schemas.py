@@ -1,7 +1,7 @@
 """
 What agents say about their params and outputs, compiled: pydantic models and JSON Schemas become functions.
 
-``data`` and ``machine`` only hold such schemas; here is where they are understood (design 2).
+``data`` and ``machine`` only hold such schemas; here is where they are understood.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Compiled(NamedTuple):
         validate_output: Turns an output into its stored JSON or raises ``OutputMissing``; ``None`` without a schema.
         decode_output: Turns stored JSON into what the caller gets; ``None`` when that is the JSON itself.
         output_schema: The JSON Schema of the output; ``None`` without one.
-        rename: Mends the names in given params, in whatever spelling they came (requirements X67), and nothing else.
+        rename: Mends the names in given params, in whatever spelling they came, and nothing else.
     """
 
     params: Callable[[Any], Params]
@@ -53,7 +53,7 @@ class Compiled(NamedTuple):
     output_schema: JsonDict | None = None
 
 
-def compiled(agent: AgentDefinition[Any]) -> Compiled:
+def compiled(agent: AgentDefinition) -> Compiled:
     """
     Compile the schemas of *agent*.
 
@@ -62,7 +62,7 @@ def compiled(agent: AgentDefinition[Any]) -> Compiled:
     """
     given = agent.input_schema.params if agent.input_schema is not None else None
     params = _params(agent.id, given)
-    schema: Any = agent.output_schema
+    schema: object = agent.output_schema
     rename = _renamer(agent)
     if schema is None:
         return Compiled(params, rename)
@@ -79,7 +79,7 @@ def compiled(agent: AgentDefinition[Any]) -> Compiled:
     )
 
 
-def _renamer(agent: AgentDefinition[Any]) -> Callable[[Any], Any]:
+def _renamer(agent: AgentDefinition) -> Callable[[Any], Any]:
     """Return what mends the names in an agent's params; its schema is made when the first ones come."""
 
     @cache
@@ -90,7 +90,7 @@ def _renamer(agent: AgentDefinition[Any]) -> Callable[[Any], Any]:
             return None
         return None if schema is None else renamer(schema, {})
 
-    def rename(given: Any) -> Any:
+    def rename(given: object) -> Any:
         if not isinstance(given, Mapping):
             return given
         mend = known()
@@ -102,14 +102,14 @@ def _renamer(agent: AgentDefinition[Any]) -> Callable[[Any], Any]:
     return rename
 
 
-def _model(schema: Any, where: str) -> Any:
+def _model(schema: object, where: str) -> Any:
     if isinstance(schema, type) and hasattr(schema, "model_validate"):
         return schema
     msg = f"{where} is a pydantic model class or a JSON Schema (a dict), not {schema!r}"
     raise DefinitionError(msg)
 
 
-def _checker(schema: Mapping[str, Any], where: str) -> Callable[[Any], list[str]]:
+def _checker(schema: Mapping[str, object], where: str) -> Callable[[Any], list[str]]:
     try:
         return JsonSchema(where, schema).issues
     except DefinitionError as error:
@@ -117,7 +117,7 @@ def _checker(schema: Mapping[str, Any], where: str) -> Callable[[Any], list[str]
         raise DefinitionError(msg) from error
 
 
-def _params(agent_id: str, schema: Any) -> Callable[[Any], Params]:
+def _params(agent_id: str, schema: object) -> Callable[[Any], Params]:
     where = f"agent {agent_id!r}: input_schema"
     if schema is None:
         return lambda given: _any_params(agent_id, given)
@@ -128,7 +128,7 @@ def _params(agent_id: str, schema: Any) -> Callable[[Any], Params]:
     return lambda given: _model_params(agent_id, model, given)
 
 
-def _object(agent_id: str, given: Any) -> JsonDict:
+def _object(agent_id: str, given: object) -> JsonDict:
     if given is None:
         return JsonDict()
     dump = getattr(given, "model_dump", None)
@@ -142,12 +142,12 @@ def _object(agent_id: str, given: Any) -> JsonDict:
     return frozen
 
 
-def _any_params(agent_id: str, given: Any) -> Params:
+def _any_params(agent_id: str, given: object) -> Params:
     value = _object(agent_id, given)
     return Params(value, None if given is None else value)
 
 
-def _json_params(agent_id: str, issues: Callable[[Any], list[str]], given: Any) -> Params:
+def _json_params(agent_id: str, issues: Callable[[Any], list[str]], given: object) -> Params:
     value = _object(agent_id, given)
     found = issues(value)
     if found:
@@ -184,10 +184,10 @@ def _missing(agent_id: str, issues: list[str]) -> OutputMissing:
     return OutputMissing(msg, issues=issues)
 
 
-def _json_output(agent_id: str, schema: Mapping[str, Any], where: str) -> Callable[[Any], JsonValue]:
+def _json_output(agent_id: str, schema: Mapping[str, object], where: str) -> Callable[[Any], JsonValue]:
     issues = _checker(schema, where)
 
-    def validate(value: Any) -> JsonValue:
+    def validate(value: object) -> JsonValue:
         frozen = _frozen(agent_id, value)
         found = issues(frozen)
         if found:
@@ -207,7 +207,7 @@ def _model_output(agent_id: str, model: Any) -> Callable[[Any], JsonValue]:
     return validate
 
 
-def _frozen(agent_id: str, value: Any) -> JsonValue:
+def _frozen(agent_id: str, value: object) -> JsonValue:
     dump = getattr(value, "model_dump", None)
     try:
         frozen: JsonValue = freeze(dump(mode="json") if dump is not None else value, "output")

@@ -1,5 +1,5 @@
 """
-Runs in sessions: what a root run goes on from, and what it leaves for the next one (requirements K4-K6, L3-L5, L15).
+Runs in sessions: what a root run goes on from, and what it leaves for the next one.
 
 A store is whatever has the two methods of ``SessionStore``; what it can do beside that is used where it is there. Each run in
 a session is recorded in a journal of its own, where the store has a place for it.
@@ -144,7 +144,7 @@ class Sessions(AnyStore):
         DefinitionError: when the store cannot do that.
     """
 
-    def __init__(self, store: Any, *, children: bool = False) -> None:
+    def __init__(self, store: object, *, children: bool = False) -> None:
         super().__init__(store)
         self.children = children
         if children and not self.is_whole:
@@ -417,7 +417,7 @@ class Turn:
         self._name = name
         return recording
 
-    def _agent(self, recording: JournaledRun) -> AgentDefinition[Any] | None:
+    def _agent(self, recording: JournaledRun) -> AgentDefinition | None:
         """Return the definition of a recorded run's agent where the caller gave it; else the engine knows it by its id."""
         own, opening = self._request.agent.definition, recording.opening
         return own if opening is not None and opening.agent_id == own.id else None
@@ -463,7 +463,7 @@ class Turn:
     # --- what was not saved -------------------------------------------------------------------------------------------
 
     async def _save_what_was_not(self) -> None:
-        """Save what a run left that ended in a process which was killed before the session was saved (reliability SS02)."""
+        """Save what a run left that ended in a process which was killed before the session was saved."""
         for name in await asyncio.to_thread(self._ahead):
             try:
                 await self._save_again(name)
@@ -511,7 +511,7 @@ class Turn:
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
-    async def close(self, result: RunResult[Any], plan: RunPlan, *, began: bool) -> RunResult[Any]:
+    async def close(self, result: RunResult, plan: RunPlan, *, began: bool) -> RunResult:
         """Save the session as *result* leaves it; return the result, which says whether it was saved."""
         if isinstance(result.error, ReplayDivergence) or not (began or self._continues):
             return attrs.evolve(result, session_saved=False, warnings=(*result.warnings, *self._warnings))
@@ -525,7 +525,7 @@ class Turn:
             await self._save_the_rest()
         return attrs.evolve(result, session_saved=is_saved, warnings=(*result.warnings, *self._warnings))
 
-    def _after(self, result: RunResult[Any], plan: RunPlan, name: str | None, turns: int) -> Session:
+    def _after(self, result: RunResult, plan: RunPlan, name: str | None, turns: int) -> Session:
         before = self._before
         waits = result.status is RunStatus.SUSPENDED and name is not None and self._journals is not None
         journal = self._journals.stored(name) if waits and name and self._journals else None
@@ -571,7 +571,7 @@ class Turn:
             self._warn(f"not all of the session {self.session_id!r} was saved: {type(error).__name__}: {error}", error)
 
     async def _save_child(self, child: Conversation) -> None:
-        """Save the conversation of a child as a session that names the session and the call which it began in (L13)."""
+        """Save the conversation of a child as a session that names the session and the call which it began in."""
         state, parent = child.state, child.state.parent_id
         session = await self.sessions.load(self._session_of(state.run_id))
         above = {known.state.run_id for known in self._conversations}

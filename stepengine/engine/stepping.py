@@ -1,5 +1,5 @@
 """
-``Stepper``: goes through a recorded run one result at a time, and can be asked where everybody stands (judging JG2-JG5).
+``Stepper``: goes through a recorded run one result at a time, and can be asked where everybody stands.
 
 It drives the machines of the run and of its children by itself: no event loop, no thread, no performer, and no copy of the
 journal. Results come in the order in which they stand in the journal, those of the root and of children together; a
@@ -461,7 +461,7 @@ class Stepper:
         except ReplayDivergence:
             raise
         except StepEngineError as error:
-            child: ChildResult[Any] = ChildResult(agent_id=effect.agent_id, status=RunStatus.FAILED, error=error)
+            child: ChildResult = ChildResult(agent_id=effect.agent_id, status=RunStatus.FAILED, error=error)
         else:
             child = self._ended(run).as_child(is_inline=effect.is_inline)
             del self._runs[path]
@@ -608,7 +608,7 @@ def _said(effect: Leaf) -> str:
             return " / ".join([question.text for question in questions])
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
@@ -616,7 +616,7 @@ def _short(value: Any) -> str:
 # --- looking into machines ------------------------------------------------------------------------------------------
 
 
-def _chain(generator: Any) -> Iterator[Any]:
+def _chain(generator: object) -> Iterator[object]:
     """Give a generator, what it delegates to, and so on; the last may be anything."""
     for _ in range(MAX_FRAMES):
         if generator is None:
@@ -625,7 +625,7 @@ def _chain(generator: Any) -> Iterator[Any]:
         generator = getattr(generator, "gi_yieldfrom", None)
 
 
-def _locals_of(generator: Any) -> Mapping[str, Any]:
+def _locals_of(generator: object) -> Mapping[str, object]:
     frame: FrameType | None = getattr(generator, "gi_frame", None)
     return {} if frame is None else frame.f_locals
 
@@ -650,7 +650,7 @@ def _state_in(error: BaseException) -> AgentState | None:
     return None
 
 
-def _frames(machine: Any) -> Iterator[Frame]:
+def _frames(machine: object) -> Iterator[Frame]:
     """Give the frames of the author's generator that a machine waits for: of a hook, where one was called."""
     author: Author | None = None
     for part in parts_of(machine):
@@ -690,12 +690,12 @@ def _noting(hooks: Hooks, note: Callable[[HookCall], None]) -> Hooks:
 class _Noted:
     """A hook that tells what it said. For whoever asks who it is, it is the hook itself: names and places stand in messages."""
 
-    def __init__(self, hook: Callable[..., Any], point: str, note: Callable[[HookCall], None]) -> None:
+    def __init__(self, hook: Callable[..., object], point: str, note: Callable[[HookCall], None]) -> None:
         self._hook = hook
         self._point = point
         self._note = note
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: object) -> Any:
         try:
             said = self._hook(*args)
         except BaseException as error:
@@ -703,11 +703,11 @@ class _Noted:
             raise
         return self._told(said) if type(said) is GeneratorType else self._tell(said)
 
-    def _told(self, steps: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+    def _told(self, steps: Generator[object, Any, object]) -> Generator[object, Any, object]:
         said = yield from steps
         return self._tell(said)
 
-    def _tell(self, said: Any) -> Any:
+    def _tell(self, said: object) -> object:
         self._note(HookCall(self._point, self.__qualname__, said))
         return said
 

@@ -1,5 +1,5 @@
 """
-Trust in the agent files of a working folder: ``./agents`` is searched by id only where its code may run (requirements X72).
+Trust in the agent files of a working folder: ``./agents`` is searched by id only where its code may run.
 
 An agent file is a program, and a repository that was just cloned is somebody else's. So a person trusts a folder once, by its
 real path and owner, which is kept in the user's state and never in the folder; by content where nobody can be asked. Lives

@@ -54,7 +54,7 @@ def map_agents(
 def best_of(
     agent: str | AgentDefinition[Out],
     prompt: str = "",
-    params: Any = None,
+    params: object = None,
     *,
     n: int = 3,
     concurrency: int = 8,

@@ -47,7 +47,7 @@ def call(tool: Any, /, *args: Any, **kwargs: Any) -> Generator[Yieldable, StepRe
     return tool.decode(result)
 
 
-def _by_name(tool: str, as_: type[R], value: dict[str, Any]) -> Generator[Yieldable, StepResult, R]:
+def _by_name(tool: str, as_: type[R], value: dict[str, object]) -> Generator[Yieldable, StepResult, R]:
     result = yield from ToolCall(tool, value)
     given = result.text if as_ is str else result.data
     if given is None:

@@ -1,4 +1,4 @@
-"""``diff``: what two recorded runs did differently (replay D13)."""
+"""``diff``: what two recorded runs did differently."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stepengine.runtime.performer import child_path
 __all__ = ("Difference", "RunChange", "diff")
 
 ChangeKind: TypeAlias = Literal["added", "removed", "changed", "outcome", "start", "end"]
-# What differs between two runs of the same thing without meaning anything (replay J23).
+# What differs between two runs of the same thing without meaning anything (replay:J23).
 VOLATILE = frozenset({"at", "run_id", "request_id", "provider_data", "spending", "tool_call_id"})
 MARKS: Mapping[str, str] = {"added": "+", "removed": "-", "changed": "~", "outcome": "=", "start": "^", "end": "$"}
 MAX_SHOWN = 12
@@ -167,7 +167,7 @@ class _Sides:
         return {name: (a[name], b[name]) for name in a}
 
 
-def _presence(ours: Any, theirs: Any, words: tuple[str, str]) -> Field:
+def _presence(ours: object, theirs: object, words: tuple[str, str]) -> Field:
     return Field("/", words[ours is not None], words[theirs is not None])
 
 
@@ -190,13 +190,13 @@ def _outcome(history: History, address: Address) -> Any:
     return None if known is None else _lasting(outcome_members(history.outcome(known)))
 
 
-def _lasting(value: Any) -> Any:
+def _lasting(value: object) -> object:
     if isinstance(value, Mapping):
         return {k: _lasting(v) for k, v in value.items() if k not in VOLATILE}
     return [_lasting(v) for v in value] if isinstance(value, list | tuple) else value
 
 
-def _numbers(history: History) -> dict[str, Any]:
+def _numbers(history: History) -> dict[str, object]:
     spending = spending_of(history)
     return {
         "effects": len(history.intents) - 1,

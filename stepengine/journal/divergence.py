@@ -1,5 +1,5 @@
 """
-When a replayed run does something else than its journal says: one good error (replay D1-D8, reliability R13, JR20-JR26).
+When a replayed run does something else than its journal says: one good error.
 
 It names the step, the effect, the agent and the author's line, shows which fields differ, guesses why, and says what can be
 done. Only the first difference is told; what follows is consequence.
@@ -51,7 +51,7 @@ class Field(NamedTuple):
     now: str
 
 
-def parked_at(machine: Any) -> str:
+def parked_at(machine: object) -> str:
     """
     Return ``file:line`` where the handler or hook of a parked machine waits, ``""`` when none of the author's does.
 
@@ -66,7 +66,7 @@ def parked_at(machine: Any) -> str:
     return found
 
 
-def defined_at(handler: Any) -> str:
+def defined_at(handler: object) -> str:
     """Return ``file:line`` of a handler's definition, ``""`` for what is no function."""
     code = getattr(inspect.unwrap(handler), "__code__", None) if callable(handler) else None
     return "" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
@@ -142,7 +142,7 @@ def _advice(history: History, path: str, seq: int, *, can_keep: bool) -> str:
     return "\n".join(lines)
 
 
-def verb(form: CallModel | Mapping[str, Any]) -> str:
+def verb(form: CallModel | Mapping[str, object]) -> str:
     """Return what an effect does, in a word or two."""
     if type(form) is CallModel:
         return "call_model"
@@ -165,7 +165,7 @@ def fields_of_effects(history: History, intent: Intent, now: Intent, redactor: R
     return list(fields_between(redactor.value(seen(recorded)), redactor.value(seen(asked))))
 
 
-def request_fields(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> list[Field]:
+def request_fields(recorded: Mapping[str, object], now: Mapping[str, object]) -> list[Field]:
     """Return what differs between two stored requests; messages that were inserted or removed show as such."""
     names = [n for n in ("model", "system_prompt", "tools", "tool_choice", "settings") if n in recorded or n in now]
     fields: list[Field] = []
@@ -174,12 +174,12 @@ def request_fields(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> list[
     return fields + list(_messages(_shown(recorded), _shown(now)))
 
 
-def _shown(request: Mapping[str, Any]) -> list[Any]:
+def _shown(request: Mapping[str, Any]) -> list[object]:
     messages = [*request.get("messages", ()), *request.get("tail", ())]
     return [{k: v for k, v in message.items() if k != "tags"} for message in messages]
 
 
-def _messages(recorded: list[Any], now: list[Any]) -> Iterator[Field]:
+def _messages(recorded: list[object], now: list[object]) -> Iterator[Field]:
     start = 0
     while start < min(len(recorded), len(now)) and recorded[start] == now[start]:
         start += 1
@@ -193,13 +193,13 @@ def _messages(recorded: list[Any], now: list[Any]) -> Iterator[Field]:
         yield from fields_between(theirs, ours, f"/messages/{start + offset}")
 
 
-def fields_between(recorded: Any, now: Any, pointer: str = "") -> Iterator[Field]:
+def fields_between(recorded: object, now: object, pointer: str = "") -> Iterator[Field]:
     """Give every place where two JSON values differ."""
     for found in differences(recorded, now, pointer):
         yield Field(found.pointer or "/", *_pair(found.recorded, found.now))
 
 
-def _pair(recorded: Any, now: Any) -> tuple[str, str]:
+def _pair(recorded: object, now: object) -> tuple[str, str]:
     """Return both sides; long texts from where they begin to differ."""
     if isinstance(recorded, str) and isinstance(now, str) and max(len(recorded), len(now)) > SHOWN:
         start = max(0, parting(recorded, now) - SHOWN // 3)
@@ -212,7 +212,7 @@ def _window(text: str, start: int) -> str:
     return ("..." if start else "") + part + ("..." if start + WINDOW < len(text) else "")
 
 
-def shown_value(value: Any) -> str:
+def shown_value(value: object) -> str:
     """Return a JSON value as short text."""
     if value is ABSENT:
         return repr(ABSENT)

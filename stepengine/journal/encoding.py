@@ -1,5 +1,5 @@
 """
-Values to records to lines: forms of effects and outcomes, differences between requests, blobs, checksums (replay J4, J5, J19, J20, K2).
+Values to records to lines: forms of effects and outcomes, differences between requests, blobs, checksums.
 
 Member names are Python field names. Pure data only: functions are stored as their names, a value that is not JSON as the
 name of its type; secrets are taken out on the way.
@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from operator import attrgetter
 from typing import Any, TypeAlias, assert_never, cast
 from zlib import crc32
 
@@ -19,7 +21,8 @@ from stepengine.data.codec import STORED, bare, bare_any, restored, restored_any
 from stepengine.data.effects import AskPerson, CallFunction, CallModel, CallTool, Spawn
 from stepengine.data.fields import PLAIN, within
 from stepengine.data.json import freeze, quoted, thaw
-from stepengine.data.models import ModelRequest
+from stepengine.data.messages import TextPart, ToolCallPart, ToolResult
+from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.outcomes import Failure, Value, quick_value
 from stepengine.data.questions import Question
 from stepengine.data.state import ChildResult, RunStatus
@@ -49,6 +52,7 @@ __all__ = (
     "bare",
     "comparable",
     "describe",
+    "may_be_long",
     "must_last",
     "name_of",
     "outcome_members",
@@ -58,6 +62,7 @@ __all__ = (
     "request_members",
     "restored",
     "storable",
+    "too_long",
     "touched_world",
     "unpacked",
     "without_secret",
@@ -74,7 +79,7 @@ def describe(item: Item) -> CallModel | Form:
         case CallModel():
             return effect
         case CallTool():
-            form: dict[str, Any] = {
+            form: dict[str, object] = {
                 "type": "CallTool",
                 "tool_name": effect.tool_name,
                 "input": effect.input,
@@ -104,14 +109,14 @@ def _asked(question: Question) -> dict[str, Any]:
     return bare(question if is_bare else attrs.evolve(question, remember=None, wider=(), descriptions=()))
 
 
-def _argument(value: Any) -> Any:
+def _argument(value: object) -> object:
     try:
         return _shown_argument(value)
     except Exception:  # noqa: BLE001  (what an author hands on may raise whatever is asked of it)
         return {"type": "object", "name": type(value).__qualname__}
 
 
-def _shown_argument(value: Any) -> Any:
+def _shown_argument(value: object) -> object:
     try:
         return freeze(value)
     except DataError:
@@ -124,7 +129,7 @@ def _shown_argument(value: Any) -> Any:
     return {"type": "object", "name": name_of(value if hasattr(value, "__qualname__") else type(value))}
 
 
-def name_of(thing: Any) -> str:
+def name_of(thing: object) -> str:
     """Return the name of a function or class without its module: the same file may be loaded under several names."""
     try:
         thing = getattr(thing, "func", thing)
@@ -150,12 +155,12 @@ def must_last(item: Item, form: Any) -> bool:
     return type(effect) is not Spawn and not form.get("idempotent")
 
 
-def touched_world(form: Any) -> bool:
+def touched_world(form: object) -> bool:
     """Return whether a recorded effect may have changed something outside that a second time would change again."""
     return isinstance(form, Mapping) and form["type"] in ("CallTool", "Perform") and not form.get("idempotent")
 
 
-def questions_of(form: Any) -> tuple[Question, ...]:
+def questions_of(form: object) -> tuple[Question, ...]:
     """Return the questions of a recorded ``Ask``; none of any other effect."""
     if isinstance(form, Mapping) and form.get("type") == "Ask":
         return tuple([restored(q) for q in form["questions"]])
@@ -195,7 +200,7 @@ def outcome_members(outcome: Value | Failure) -> dict[str, Any]:
     return members
 
 
-def _stored_value(value: Any) -> Any:
+def _stored_value(value: object) -> object:
     try:
         return bare_any(value)
     except DataError as error:
@@ -219,14 +224,14 @@ def outcome_of(members: Mapping[str, Any]) -> Value | Failure:
         raise within(error, ".value") from None
 
 
-def _plain_child(child: ChildResult[Any]) -> ChildResult[Any]:
+def _plain_child(child: ChildResult) -> ChildResult:
     """Return a child's result with an output that is JSON; in process the child is run again, so it is only compared."""
     output = _argument(child.output)
     error = storable(child.error) if child.error is not None else None
     return attrs.evolve(child, output=output, error=error)
 
 
-def comparable(child: ChildResult[Any]) -> Form:
+def comparable(child: ChildResult) -> Form:
     """
     Return what two results of one child are compared by.
 
@@ -242,6 +247,10 @@ def comparable(child: ChildResult[Any]) -> Form:
 MAX_INLINE = 32 * 1024
 MAX_LINE = 16 * 1024 * 1024
 KEPT_BASES = 4
+ESCAPED = 6
+"""Bytes that a character takes at most."""
+LEAST_WEIGHT = 5
+"""For how many characters a value stands at least, such as a number with what is around it."""
 PLAIN_CALL = 5
 """How many members the stored form of a call has that must not happen twice."""
 WHOLE = frozenset({Value, Failure, ChildResult})
@@ -288,8 +297,8 @@ class Encoder:
         link: Whether each checksum starts from the one before.
         previous: The checksum of the last line that is there already.
         blobs: Fingerprints of blobs that are there already.
-        stable: Whether what differs between two recordings of the same thing is left out (replay J23).
-        inline: The longest text that stands where it is used, in characters; longer ones are blobs (replay J20).
+        stable: Whether what differs between two recordings of the same thing is left out.
+        inline: The longest text that stands where it is used, in characters; longer ones are blobs.
     """
 
     def __init__(
@@ -361,7 +370,7 @@ class Encoder:
             return [self._line({name: value for name, value in line.items() if name != "crc"}, record)]
         return [self._line(m, record) for m in self._packed(record, to_text(self._members(record)), NO_FRAME)]
 
-    def _line(self, members: Mapping[str, Any] | str, record: Record) -> bytes:
+    def _line(self, members: Mapping[str, object] | str, record: Record) -> bytes:
         line, crc = to_line(members, self._previous)
         if len(line) > MAX_LINE:
             where = shown_address(getattr(record, "path", ""), getattr(record, "seq", -1))
@@ -370,7 +379,7 @@ class Encoder:
         self._previous = crc if self._link else 0
         return line
 
-    def _packed(self, record: Record, text: str, frame: _Frame) -> Iterator[Mapping[str, Any]]:
+    def _packed(self, record: Record, text: str, frame: _Frame) -> Iterator[Mapping[str, object]]:
         """Give what stands in lines without secrets and long texts."""
         members: dict[str, Any] = json.loads(text)
         for name, _, _ in frame.shared:
@@ -381,7 +390,7 @@ class Encoder:
             text = to_text(members)
         # The head names no blob: it stands before all of them.
         if type(record) is not Head and (len(text) > self._inline or '"$' in text):
-            blobs: dict[str, Any] = {}
+            blobs: dict[str, object] = {}
             members = packed(members, blobs, self._inline)
             for fp, data in blobs.items():
                 yield from self._new_blob(fp, data)
@@ -390,8 +399,8 @@ class Encoder:
         yield from self._share(frame)
         yield members
 
-    def _cleaned(self, members: dict[str, Any], kind: str) -> dict[str, Any]:
-        clean: dict[str, Any] = self._redactor.value(members)
+    def _cleaned(self, members: dict[str, object], kind: str) -> dict[str, object]:
+        clean: dict[str, object] = self._redactor.value(members)
         if self._redactor.shapes:
             self._redactor.refuse(clean, f"the {kind} record")
         return clean
@@ -405,7 +414,7 @@ class Encoder:
             shared.append(("tools", self.prints.tools(request.tools), request.tools))
         return shared
 
-    def _share(self, frame: _Frame) -> Iterator[Mapping[str, Any]]:
+    def _share(self, frame: _Frame) -> Iterator[Mapping[str, object]]:
         """Give the blobs of what the members name by fingerprints."""
         frame.is_shared = True
         for name, fp, value in frame.shared:
@@ -414,7 +423,7 @@ class Encoder:
                 clean = self._redactor.value(data) if self._redactor.suspicious(to_text(data)) else data
                 yield from self._new_blob(fp, clean)
 
-    def _new_blob(self, fp: str, data: Any) -> Iterator[Mapping[str, Any]]:
+    def _new_blob(self, fp: str, data: object) -> Iterator[Mapping[str, object]]:
         if fp not in self._blobs:
             self._blobs.add(fp)
             yield {"kind": "blob", "fp": fp, "data": data}
@@ -484,7 +493,7 @@ class Encoder:
         return frame
 
     def _result(self, record: Result) -> dict[str, Any]:
-        members: dict[str, Any] = {"kind": "result", "path": record.path, "seq": record.seq, "at": record.at}
+        members: dict[str, object] = {"kind": "result", "path": record.path, "seq": record.seq, "at": record.at}
         if record.attempts:
             members["attempts"] = list(record.attempts)
         if record.writes:
@@ -502,16 +511,16 @@ class Encoder:
 
 def head_members(head: Head) -> dict[str, Any]:
     """Return the members of a head."""
-    members: dict[str, Any] = {"kind": "head", "format": head.format, "engine": head.engine, "agent": head.agent}
+    members: dict[str, object] = {"kind": "head", "format": head.format, "engine": head.engine, "agent": head.agent}
     members |= {"definition": head.definition, "run": head.run, "seed": head.seed, "created": head.created}
     members |= {"parent": head.parent} if head.parent else {}
     members |= {"hooks": list(head.hooks)} if head.hooks else {}
     return members | ({"link": True} if head.link else {})
 
 
-def request_members(request: ModelRequest, messages: Sequence[Any], *, whole: bool) -> dict[str, Any]:
+def request_members(request: ModelRequest, messages: Sequence[object], *, whole: bool) -> dict[str, Any]:
     """Return the stored form of a request whose history is *messages*; *whole* says whether prompt and tools are in it."""
-    members: dict[str, Any] = {"model": request.model}
+    members: dict[str, object] = {"model": request.model}
     if request.system_prompt:
         members["system_prompt"] = request.system_prompt if whole else None
     members["messages"] = list(messages)
@@ -529,11 +538,11 @@ def request_members(request: ModelRequest, messages: Sequence[Any], *, whole: bo
 # --- blobs ----------------------------------------------------------------------------------------------------------
 
 
-def packed(value: Any, blobs: dict[str, Any], inline: int = MAX_INLINE) -> Any:
+def packed(value: object, blobs: dict[str, object], inline: int = MAX_INLINE) -> Any:
     """
     Return *value* with texts of more than *inline* characters replaced by ``{"$blob": fp}`` and put into *blobs*.
 
-    An object of the user's with a single member that starts with ``$`` is wrapped in ``{"$obj": ...}`` (replay J8).
+    An object of the user's with a single member that starts with ``$`` is wrapped in ``{"$obj": ...}`` (replay:J8).
     """
     if isinstance(value, str):
         return _blob(value, blobs) if len(value) > inline else value
@@ -545,17 +554,75 @@ def packed(value: Any, blobs: dict[str, Any], inline: int = MAX_INLINE) -> Any:
     return {"$obj": members} if _is_special(members) else members
 
 
-def _blob(value: Any, blobs: dict[str, Any]) -> dict[str, str]:
+def too_long(value: object, inline: int) -> str:
+    """Return why no record holds *value*, which is JSON, where texts of more than *inline* characters have their own; else ``""``."""
+    if not may_be_long(value):
+        return ""
+    blobs: dict[str, object] = {}
+    rest = packed(value, blobs, inline)
+    length = max([len(to_text(each).encode()) for each in (rest, *blobs.values())])
+    return f"its record would have {length:,} bytes, and one has at most {MAX_LINE:,}" if length > MAX_LINE else ""
+
+
+def may_be_long(value: Any) -> bool:
+    """
+    Return whether what is written of *value* may have more than ``MAX_LINE`` bytes; cheap, and never false for what has.
+
+    What is never stored counts for nothing.
+    """
+    left, waiting = MAX_LINE // ESCAPED, [value]
+    while waiting and left >= 0:
+        one = waiting.pop()
+        kind: Any = type(one)
+        left -= LEAST_WEIGHT
+        if kind is str:
+            left -= len(one)
+        elif kind is tuple:
+            waiting += one
+        elif (members := HEAVY.get(kind)) is not None:
+            waiting += [member for member in members(one) if member]
+            left -= LEAST_WEIGHT * WIDEST
+        elif isinstance(one, Mapping):
+            waiting += one.values()
+            left -= sum(map(len, one))
+        elif isinstance(one, list):
+            waiting += one
+        elif isinstance(one, bytes):
+            left -= len(one)
+        else:
+            waiting += [getattr(one, name) for name in _stored(kind)]
+    return left < 0
+
+
+@cache
+def _stored(kind: Any) -> Sequence[str]:
+    if not attrs.has(kind):
+        return ()
+    return tuple([field.name for field in attrs.fields(kind) if field.metadata.get("stored", True)])
+
+
+HEAVY: Mapping[type, Callable[[Any], Sequence[Any]]] = {
+    ModelReply: attrgetter("content", "provider_data"),
+    TextPart: attrgetter("text", "provider_data"),
+    ToolCallPart: attrgetter("input", "raw_input", "provider_data"),
+    ToolResult: attrgetter("content", "structured", "change", "side_effects"),
+}
+"""What may be long in the values of which a journal is full; the rest of them is a few words and numbers."""
+WIDEST = 20
+"""More than these have members."""
+
+
+def _blob(value: object, blobs: dict[str, object]) -> dict[str, str]:
     fp = fingerprint(value)
     blobs[fp] = value
     return {"$blob": fp}
 
 
-def _is_special(members: Mapping[str, Any]) -> bool:
+def _is_special(members: Mapping[str, object]) -> bool:
     return len(members) == 1 and next(iter(members)).startswith("$")
 
 
-def unpacked(value: Any, blobs: Mapping[str, Any]) -> Any:
+def unpacked(value: object, blobs: Mapping[str, object]) -> Any:
     """
     Return what ``packed`` made *value* of, which was read from a line.
 
@@ -624,8 +691,8 @@ class _Bases:
         if base is None:
             return list(transcript)
         (path, seq), known, shared = base
-        where: dict[str, Any] = {"type": "Slice"} | ({"path": path} if path != address[0] else {}) | {"seq": seq}
-        made: list[Any] = [{**where, "start": 0, "stop": shared}] if shared else []
+        where: dict[str, object] = {"type": "Slice"} | ({"path": path} if path != address[0] else {}) | {"seq": seq}
+        made: list[object] = [{**where, "start": 0, "stop": shared}] if shared else []
         if shared in (len(known), len(transcript)):
             return made + list(transcript[shared:])
         return made + list(self._matched(where, known, transcript, shared))
@@ -651,8 +718,8 @@ class _Bases:
         return max(found, key=lambda base: (base[2], len(base[1])))
 
     def _matched(
-        self, where: Mapping[str, Any], known: Transcript, transcript: Transcript, start: int
-    ) -> Iterator[Any]:
+        self, where: Mapping[str, object], known: Transcript, transcript: Transcript, start: int
+    ) -> Iterator[object]:
         """Give the part of *transcript* from *start* on, with runs that stand in *known* as slices."""
         places: dict[bytes, int] = {}
         theirs, ours = self._prints.digests(known), self._prints.digests(transcript)

@@ -1,5 +1,5 @@
 """
-``FileJournal``: one run in one file of JSON lines (replay J1, J2, J30, J32, J38; reliability JR01-JR17, JR41).
+``FileJournal``: one run in one file of JSON lines.
 
 The lock is the operating system's, held on the open file, so it dies with its process. A torn tail is cut off before the
 first append. Every commit checks that the file is still the one that this writer left, writes whole lines, and syncs.
@@ -224,7 +224,7 @@ class FileWriter(LineWriter):
             try:
                 self._sync(self._fd)
             except OSError as error:
-                # A page that could not be written may be gone: syncing again would only seem to succeed (reliability JR10).
+                # A page that could not be written may be gone: syncing again would only seem to succeed (reliability:JR10).
                 why = f"the disk refused to sync ({said(error)}), so its last records may be lost"
                 raise self._failed(why) from error
 
@@ -239,7 +239,7 @@ class FileWriter(LineWriter):
             self._is_new = False
 
     def _write_again(self, data: bytes) -> None:
-        """Write once more, into the room that was kept for this (reliability JR09)."""
+        """Write once more, into the room that was kept for this (reliability:JR09)."""
         try:
             self._write_all(data)
         except OSError as error:
@@ -253,7 +253,7 @@ class FileWriter(LineWriter):
             data = data[self._write(self._fd, data) :]
 
     def _back(self) -> None:
-        """Cut off what was written of a record that did not fit (reliability JR11)."""
+        """Cut off what was written of a record that did not fit."""
         with contextlib.suppress(OSError):
             os.ftruncate(self._fd, self._size)
 

@@ -1,4 +1,4 @@
-"""What may be given for a journal: a journal, or the path of its file (design 10)."""
+"""What may be given for a journal: a journal, or the path of its file."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-Fingerprints: what an effect is told apart by (replay J10, J39, D2, D3).
+Fingerprints: what an effect is told apart by.
 
 A fingerprint is the first 32 hex digits of the SHA-256 of canonical JSON, after secrets were taken out. That of a model
 request holds a chain over its messages, kept beside each message of the transcript, so that the request of step 10,000
@@ -30,7 +30,7 @@ __all__ = ("DEFAULT_SETTINGS", "Fingerprints", "definition_fingerprint", "finger
 START = bytes(32)
 DIGITS = 32
 KEPT = 64
-# What the outside world would see of each effect; ids, addresses and annotations are not part of it (replay D2).
+# What the outside world would see of each effect; ids, addresses and annotations are not part of it (replay:D2).
 SEEN = {
     "CallTool": ("type", "tool_name", "input"),
     "Perform": ("type", "name", "args", "kwargs"),
@@ -43,7 +43,7 @@ UNSEEN = ("tags", "ttl")
 SEEN_OF_MESSAGE = CANONICAL._replace(writers={}, without=UNSEEN, inside=CANONICAL)
 
 
-def fingerprint(value: Any) -> str:
+def fingerprint(value: object) -> str:
     """Return the fingerprint of a JSON value as it is."""
     return _digits(frozen_text(value))
 
@@ -57,8 +57,8 @@ def offered_tool(spec: ToolSpec) -> dict[str, Any]:
     return {"name": spec.name, "description": spec.description, "input_schema": spec.input_schema}
 
 
-def definition_fingerprint(definition: AgentDefinition[Any], tools: Sequence[ToolSpec]) -> str:
-    """Return the fingerprint of an agent: a hint that its code has changed, never a reason to refuse it (replay J36)."""
+def definition_fingerprint(definition: AgentDefinition, tools: Sequence[ToolSpec]) -> str:
+    """Return the fingerprint of an agent: a hint that its code has changed, never a reason to refuse it."""
     prompts = [definition.system_prompt, definition.instructions_prompt, definition.step_prompt]
     return fingerprint(
         {
@@ -132,7 +132,7 @@ class Fingerprints:
 
     def _frame(self, request: ModelRequest) -> str:
         """Return the canonical JSON of a request after its messages; in a run it is nearly always the same."""
-        view: dict[str, Any] = {
+        view: dict[str, object] = {
             "type": "CallModel",
             "model": request.model,
             "system_prompt": self.prompt(request.system_prompt),
@@ -181,11 +181,11 @@ class Fingerprints:
         data = bare(message)
         return frozen_text(self.redactor.value({name: data[name] for name in data if name not in UNSEEN}))
 
-    def _clean(self, value: Any) -> str:
+    def _clean(self, value: object) -> str:
         text = frozen_text(value)
         return frozen_text(self.redactor.value(value)) if self.redactor.suspicious(text) else text
 
-    def _keep(self, thing: Any, known: str) -> str:
+    def _keep(self, thing: object, known: str) -> str:
         if len(self._kept) >= KEPT:
             self._kept.clear()
         self._kept[id(thing)] = (thing, known)

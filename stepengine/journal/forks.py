@@ -2,14 +2,13 @@
 Cutting a journal off and going on from there: ``branch`` makes the new journal, with one outcome changed if asked for.
 
 The original is only read. What is kept is what belongs to the past of the given address, not what stands before it in the
-file: a sibling that had finished stays (replay D11, prototype N8).
+file: a sibling that had finished stays.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from typing import Any
 
 import attrs
 
@@ -31,7 +30,7 @@ MAX_FORKS = 10_000
 def branch(
     journal: JournalLike,
     at: int | str,
-    edit: Any = None,
+    edit: object = None,
     *,
     allow_repeat: bool = False,
     into: JournalLike | None = None,
@@ -113,7 +112,7 @@ def _keeps_input(cut: Cut, record: Input) -> bool:
 # --- another outcome ------------------------------------------------------------------------------------------------
 
 
-def _edited(history: History, records: Sequence[Record], address: Address, edit: Any) -> list[Record]:
+def _edited(history: History, records: Sequence[Record], address: Address, edit: object) -> list[Record]:
     known = history.results.get(address)
     if address == ROOT or known is None:
         msg = "the start of a run has no outcome to edit; start another run with another prompt instead"

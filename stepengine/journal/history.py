@@ -1,7 +1,7 @@
 """
-What a journal says: its records by address, checked for structure (replay J41), requests put together again (J19), its opening.
+What a journal says: its records by address, checked for structure, requests put together again, its opening.
 
-The opening is what the run was started with: the head, and the Spawn of the root at ``("", -1)`` (J11, J12).
+The opening is what the run was started with: the head, and the Spawn of the root at ``("", -1)``.
 """
 
 from __future__ import annotations
@@ -133,6 +133,7 @@ class History:
         self.windows: dict[str, int] = {}
         self.kept: set[tuple[Address, str]] = set()
         self.begun: dict[Address, Begun] = {}
+        self.waiting: set[Address] = set()
         self.blobs: dict[str, Any] = {}
         self.last_at = 0
         self._built: dict[Address, Transcript] = {}
@@ -237,6 +238,8 @@ class History:
             self._next[record.path] = record.seq
         elif record.input.get("type") == "Begun":
             self._take_begun((record.path, record.seq), begun_of(record.input))
+        elif record.input.get("type") == "Waits":
+            self.waiting.add((record.path, record.seq))
 
     def _take_begun(self, address: Address, more: Begun) -> None:
         """Add what a model call had used when it was stopped, which may happen once in each process that made it."""
@@ -314,7 +317,7 @@ class History:
             return cast("Mapping[str, Any]", effect)
         address = (intent.path, intent.seq)
         with self._reading(intent):
-            form: Mapping[str, Any] = unpacked(effect, self.blobs)
+            form: Mapping[str, object] = unpacked(effect, self.blobs)
             if address not in self._sound:
                 check_effect(form, is_start=address == ROOT)
                 self._sound.add(address)
@@ -357,7 +360,7 @@ class History:
             raise self._corrupt(result, error) from error
         return made
 
-    def _filled(self, result: Result) -> Mapping[str, Any]:
+    def _filled(self, result: Result) -> Mapping[str, object]:
         source = result.read_from
         if source is None or isinstance(source, Mapping):
             return cast("Mapping[str, Any]", unpacked(source, self.blobs))
@@ -396,10 +399,10 @@ class History:
         """Return the history of a recorded request as JSON, its slices put together."""
         if intent.live is not None:
             return [bare(m) for m in intent.live.request.messages]
-        found: list[Mapping[str, Any]] = []
+        found: list[Mapping[str, object]] = []
         opened = 0
         # From the last message to the first, without recursion: one request may lead through all before it.
-        waiting: list[Mapping[str, Any] | _Part] = [_Part((intent.path, intent.seq))]
+        waiting: list[Mapping[str, object] | _Part] = [_Part((intent.path, intent.seq))]
         while waiting:
             entry = waiting.pop()
             if isinstance(entry, _Part):
@@ -450,7 +453,7 @@ class History:
             return _view_of(self.root)
         if intent.live is not None:
             return [bare(m) for m in intent.live.request.messages]
-        items: list[Mapping[str, Any]] = self.form(intent)["request"]["messages"]
+        items: list[Mapping[str, object]] = self.form(intent)["request"]["messages"]
         return items
 
     def request(self, intent: Intent) -> ModelRequest:
@@ -530,10 +533,10 @@ class History:
         return found
 
 
-def _view_of(root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _view_of(root: Mapping[str, Any]) -> list[Mapping[str, object]]:
     state = root.get("previous") or {}
     transcript = state.get("view") or state.get("message_history") or {"messages": []}
-    messages: list[Mapping[str, Any]] = transcript["messages"]
+    messages: list[Mapping[str, object]] = transcript["messages"]
     return messages
 
 
@@ -576,7 +579,7 @@ def _version() -> str:
 
 def new_head(plan: RunPlan, seed: str, *, link: bool) -> Head:
     """Return the head of a new journal."""
-    definition: AgentDefinition[Any] = plan.definition
+    definition: AgentDefinition = plan.definition
     # What the machine itself does by a tool's name has no code of the agent's that could have changed.
     own = [plan.tools[name] for name in plan.offered if name in plan.tools]
     specs = [binding.spec for binding in own if type(binding.runs) is not Control]
@@ -597,7 +600,7 @@ def _hooks_of(plan: RunPlan) -> tuple[str, ...]:
 
 
 def changes_since(head: Head, plan: RunPlan, name: str) -> list[str]:
-    """Return what is not as it was when *head* was written; only effects decide whether that matters (reliability JR24)."""
+    """Return what is not as it was when *head* was written; only effects decide whether that matters."""
     changes: list[str] = []
     if head.engine != _version():
         changes.append(f"{name} was recorded by stepengine {head.engine}; this is {_version()}")
@@ -639,7 +642,7 @@ def root_form(
         model: A model that the agent itself does not name.
         models: Models that were chosen in place of those that agents name, by agent id.
     """
-    form: dict[str, Any] = {"type": "Spawn", "agent_id": plan.definition.id, "prompt": plan.prompt}
+    form: dict[str, object] = {"type": "Spawn", "agent_id": plan.definition.id, "prompt": plan.prompt}
     form |= {"params": plan.params_json, "run_id": plan.run_id}
     if state.message_history or state.context or state.next_call != 1:
         form["previous"] = bare(attrs.evolve(state, system_prompt="", tool_definitions=JsonDict(), steps_remaining=0))

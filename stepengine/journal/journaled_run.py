@@ -2,7 +2,7 @@
 ``JournaledRun``: one run tree with its journal: recording it, resuming it, replaying it.
 
 An engine asks it for the plan, the state and the services that the run is started with; everything else happens behind the
-performer. The driver, the machine and the adapters know nothing of it (design 2, 9, 10).
+performer. The driver, the machine and the adapters know nothing of it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 import attrs
 
 from stepengine.data.effects import Spawn
+from stepengine.data.json import JsonValue
 from stepengine.data.limits import Limits
 from stepengine.data.makers import changer_of
 from stepengine.data.models import ModelRequest
@@ -25,7 +26,7 @@ from stepengine.data.outcomes import Outcome, Stop, Value
 from stepengine.data.questions import AnswerLike
 from stepengine.data.state import AgentState, RunStatus
 from stepengine.errors import JournalError, StepEngineError, UnknownModel
-from stepengine.journal.encoding import bare, without_secret
+from stepengine.journal.encoding import bare, too_long, without_secret
 from stepengine.journal.fingerprints import Fingerprints
 from stepengine.journal.history import STABLE_CREATED, History, Opening, created_of, new_head, opening_of, root_form
 from stepengine.journal.modes import Adding, Extending, Mode, Recording, Replaying, Rerunning, Resuming, Walking
@@ -46,7 +47,7 @@ from stepengine.system.writes import FileWrite
 __all__ = ("JournaledRun",)
 
 LISTED = 10
-_keeping = changer_of(RunPlan, "keeps_output")
+_keeping = changer_of(RunPlan, "keeps_output", "unkept")
 Around: TypeAlias = "Callable[[Performer, Price], Performer]"
 """Wraps a performer, given what models cost."""
 
@@ -76,10 +77,10 @@ class JournaledRun:
         machines: The machines of the tree, by path.
         decoders: What makes the output of a run of its JSON, by path, where that is of the author's own type.
         waits: Whether what was appended is lost without ``durable``.
-        durable: See ``Commits``; calls of one tick share one commit (reliability JR42). Where a commit never waits long, it is
+        durable: See ``Commits``; calls of one tick share one commit. Where a commit never waits long, it is
             that commit.
         writes: What was written to files by calls whose results are not recorded yet.
-        kept: What of the record serves although something else is asked for now (requirements X58).
+        kept: What of the record serves although something else is asked for now.
     """
 
     def __init__(self, mode: Mode, journal: Journal, answers: Mapping[str, AnswerLike] | None = None) -> None:
@@ -193,7 +194,7 @@ class JournaledRun:
         """
         Return a recorded run that is repeated, and performs what is not recorded; what differs is an error.
 
-        The journal is replaced when something came to it (replay M8).
+        The journal is replaced when something came to it.
         """
         return cls._again(Adding(), journal, answers, leeway)
 
@@ -395,7 +396,7 @@ class JournaledRun:
         def machine(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:
             known = plan if self.past is None else self.past.with_gone_tools(plan)
             if plan.definition.handle_steps is not None:
-                known = _keeping(known, partial(self._keeps_output, plan.path))
+                known = _keeping(known, partial(self._keeps_output, plan.path), self._unkept)
             if plan.decode_output is not None:
                 self.decoders[plan.path] = plan.decode_output
             running = self.machines[plan.path] = inner(known, state)
@@ -406,6 +407,10 @@ class JournaledRun:
     def _keeps_output(self, path: str) -> bool:
         """Whether what is no JSON is refused as the output of a run; once, the name of its type was recorded."""
         return self.past is None or not self.past.history.named_output(path)
+
+    def _unkept(self, output: JsonValue) -> str:
+        """Return why an output is no record of this journal; what is recorded already was short enough."""
+        return too_long(output, self.source.inline)
 
     def _root(self, running: Generator[Any, Outcome | None, Finished]) -> Generator[Any, Outcome | None, Finished]:
         finished = yield from running
@@ -562,7 +567,7 @@ class JournaledRun:
         return Extension(answered, held, asked - answered, self.source.set_aside())
 
     def put_in_order(self, target: Journal) -> None:
-        """Put what was made into *target*, in the order of the addresses if that is to be stable (replay J22)."""
+        """Put what was made into *target*, in the order of the addresses if that is to be stable."""
         records = self.journal.records()
         target.replace(in_address_order(records) if target.stable else records)
 
@@ -572,5 +577,5 @@ def _nothing(_: ModelRequest) -> None:
 
 
 def _stopped(stop: Stop, at: int) -> Input:
-    error: Mapping[str, Any] = {"error": bare(stop.error)} if isinstance(stop.error, StepEngineError) else {}
+    error: Mapping[str, object] = {"error": bare(stop.error)} if isinstance(stop.error, StepEngineError) else {}
     return Input("", -1, at, {"type": "Stop", "kind": stop.kind, **error})

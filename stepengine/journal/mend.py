@@ -1,5 +1,5 @@
 """
-What a journal is worth, and mending it by hand: ``check``, ``scrub``, ``sealed``, ``repair`` (replay K8, K13, J30, J37, JR02).
+What a journal is worth, and mending it by hand: ``check``, ``scrub``, ``sealed``, ``repair``.
 
 Mending is an explicit act: nothing here happens by itself.
 """
@@ -236,7 +236,7 @@ def repair(journal: JournalLike, until: int, into: JournalLike) -> Journal:
     return target
 
 
-def _parsed(number: int, line: bytes, name: str) -> Mapping[str, Any]:
+def _parsed(number: int, line: bytes, name: str) -> Mapping[str, object]:
     where = f"record {number} of {name}"
     try:
         line.decode()
@@ -270,7 +270,7 @@ def _renamed(records: list[Record], numbers: set[int]) -> list[Record]:
     return [_with(r, _exchanged(r.line, names)) for r in records] if names else records
 
 
-def _exchanged(value: Any, names: Mapping[str, str]) -> Any:
+def _exchanged(value: object, names: Mapping[str, str]) -> object:
     if isinstance(value, dict):
         return {k: _exchanged(v, names) for k, v in value.items()}
     if isinstance(value, list):

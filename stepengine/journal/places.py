@@ -1,7 +1,7 @@
 """
 Where journals stand: files that only their owner can read, one writer each, and room kept for the last record.
 
-What lives here knows files, folders, locks and permissions, and nothing of records (reliability SC08, JR09, JR12-JR17). The
+What lives here knows files, folders, locks and permissions, and nothing of records. The
 lock is the operating system's, on an open descriptor, and dies with its process. The room for the last record is held by an
 unnamed temporary file, one for all journals of a disk, so nothing of it is ever seen or left behind.
 """

@@ -1,10 +1,10 @@
 """
-Answers to the open questions of a suspended run, and decisions about effects that are in doubt (requirements K6-K12, JR37).
+Answers to the open questions of a suspended run, and decisions about effects that are in doubt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias
 
 import attrs
@@ -31,6 +31,7 @@ __all__ = (
     "kept_answers",
     "outcome_for",
     "sorted_answers",
+    "waiting_calls",
 )
 
 InDoubt: TypeAlias = Literal["fail", "retry", "ask"]
@@ -93,7 +94,7 @@ def _listed(waiting: Mapping[str, Question]) -> str:
     return ", ".join([f"{q.id!r} ({q.text[:SHOWN_CHARS]})" for q in waiting.values()]) or "none"
 
 
-def _check_answer(question: Question, answer: Any) -> None:
+def _check_answer(question: Question, answer: object) -> None:
     if not isinstance(answer, str | bool | Answer):
         msg = f"the answer to {question.id!r} is a string, a bool or an Answer, not a {type(answer).__name__}"
         raise AnswerRejected(msg)
@@ -108,7 +109,21 @@ def in_doubt(history: History) -> list[str]:
 
 def doubts(history: History) -> list[Question]:
     """Return the questions about effects in doubt, in the order in which they began; ``details`` is what was asked for."""
-    cut_off = [i for a, i in history.intents.items() if a not in history.results and touched_world(i.effect)]
+    return _asked_about(history, lambda i: touched_world(i.effect) and (i.path, i.seq) not in history.waiting)
+
+
+def waiting_calls(history: History) -> list[Question]:
+    """
+    Return, as ``doubts``, the calls whose bodies have returned and whose results come from outside.
+
+    They are in no doubt: a resumed run goes on to wait. An answer with a result is one, and ends that.
+    """
+    return _asked_about(history, lambda i: (i.path, i.seq) in history.waiting)
+
+
+def _asked_about(history: History, wanted: Callable[[Intent], bool]) -> list[Question]:
+    """Return the question about each effect that is wanted, was begun, has no result and can go on."""
+    cut_off = [i for a, i in history.intents.items() if a not in history.results and wanted(i)]
     found = []
     for intent in [intent for intent in cut_off if not _has_ended(history, intent.path)]:
         form = history.form(intent)
@@ -130,10 +145,10 @@ def _has_ended(history: History, path: str) -> bool:
     return False
 
 
-def _check_decision(history: History, key: str, answer: Any) -> None:
+def _check_decision(history: History, key: str, answer: object) -> None:
     """Raise unless *answer* says whether an effect in doubt is done again; what is no clear word must not decide that."""
-    known = [f"{DOUBT}{address}" for address in in_doubt(history)]
-    if key not in known:
+    known = [question.id for question in doubts(history)]
+    if key not in (*known, *[question.id for question in waiting_calls(history)]):
         msg = f"{key!r} is no effect in doubt of this run; in doubt are: {', '.join(known) or 'none'}"
         raise AnswerRejected(msg)
     if isinstance(answer, Answer) and answer.result is not ABSENT:
@@ -221,7 +236,7 @@ def decision_about(
 # --- outcomes that somebody says ----------------------------------------------------------------------------------------
 
 
-def outcome_for(history: History, intent: Intent, value: Any, at: int) -> Value | Failure:
+def outcome_for(history: History, intent: Intent, value: object, at: int) -> Value | Failure:
     """
     Return *value* as the outcome of an effect of this kind: what ``branch`` takes for an edit.
 
@@ -238,7 +253,7 @@ def outcome_for(history: History, intent: Intent, value: Any, at: int) -> Value 
         raise JournalError(msg) from error
 
 
-def _value(history: History, intent: Intent, value: Any) -> Any:
+def _value(history: History, intent: Intent, value: Any) -> object:
     match intent.type:
         case "CallModel":
             return value if isinstance(value, ModelReply) else ModelReply(value)

@@ -1,5 +1,5 @@
 """
-Bytes to records: lines, checksums, the torn tail (replay J1, J9, J30, J34, J40, reliability JR01-JR06, JR18, JR38).
+Bytes to records: lines, checksums, the torn tail.
 
 Opening a journal reads its lines once for their checksums, and of an intent or a result no more than its address and what
 else is in front; such a record stays where it stands until somebody needs it. So a replay never parses the effects that it
@@ -64,7 +64,7 @@ MAX_TIME = 10**13
 ESCAPED_DOLLAR = rb"\u0024"
 
 
-def _no_number(name: str) -> Any:
+def _no_number(name: str) -> object:
     msg = f"{name} is no number of JSON"
     raise ValueError(msg)
 
@@ -104,7 +104,7 @@ class Source:
         """
         return self._parsed(self.read(start, end), start)
 
-    def filled(self, start: int, end: int, blobs: Mapping[str, Any]) -> Mapping[str, Any]:
+    def filled(self, start: int, end: int, blobs: Mapping[str, object]) -> Mapping[str, Any]:
         """
         Return what stands in a line with its blobs put in; most lines have none.
 
@@ -118,7 +118,7 @@ class Source:
             return members  # one character is found much faster than two
         return unpacked(members, blobs) if b'"$' in line or ESCAPED_DOLLAR in line else members
 
-    def _parsed(self, line: bytes, start: int) -> Mapping[str, Any]:
+    def _parsed(self, line: bytes, start: int) -> Mapping[str, object]:
         place = Place(self, start)
         members = members_of(line, place)
         if not _is_plain(members):
@@ -201,13 +201,13 @@ class Place(NamedTuple):
         return f"record {number} (byte {self.start}) of {self.source.name}"
 
 
-def _is_plain(members: Mapping[str, Any]) -> bool:
+def _is_plain(members: Mapping[str, object]) -> bool:
     """Return whether members are those of nearly every result, which need no closer look: only time and value are used."""
     at = members.get("at")
     return members.keys() == PLAIN_RESULT and members["kind"] == "result" and type(at) is int and 0 <= at <= MAX_TIME
 
 
-def members_of(line: bytes, where: object) -> Mapping[str, Any]:
+def members_of(line: bytes, where: object) -> Mapping[str, object]:
     """
     Return the members of a line; *where* is the text, or has the text, that an error begins with.
 
@@ -229,7 +229,7 @@ def members_of(line: bytes, where: object) -> Mapping[str, Any]:
     return members
 
 
-def _decoded(text: str) -> Any:
+def _decoded(text: str) -> object:
     """Return what JSON text without spaces around it says; ``decode`` would look for these, which takes its time."""
     try:
         value, end = _DECODER.scan_once(text, 0)
@@ -389,7 +389,7 @@ def _damaged(records: Sequence[Record], offset: int, source: Source, *, is_moved
     return JournalCorrupt(msg)
 
 
-def strict_members(line: bytes, where: str) -> Mapping[str, Any]:
+def strict_members(line: bytes, where: str) -> Mapping[str, object]:
     """
     Return a line's members, read with suspicion: no name twice, nothing that we would have written differently.
 
@@ -397,7 +397,7 @@ def strict_members(line: bytes, where: str) -> Mapping[str, Any]:
         JournalCorrupt: naming *where*.
     """
 
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def once(pairs: list[tuple[str, object]]) -> dict[str, Any]:
         members = dict(pairs)
         if len(members) != len(pairs):
             msg = f"{where} has a member twice"
@@ -405,7 +405,7 @@ def strict_members(line: bytes, where: str) -> Mapping[str, Any]:
         return members
 
     try:
-        members: dict[str, Any] = json.loads(line, object_pairs_hook=once)
+        members: dict[str, object] = json.loads(line, object_pairs_hook=once)
         is_ours = to_text(members).encode() == line
     except UNREADABLE as error:
         msg = f"{where} cannot be read: {type(error).__name__}: {error}"

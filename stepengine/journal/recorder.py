@@ -2,8 +2,8 @@
 ``Recorder``: the middleware that records effects, and answers from the record what was recorded already.
 
 It stands between the meter of limits and the gate, so that a refusal is recorded like any other outcome. The order is
-always the same: intent, effect, result, durable, and only then does the machine see it (reliability R1-R3). Recorded too is
-what a run looks up when it starts (J11) and its time over all processes that worked on it (JR28).
+always the same: intent, effect, result, durable, and only then does the machine see it. Recorded too is
+what a run looks up when it starts and its time over all processes that worked on it.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from stepengine.journal.records import Input, Intent, Result, shown_address, to_
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.asking import shown_questions
 from stepengine.runtime.performer import IO, Item, Performer, is_repeatable
+from stepengine.runtime.performing import is_deferred
 
 if TYPE_CHECKING:
     from stepengine.journal.journaled_run import JournaledRun
@@ -75,7 +76,7 @@ class Timing:
     Puts outcomes on the run's own clock.
 
     Args:
-        stable: Whether times depend on addresses alone, so that two recordings agree (replay J23).
+        stable: Whether times depend on addresses alone, so that two recordings agree.
 
     Attributes:
         last: The latest time so far.
@@ -202,7 +203,7 @@ class Recorder:
 
     def _lasting(self) -> asyncio.Future[None] | None:
         """
-        Commit the intents of effects that must not happen twice, or may be undone: that they were begun must outlive a power cut (JR41).
+        Commit the intents of effects that must not happen twice, or may be undone: that they were begun must outlive a power cut (reliability:JR41).
 
         So must what people are asked: who has seen a question may answer it, whatever became of the process that asked.
         The first of a run waits, too, so that whatever was paid for belongs to a run that can be resumed. So does whatever
@@ -257,7 +258,7 @@ class Recorder:
         return self._replayer.answer(known, item)
 
     async def _again(self, known: Result, item: Item, io: IO) -> Single:
-        """Perform what is recorded once more; it must come to the same (replay D12)."""
+        """Perform what is recorded once more; it must come to the same."""
         assert self._replayer is not None  # noqa: S101 - it found the result
         outcome = await self._inner.perform(item, io)
         if type(outcome) is not Stop:
@@ -270,7 +271,7 @@ class Recorder:
         return attrs.evolve(stop, begun=self._replayer.begun(item))
 
     async def _spawn(self, item: Item, io: IO) -> Single:
-        """Run a child over its own records; what its parent's record says of it is a check (design 10)."""
+        """Run a child over its own records; what its parent's record says of it is a check."""
         run, replayer = self._run, self._replayer
         address = (item.path, item.effect.seq)
         refused = replayer.refused_child(address, item) if replayer is not None else None
@@ -290,6 +291,20 @@ class Recorder:
             return attrs.evolve(stop, child=child)
         return await self._kept(item, outcome, [])
 
+    def _noting(self, item: Item, io: IO, attempts: list[object]) -> IO:
+        """Return the ``IO`` of an effect that is performed live, which notes what else is recorded of it."""
+        if type(item.effect) is CallModel:
+            return Attempts(io, attempts)
+        return Waiting(io, self._keep_waiting) if is_deferred(item) else io
+
+    async def _keep_waiting(self, item: Item) -> None:
+        """Keep, durably, that the body of a call has returned: its result may come to another process."""
+        self._append(Input(item.path, item.effect.seq, self._run.timing.last, {"type": "Waits"}))
+        owed = self._owed
+        waiting = self._lasting() if self._run.waits else None
+        if waiting is not None:
+            await self._until(waiting, owed)
+
     # --- live ---------------------------------------------------------------------------------------------------------
 
     def _note_stopped(self, item: Item, io: IO) -> None:
@@ -305,28 +320,30 @@ class Recorder:
         self._append(Input(item.path, item.effect.seq, at, said))
 
     async def _doubtful(self, item: Item, io: IO) -> Single:
-        """Deal with an effect that was begun and has no result (reliability R3, JR07)."""
+        """Deal with an effect that was begun and has no result."""
+        run, address = self._run, (item.path, item.effect.seq)
+        assert run.past is not None  # noqa: S101 - it says what was begun
+        is_waiting = address in run.past.history.waiting and is_deferred(item)
+        if is_waiting and f"{DOUBT}{shown_address(*address)}" not in run.decisions:
+            return await self._live(item._replace(has_begun=True), io, [], again=True)
         if is_repeatable(item):
             return await self._live(item, io, self._lost(item) if type(item.effect) is CallModel else [], again=True)
-        run = self._run
-        assert run.past is not None  # noqa: S101 - it says what was begun
         decided = decision_about(item, run.in_doubt, run.decisions, run.past.history)
         if decided is None:
             return await self._live(item, io, [], again=True)
         self._keep_taken(item, decided)
         return await self._kept(item, decided, [])
 
-    def _lost(self, item: Item) -> list[Any]:
+    def _lost(self, item: Item) -> list[object]:
         """Return the attempt of a process that ended before the reply was recorded, with what is known of its usage."""
         assert self._replayer is not None  # noqa: S101 - it said that the call was begun
         lost = {"error": bare(UnknownOutcome("the process ended before the reply was recorded"))}
         begun = self._replayer.begun(item)
         return [lost if begun is None else {**lost, "usage": bare(begun.usage)}]
 
-    async def _live(self, item: Item, io: IO, attempts: list[Any], *, again: bool = False) -> Single:
-        noting = Attempts(io, attempts) if type(item.effect) is CallModel else io
+    async def _live(self, item: Item, io: IO, attempts: list[object], *, again: bool = False) -> Single:
         try:
-            outcome = await self._inner.perform(item, noting)
+            outcome = await self._inner.perform(item, self._noting(item, io, attempts))
         except BaseException:
             self._note_stopped(item, io)
             raise
@@ -337,7 +354,7 @@ class Recorder:
             await self._until(waiting, owed)
         return kept
 
-    async def _kept(self, item: Item, outcome: Single, attempts: Sequence[Any]) -> Single:
+    async def _kept(self, item: Item, outcome: Single, attempts: Sequence[object]) -> Single:
         """Return an outcome that is durable; several that finish together share one commit."""
         kept, owed, waiting = self._keep(item, outcome, attempts)
         if waiting is not None:
@@ -381,20 +398,30 @@ class Recorder:
             self._unseen = plan, is_unseen
         return is_unseen
 
-    async def _until(self, waiting: asyncio.Future[None], owed: Kept) -> None:
-        try:
-            await _to_the_end(waiting, self._run.durable)
-        except StepEngineError as error:
-            raise self._failed(error, owed) from error.__cause__
+    async def _until(self, waiting: asyncio.Future[None] | None, owed: Kept) -> None:
+        """
+        Wait until what is owed is durable, and do not stop waiting when the run is stopped: what has happened is not called cancelled.
+
+        A run that was cancelled meanwhile is noticed by whoever drives it.
+        """
+        while waiting is not None:
+            try:
+                return await waiting
+            except asyncio.CancelledError:
+                # Cancelling took the future along. The commit goes on, and the next one ends no sooner.
+                waiting = self._run.durable()
+            except StepEngineError as error:
+                raise self._failed(error, owed) from error.__cause__
+        return None
 
     def _failed(self, error: StepEngineError, owed: Kept) -> StepEngineError:
-        """Say in the error what happened although no record of it could be kept (reliability JR09), and let nothing go on."""
+        """Say in the error what happened although no record of it could be kept (reliability:JR09), and let nothing go on."""
         for item, outcome in owed:
             _note_outcome(error, item, outcome)
         return self._run.fail(error)
 
     def _settled(self, item: Item, outcome: Value | Failure, at: int) -> Value | Failure:
-        """Return an outcome as it will be read back, so that recording and replay see the same (replay K14)."""
+        """Return an outcome as it will be read back, so that recording and replay see the same (replay:K14)."""
         if type(outcome) is Value and outcome.at == at and not self._cleans:
             # The run's clock started with this process, as it does in nearly every run.
             return outcome
@@ -431,7 +458,7 @@ class Recorder:
                 self._append(Input(item.path, effect.seq, at, {"type": "Answered", **said}))
 
 
-def _child(outcome: Single) -> ChildResult[Any] | None:
+def _child(outcome: Single) -> ChildResult | None:
     if type(outcome) is Stop:
         return outcome.child
     value = getattr(outcome, "value", None)
@@ -455,7 +482,7 @@ def _note_outcome(error: StepEngineError, item: Item, outcome: Value | Failure) 
     error.add_note(f"{what} happened, but its result is not in the journal, so resuming calls it in doubt: {said}")
 
 
-def _given(outcome: Value | Failure, at: int) -> Any:
+def _given(outcome: Value | Failure, at: int) -> object:
     """Return what a record holds of an outcome: see ``Result``."""
     is_bare = type(outcome) is Value and outcome.at == at and not outcome.inputs and outcome.value is not None
     return outcome.value if is_bare else outcome  # type: ignore[union-attr]
@@ -473,7 +500,7 @@ class Attempts:
 
     __slots__ = ("_io", "_noted", "emit")
 
-    def __init__(self, io: IO, noted: list[Any]) -> None:
+    def __init__(self, io: IO, noted: list[object]) -> None:
         self._io = io
         self._noted = noted
         self.emit = io.emit
@@ -485,7 +512,7 @@ class Attempts:
 
     def attempt(self, failure: Failure, usage: Usage | None) -> None:
         """Note a failed attempt."""
-        entry: dict[str, Any] = {"error": bare(storable(failure.error))}
+        entry: dict[str, object] = {"error": bare(storable(failure.error))}
         self._noted.append(entry | ({"usage": bare(usage)} if usage is not None else {}))
         self._io.attempt(failure, usage)
 
@@ -493,22 +520,26 @@ class Attempts:
         """Return what a model call had used that was stopped."""
         return self._io.begun(item)
 
+    def waits(self, item: Item) -> Awaitable[None]:
+        """Take note that a call waits."""
+        return self._io.waits(item)
+
     def drive(self, plan: RunPlan, state: AgentState, path: str) -> Awaitable[Finished]:
         """Run a child."""
         return self._io.drive(plan, state, path)
 
 
-async def _to_the_end(waiting: asyncio.Future[None], again: Callable[[], asyncio.Future[None] | None]) -> None:
-    """
-    Wait, and do not stop waiting when the run is stopped: what has happened is not called cancelled.
+class Waiting:
+    """The ``IO`` of one call of a deferred tool: says when its body has returned, passes everything on."""
 
-    A run that was cancelled meanwhile is noticed by whoever drives it.
-    """
-    wanted: asyncio.Future[None] | None = waiting
-    while wanted is not None:
-        try:
-            return await wanted
-        except asyncio.CancelledError:
-            # Cancelling took the future along. The commit goes on, and the next one ends no sooner.
-            wanted = again()
-    return None
+    __slots__ = ("_io", "attempt", "begun", "drive", "emit", "waits")
+
+    def __init__(self, io: IO, waits: Callable[[Item], Awaitable[None]]) -> None:
+        self._io = io
+        self.waits = waits
+        self.emit, self.attempt, self.begun, self.drive = io.emit, io.attempt, io.begun, io.drive
+
+    @property
+    def watched(self) -> bool:
+        """Whether anybody is shown events."""
+        return self._io.watched

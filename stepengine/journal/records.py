@@ -1,5 +1,5 @@
 """
-The records of a journal and their lines, and what may stand in them (replay J1-J9, J11-J18, J41 as amended by design 3 and 10).
+The records of a journal and their lines, and what may stand in them.
 
 A journal may be anybody's, with checksums that are right, so names and types of members are checked before anybody relies
 on them. A check of shape raises ``ValueError`` or ``DataError``, which whoever knows the record's place makes a
@@ -97,11 +97,12 @@ INPUTS: Mapping[str, Shape] = {
     "Kept": {"fp": str},
     "Begun": {"usage": dict, "cost?": str},
     "Taken": {"by": str, "reason": str},
+    "Waits": {},
 }
 OUTCOMES: Mapping[str, type] = {"CallModel": ModelReply, "CallTool": ToolResult, "Spawn": ChildResult, "Ask": tuple}
 
 
-def check_members(value: Any, shape: Shape, what: str) -> None:
+def check_members(value: object, shape: Shape, what: str) -> None:
     """Raise unless *value* is an object with the members of *shape*."""
     if not isinstance(value, Mapping):
         msg = f"{what} should be an object, not a {type(value).__name__}"
@@ -127,7 +128,7 @@ def check_place(path: str, seq: int, at: int = 0) -> None:
         raise ValueError(msg)
 
 
-def check_head(created: str, parent: Any, hooks: Any) -> None:
+def check_head(created: str, parent: object, hooks: object) -> None:
     """Raise unless these members of a head are what they should be."""
     when = datetime.fromisoformat(created)
     if when.tzinfo is None or when.year > LAST_YEAR:
@@ -179,7 +180,7 @@ def _check_request(request: Mapping[str, Any]) -> None:
             raise ValueError(msg)
 
 
-def _check_stored(values: Sequence[Any], kind: Any) -> None:
+def _check_stored(values: Sequence[object], kind: Any) -> None:
     for value in values:
         if not isinstance(made := restored(value), kind):
             msg = f"a {type(made).__name__} stands where it cannot"
@@ -241,7 +242,7 @@ MAJOR = 1
 TAIL = 18
 SHORT = 4096
 TAIL_FORM = re.compile(rb',"crc":"([0-9a-f]{8})"\}\Z')
-# JSON may hold these as they are, but tools that split text into lines take them for line ends (reliability JR05).
+# JSON may hold these as they are, but tools that split text into lines take them for line ends (reliability:JR05).
 SEPARATORS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 
 Address: TypeAlias = "tuple[str, int]"
@@ -331,7 +332,7 @@ class Intent:
     def effect(self) -> CallModel | Mapping[str, Any]:
         """The effect's stored form; for a model call of this process the effect itself."""
         if self.given is None:
-            form: Mapping[str, Any] = cast("Any", self.line)["effect"]
+            form: Mapping[str, object] = cast("Any", self.line)["effect"]
             return form
         return self.given
 
@@ -408,7 +409,7 @@ class Result:
     def attempts(self) -> Sequence[Mapping[str, Any]]:
         """The failed attempts before it, as JSON objects."""
         if self._attempts is None:
-            found: Sequence[Mapping[str, Any]] = cast("Any", self.line).get("attempts", ())
+            found: Sequence[Mapping[str, object]] = cast("Any", self.line).get("attempts", ())
             return found
         return self._attempts
 
@@ -416,7 +417,7 @@ class Result:
     def writes(self) -> Sequence[Mapping[str, Any]]:
         """What is needed to undo the writes of a tool call, in order, as JSON objects."""
         if self._writes is None:
-            found: Sequence[Mapping[str, Any]] = cast("Any", self.line).get("writes", ())
+            found: Sequence[Mapping[str, object]] = cast("Any", self.line).get("writes", ())
             return found
         return self._writes
 
@@ -475,7 +476,7 @@ def shown_address(path: str, seq: int) -> str:
     return f"{path}#{seq}"
 
 
-def to_text(value: Any) -> str:
+def to_text(value: object) -> str:
     """Return a JSON value as text for a line: compact, nothing sorted, no character that any tool takes for a line end."""
     return for_line(PLAIN.json(value))
 
@@ -485,7 +486,7 @@ def for_line(text: str) -> str:
     return text if text.isascii() else text.translate(SEPARATORS)
 
 
-def to_line(members: Mapping[str, Any] | str, previous: int) -> tuple[bytes, int]:
+def to_line(members: Mapping[str, object] | str, previous: int) -> tuple[bytes, int]:
     """
     Return the line of a record, with its newline, and its checksum.
 
@@ -505,7 +506,7 @@ def checked(line: bytes, previous: int) -> int | None:
     return crc if line.endswith(b',"crc":"%08x"}' % crc) else None
 
 
-def record_of(members: Mapping[str, Any], where: object) -> Record:
+def record_of(members: Mapping[str, object], where: object) -> Record:
     """
     Return the record that a line's members are; *where* is the text, or has the text, that an error begins with.
 
@@ -530,7 +531,7 @@ def record_of(members: Mapping[str, Any], where: object) -> Record:
         raise JournalCorrupt(msg) from error
 
 
-def _typed(members: Mapping[str, Any], name: str, kind: type) -> Any:
+def _typed(members: Mapping[str, object], name: str, kind: type) -> Any:
     value = members[name]
     if type(value) is not kind:
         msg = f"the member {name!r} should be of type {kind.__name__}"
@@ -560,13 +561,13 @@ def _head(members: Mapping[str, Any]) -> Head:
     )
 
 
-def _address(members: Mapping[str, Any]) -> Address:
+def _address(members: Mapping[str, object]) -> Address:
     path, seq = _typed(members, "path", str), _typed(members, "seq", int)
     check_place(path, seq)
     return path, seq
 
 
-def _at(members: Mapping[str, Any]) -> int:
+def _at(members: Mapping[str, object]) -> int:
     at: int = _typed(members, "at", int)
     check_place("", 0, at)
     return at
@@ -580,7 +581,7 @@ def _intent(members: Mapping[str, Any]) -> Intent:
     return Intent(*_address(members), effect, fp, gather, members, _typed(effect, "type", str))
 
 
-def _result(members: Mapping[str, Any]) -> Result:
+def _result(members: Mapping[str, object]) -> Result:
     if ("value" in members) == ("error" in members):
         msg = "it has either a value or an error"
         raise ValueError(msg)
@@ -590,11 +591,11 @@ def _result(members: Mapping[str, Any]) -> Result:
     return Result(*_address(members), _at(members), None, attempts, members, writes)
 
 
-def _input(members: Mapping[str, Any]) -> Input:
+def _input(members: Mapping[str, object]) -> Input:
     return Input(*_address(members), _at(members), _typed(members, "input", dict), members)
 
 
-def _blob(members: Mapping[str, Any]) -> Blob:
+def _blob(members: Mapping[str, object]) -> Blob:
     return Blob(_typed(members, "fp", str), members["data"], members)
 
 

@@ -1,5 +1,5 @@
 """
-Permissions of a journal that somebody else made: they are taken back, so that a run that goes on asks again (requirements X72).
+Permissions of a journal that somebody else made: they are taken back, so that a run that goes on asks again.
 
 A journal says who allowed what, and whoever writes one can say it. What is recorded as done stays done; but a yes whose call
 has not begun would let it run now, and one for good would let later calls run, under rules that ask.
@@ -17,7 +17,7 @@ from stepengine.data.questions import Answer
 from stepengine.journal.encoding import questions_of, restored
 from stepengine.journal.history import History, parent_of
 from stepengine.journal.records import Address, Input, Intent, Record, Result
-from stepengine.journal.replayer import Cut
+from stepengine.journal.replayer import Cut, for_once
 from stepengine.journal.store import Journal
 
 __all__ = ("permissions_ahead", "take_back")
@@ -75,7 +75,7 @@ def _answers(history: History, address: Address) -> Sequence[Answer]:
     if known is None:
         ids = {question.id for question in questions_of(history.form(history.intents[address]))}
         return [restored(each.input["answer"]) for each in history.inputs if _answers_one_of(each, ids)]
-    outcome: Any = history.outcome(known)
+    outcome: object = history.outcome(known)
     return outcome.value if type(outcome) is Value else ()
 
 
@@ -83,7 +83,7 @@ def _answers_one_of(record: Input, ids: set[str]) -> bool:
     return record.input.get("type") == "Answered" and record.input["question_id"] in ids
 
 
-def _reaches(answer: Any, *, has_begun: bool) -> bool:
+def _reaches(answer: object, *, has_begun: bool) -> bool:
     agrees = answer.agrees if isinstance(answer, Answer) else bool(answer)
     return agrees and (not has_begun or (isinstance(answer, Answer) and answer.remember is not None))
 
@@ -123,5 +123,5 @@ def _without(history: History) -> Iterator[Record]:
 
 def _for_once(history: History, result: Result) -> Result:
     outcome: Any = history.outcome(result)
-    answers = tuple([attrs.evolve(answer, text="yes", remember=None, covers="") for answer in outcome.value])
+    answers = tuple(map(for_once, outcome.value))
     return Result(result.path, result.seq, result.at, attrs.evolve(outcome, value=answers), result.attempts)

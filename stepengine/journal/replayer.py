@@ -1,5 +1,5 @@
 """
-``Replayer``: answers the effects of a run from its past, and says where the past ends (replay D1-D11, prototype N8).
+``Replayer``: answers the effects of a run from its past, and says where the past ends.
 
 ``Past`` is what a run must repeat: its records by address, and what of them was used. A journal may be cut at an address
 ``p#n``: everything of ``p`` from n on is gone with the runs it spawned; on the way up, each ancestor loses the result of the
@@ -17,7 +17,7 @@ import attrs
 from stepengine.data.effects import AskPerson, CallModel
 from stepengine.data.json import JsonDict
 from stepengine.data.outcomes import Begun, Failure, Single, Stop, Value
-from stepengine.data.questions import Question
+from stepengine.data.questions import Answer, Question
 from stepengine.data.state import ChildResult, RunStatus
 from stepengine.data.tools import Control, ToolBinding, ToolSpec, Validated
 from stepengine.errors import JournalCorrupt, JournalError, LimitExceeded, ReplayDivergence
@@ -32,7 +32,7 @@ from stepengine.journal.divergence import (
     parked_at,
     verb,
 )
-from stepengine.journal.encoding import comparable, outcome_members, restored, touched_world
+from stepengine.journal.encoding import comparable, outcome_members, questions_of, restored, touched_world
 from stepengine.journal.fingerprints import Fingerprints
 from stepengine.journal.history import History, changes_since, parent_of
 from stepengine.journal.records import ROOT, Address, Intent, Result, shown_address
@@ -50,6 +50,7 @@ __all__ = (
     "Replayer",
     "address_of",
     "check_repeats",
+    "for_once",
     "is_refused",
     "live_kinds",
     "place_of",
@@ -58,6 +59,17 @@ __all__ = (
 
 LISTED = 10
 TEXT_FORM = re.compile(r"(?:(?P<path>[0-9]{1,9}(?:\.[0-9]{1,9})*)?#)?(?P<seq>-1|[0-9]{1,9})")
+
+
+def for_once(answer: Any) -> Any:
+    """Return an answer without what it says of later calls: a yes for good is one for the call that was asked about."""
+    if not isinstance(answer, Answer) or answer.remember is None:
+        return answer
+    return attrs.evolve(answer, text="yes" if answer.agrees else answer.text, remember=None, covers="")
+
+
+def _is_permission(item: Item) -> bool:
+    return type(item.effect) is AskPerson and item.effect.purpose == "permission"
 
 
 def place_of(history: History, at: int | str) -> Address:
@@ -149,7 +161,7 @@ class Cut:
 
 def check_repeats(history: History, cut: Cut, act: str, *, undone: bool = False) -> None:
     """
-    Raise when something may happen again that must not, unless somebody says so (reliability JR36).
+    Raise when something may happen again that must not, unless somebody says so.
 
     Args:
         history: What was recorded.
@@ -203,8 +215,10 @@ class Leeway:
         live: The types of effects that are performed for real; their results must be the recorded ones.
         may_leave: Whether it may end before its record does.
         may_repeat: Whether effects that changed the world may be cut off, and so happen again.
-        keeps: Whether any effect of the recorded kind is answered with its outcome (requirements X58).
-        accepts: Says whether one that is not quite the recorded one is (replay D14).
+        keeps: Whether any effect of the recorded kind is answered with its outcome.
+        accepts: Says whether one that is not quite the recorded one is.
+        doubts_yes: Whether a recorded permission lets nothing run, as one of a journal that somebody else made: it counts for
+            the call whose result is recorded with it, once, and for nothing else.
     """
 
     live: frozenset[str] = frozenset()
@@ -212,6 +226,7 @@ class Leeway:
     may_repeat: bool = False
     keeps: bool = False
     accepts: Callable[[ReplayDivergence], bool] | None = None
+    doubts_yes: bool = False
 
 
 NO_LEEWAY = Leeway()
@@ -285,7 +300,7 @@ class Past:
 
     def same_elsewhere(self, asked: Intent, *, models: bool = False) -> Address | None:
         """
-        Return where an equal effect with a result stands that the run did not come by yet (replay D12).
+        Return where an equal effect with a result stands that the run did not come by yet.
 
         The first on the same path comes before the first on any other, so that siblings do not take each other's.
 
@@ -312,14 +327,14 @@ class Past:
         return None
 
     def changes(self, plan: RunPlan) -> list[str]:
-        """Return what is not as it was when the run was recorded; only effects decide whether it matters (JR24)."""
+        """Return what is not as it was when the run was recorded; only effects decide whether it matters."""
         self._handler = defined_at(plan.definition.handle_steps)
         head = self.history.head
         return [] if head is None else changes_since(head, plan, self.history.name)
 
     def with_gone_tools(self, plan: RunPlan) -> RunPlan:
         """
-        Return *plan* with a stand-in for each recorded tool that the agent does not have any more (reliability JR23).
+        Return *plan* with a stand-in for each recorded tool that the agent does not have any more.
 
         What it did is in the record; a call that is not recorded fails, because nobody can carry it out.
         """
@@ -347,7 +362,7 @@ class Past:
         """Return whether what has this fingerprint was accepted here when the run went on after an edit."""
         return (address, fp) in self.history.kept
 
-    def same_child(self, known: Value, child: ChildResult[Any]) -> bool:
+    def same_child(self, known: Value, child: ChildResult) -> bool:
         """Return whether a child that was run again ended as it is recorded."""
         return not self._child_fields(known.value, child)
 
@@ -359,11 +374,34 @@ class Past:
             for call in calls
         )
 
-    def end_print(self, child: ChildResult[Any]) -> str:
+    def has_run_as_asked(self, asked: Address, answer: Answer) -> bool:
+        """Return whether the record has what came of the call for which the permission *asked* was given, as it was given."""
+        form = self.history.form(self.history.intents[asked])
+        (question,) = questions_of(form)
+        wanted = question.details if answer.edited_input is None else answer.edited_input
+        calls = [i for (p, _), i in self.history.intents.items() if p == asked[0] and i.type == "CallTool"]
+        forms = [self.history.form(call) for call in calls if (call.path, call.seq) in self.history.results]
+        name = question.tool_name
+        return any(
+            (call["tool_call_id"], call["tool_name"], call["input"]) == (form.get("tool_call_id"), name, wanted)
+            for call in forms
+        )
+
+    def permissions(self, path: str, tool_call_id: str) -> list[Address]:
+        """Return where the run at *path* is recorded to have asked whether a call may run, as far as the run came by it."""
+        return [
+            address
+            for address in self._used
+            if address[0] == path
+            and (intent := self.history.intents[address]).type == "Ask"
+            and self.history.form(intent).get("tool_call_id") == tool_call_id
+        ]
+
+    def end_print(self, child: ChildResult) -> str:
         """Return the fingerprint of how a child ended."""
         return self.prints.value(comparable(child))
 
-    def _child_fields(self, known: Any, child: ChildResult[Any]) -> Sequence[Field]:
+    def _child_fields(self, known: Any, child: ChildResult) -> Sequence[Field]:
         clean = self.prints.redactor.value
         return list(fields_between(clean(comparable(known)), clean(comparable(child))))
 
@@ -388,30 +426,32 @@ class Past:
         said = "the run is started with something else"
         return diverged(self.history, ROOT, "changed", asked=said, fields=fields)
 
-    def beyond(self, asked: Intent, item: Item, machine: Any) -> ReplayDivergence:
+    def beyond(self, asked: Intent, item: Item, machine: object) -> ReplayDivergence:
         """Return the error for an effect that was not recorded, in a run that is recorded to its end."""
         said = f"{verb(asked.effect)} is asked for, but the recorded run had ended before it"
         return self._error((item.path, item.effect.seq), "extra", said, (item, machine))
 
-    def undecodable(self, why: str, item: Item, machine: Any) -> ReplayDivergence:
+    def undecodable(self, why: str, item: Item, machine: object) -> ReplayDivergence:
         """Return the error for a recorded outcome that cannot be read any more."""
         said = f"the recorded outcome cannot be read: {why}"
         return self._error((item.path, item.effect.seq), "undecodable", said, (item, machine))
 
-    def other_child(self, known: Value, outcome: Single, item: Item, machine: Any) -> ReplayDivergence:
+    def other_child(self, known: Value, outcome: Single, item: Item, machine: object) -> ReplayDivergence:
         """Return the error for a child that ended in another way than it is recorded."""
-        ours: Any = outcome.value if type(outcome) is Value else None
+        ours: object = outcome.value if type(outcome) is Value else None
         fields = self._child_fields(known.value, ours) if isinstance(ours, ChildResult) else ()
         said = f"the child {known.value.agent_id} ended in another way"
         hint = "the child's handler computes its output differently"
         return self._error((item.path, item.effect.seq), "changed", said, (item, machine), fields=fields, hint=hint)
 
-    def not_recorded(self, asked: Intent, item: Item, machine: Any) -> ReplayDivergence:
+    def not_recorded(self, asked: Intent, item: Item, machine: object) -> ReplayDivergence:
         """Return the error for an effect that no model call led to when the run was recorded, and that must not be performed."""
         said = f"{verb(asked.effect)} with this input is not recorded, was not made up, and must not be performed here"
         return self._error((item.path, item.effect.seq), "extra", said, (item, machine))
 
-    def other_result(self, known: Value | Failure, now: Value | Failure, item: Item, machine: Any) -> ReplayDivergence:
+    def other_result(
+        self, known: Value | Failure, now: Value | Failure, item: Item, machine: object
+    ) -> ReplayDivergence:
         """Return the error for an effect that was performed again and had another result."""
         fields = self._result_fields(known, now)
         said = f"{verb(self.history.intents[item.path, item.effect.seq].effect)} has another result than was recorded"
@@ -427,7 +467,7 @@ class Past:
         return list(fields_between(clean(outcome_members(known)), clean(outcome_members(now))))
 
     def unused(self, agent_id: str) -> ReplayDivergence | None:
-        """Return the error for records that the run did not come by, if there are any (reliability JR26)."""
+        """Return the error for records that the run did not come by, if there are any."""
         if len(self._used) == len(self.history.intents) or self.cut or self.leeway.may_leave:
             return None
         address, left = next((a, i) for a, i in self.history.intents.items() if a not in self._used)
@@ -450,7 +490,7 @@ class Past:
         address: Address,
         kind: DivergenceKind,
         said: str,
-        where: tuple[Item, Any],
+        where: tuple[Item, object],
         *,
         fields: Sequence[Field] = (),
         hint: str = "",
@@ -480,7 +520,7 @@ def stop_of(status: RunStatus, error: BaseException | None) -> Stop | None:
     return None
 
 
-def is_refused(value: Any) -> bool:
+def is_refused(value: object) -> bool:
     """Return whether a recorded child never started: a limit, an unknown agent, wrong params."""
     return isinstance(value, ChildResult) and not value.run_id
 
@@ -511,6 +551,12 @@ class Replayer:
         Raises:
             ReplayDivergence: when it is not what was recorded, or a run that is recorded to its end goes on.
         """
+        met = self._meets(item, asked)
+        if not met:
+            self._refuse_recorded_yes(item)
+        return met
+
+    def _meets(self, item: Item, asked: Intent) -> bool:
         run, past = self._run, self._past
         address = (item.path, item.effect.seq)
         known = past.intent(address)
@@ -526,7 +572,7 @@ class Replayer:
             past.grew = past.grew or not ends
             return ends
         is_equal = past.equals(known, asked)
-        if not is_equal and not self._serves(known, asked, item):
+        if (not is_equal and not self._serves(known, asked, item)) or self._is_doubted(address, item):
             self._cut_off(address)
             return False
         past.use(address)
@@ -563,6 +609,49 @@ class Replayer:
             return any(key in self._run.answers for q in effect.questions for key in (q.id, q.text))
         answers: Any = getattr(self._past.history.outcome(known), "value", ())
         return any(answer.agrees for answer in answers) and not self._past.has_run(item.path, effect.tool_call_id)
+
+    def _is_doubted(self, address: Address, item: Item) -> bool:
+        """
+        Return whether a recorded permission would let a call run that nobody here allowed, so that it is asked for again.
+
+        Raises:
+            JournalError: where nothing can be asked, because the run is only repeated.
+        """
+        if not (self._leeway.doubts_yes and _is_permission(item)):
+            return False
+        known, past, run = self.result(address), self._past, self._run
+        answers: Any = () if known is None else getattr(past.history.outcome(known), "value", ())
+        if not any(answer.agrees for answer in answers):
+            return False
+        if run.mode.cuts_off:
+            return not past.has_run_as_asked(address, answers[0])
+        if "CallTool" not in self._leeway.live:
+            return False
+        msg = (
+            f"{past.history.name} is somebody else's, and its permission at {shown_address(*address)} would let "
+            f"{item.effect.questions[0].tool_name!r} run, which nobody here allowed; a replay asks nobody"  # type: ignore[union-attr]
+        )
+        raise run.fail(JournalError(msg))
+
+    def _refuse_recorded_yes(self, item: Item) -> None:
+        """
+        Let no call begin on a permission of somebody else that was believed because what came of the call is recorded, too.
+
+        Raises:
+            JournalError: when it would, since the record does not hold any more in between.
+        """
+        call_id = getattr(item.effect, "tool_call_id", "")
+        if not self._leeway.doubts_yes or not call_id or _is_permission(item):
+            return
+        for address in self._past.permissions(item.path, call_id):
+            known = self.result(address)
+            answers: Any = () if known is None else getattr(self._past.history.outcome(known), "value", ())
+            if any(answer.agrees for answer in answers):
+                msg = (
+                    f"{self._past.history.name} is somebody else's, and its permission at {shown_address(*address)} would let "
+                    f"a call run anew that nobody here allowed; fork it before that, so that you are asked"
+                )
+                raise self._run.fail(JournalError(msg))
 
     def starts_alike(self, asked: Intent) -> None:
         """
@@ -622,7 +711,7 @@ class Replayer:
 
     def _stop_in(self, ended: Result) -> Stop | None:
         """Return what stopped a recorded child from outside, such as its time limit, if anything did."""
-        child: Any = getattr(self._past.history.outcome(ended), "value", None)
+        child: object = getattr(self._past.history.outcome(ended), "value", None)
         return stop_of(child.status, child.error) if isinstance(child, ChildResult) else None
 
     def was_begun(self, address: Address) -> bool:
@@ -638,6 +727,13 @@ class Replayer:
             raise run.fail(self._past.undecodable(error.message, item, run.machines.get(item.path))) from error
         if type(item.effect) is CallModel:
             run.tell(item.effect.request, 1 + len(known.attempts))
+        if self._leeway.doubts_yes and type(outcome) is Value and _is_permission(item):
+            once = attrs.evolve(outcome, value=tuple(map(for_once, outcome.value)))
+            if once != outcome:
+                run.append(Result(item.path, item.effect.seq, known.at, once, known.attempts))
+                run.timing.came_by(known.at)
+                self._past.answered += 1
+                return once
         self._came_by(known, outcome, item)
         return outcome
 
@@ -701,7 +797,7 @@ class Replayer:
         """Return the recorded end of a child that ended in another way now, where that serves nevertheless."""
         run, past, address = self._run, self._past, (item.path, item.effect.seq)
         error = past.other_child(recorded, outcome, item, run.machines.get(item.path))
-        child: Any = outcome.value if type(outcome) is Value else None
+        child: object = outcome.value if type(outcome) is Value else None
         if not isinstance(child, ChildResult):
             raise run.fail(error)
         fp = past.end_print(child)
@@ -711,7 +807,7 @@ class Replayer:
             else:
                 self._accept(error)
         decode = run.decoders.get(child_path(*address), _as_it_is)
-        was: ChildResult[Any] = recorded.value
+        was: ChildResult = recorded.value
         try:
             output = None if was.output is None else decode(was.output)
         except Exception as cause:  # the type is the author's, and may be another one by now

@@ -3,7 +3,7 @@
 
 What happened outside is not done again: after the place a tool call is answered from the record when an equal one stands
 there, by a function of the caller's, by the tool itself where that may be repeated, or not at all, which ends the run as
-unknown. What lies beside the place, such as a sibling that had begun with it, stays as recorded (judging JG7-JG10).
+unknown. What lies beside the place, such as a sibling that had begun with it, stays as recorded.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class Rerun:
         journal: What was recorded of it; its head names the run and the place that it came from.
     """
 
-    result: RunResult[Any]
+    result: RunResult
     broke_at: str
     difference: ReplayDivergence | None
     by_request: bool
@@ -192,7 +192,7 @@ class _Rules:
 
 async def rerun(
     journal: JournalLike,
-    launch: Callable[[JournaledRun], Awaitable[RunResult[Any]]],
+    launch: Callable[[JournaledRun], Awaitable[RunResult]],
     *,
     at: int | str | None = None,
     tools: RerunTools = "recorded",

@@ -28,7 +28,7 @@ from stepengine.journal.undoing import Roots
 
 __all__ = ("Accepting", "Deciding", "Launch", "OnDivergence", "begin", "extend", "fork", "record", "replay", "resume")
 
-Launch: TypeAlias = Callable[[JournaledRun], Awaitable[RunResult[Any]]]
+Launch: TypeAlias = Callable[[JournaledRun], Awaitable[RunResult]]
 OnDivergence: TypeAlias = Literal["raise", "stop", "keep"]
 """What becomes of a run whose agent was edited since; see ``ResumeOptions``."""
 
@@ -72,7 +72,7 @@ async def resume(
     in_doubt: InDoubt = "fail",
     on_divergence: OnDivergence = "raise",
     ask_again: bool = False,
-) -> RunResult[Any]:
+) -> RunResult:
     """
     Go on with a run that was suspended, interrupted or cut off by a crash; what is recorded is not done again.
 
@@ -110,7 +110,8 @@ async def replay(
     speed: float | None = None,
     complete: bool = True,
     on_divergence: OnDivergence | Accepting = "raise",
-) -> RunResult[Any]:
+    ask_again: bool = False,
+) -> RunResult:
     """
     Repeat a run from its record: no model, no tool, no network, no key is needed, and nothing is performed.
 
@@ -125,10 +126,11 @@ async def replay(
         complete: Whether the run has to come by every record, or may end before.
         on_divergence: ``"raise"``, ``"stop"`` for a result with status ``failed``, ``"keep"`` to let the recorded outcome of
             an effect of the same kind with another content serve nevertheless, or a function that looks at the error for
-            such an effect and returns whether it does; what it does not accept is raised (replay D14).
+            such an effect and returns whether it does; what it does not accept is raised.
+        ask_again: Whether recorded permissions let no tool run that *live* names, as of a journal of somebody else.
 
     Raises:
-        JournalError: when the journal is damaged or of a newer version.
+        JournalError: when the journal is damaged or of a newer version, or its own permission would let a tool run that may not.
         ReplayDivergence: when the handler does something else than is recorded, or less.
     """
     if not callable(on_divergence):
@@ -136,6 +138,7 @@ async def replay(
     kinds, pace = live_kinds(live), None if speed is None else Pace(speed)
     accepts = on_divergence if callable(on_divergence) else None
     leeway = Leeway(live=kinds, may_leave=not complete, keeps=on_divergence == "keep", accepts=accepts)
+    leeway = attrs.evolve(leeway, doubts_yes=ask_again)
     run = JournaledRun.replay(as_journal(journal), leeway=leeway, pace=pace)
     return await _run(run, launch, "raise" if callable(on_divergence) else on_divergence)
 
@@ -146,9 +149,10 @@ async def extend(
     *,
     answers: Mapping[str, AnswerLike] | None = None,
     allow_repeat: bool = False,
-) -> RunResult[Any]:
+    ask_again: bool = False,
+) -> RunResult:
     """
-    Repeat a run as far as its record holds, then go on live; the journal is replaced unless the run fails (replay D10).
+    Repeat a run as far as its record holds, then go on live; the journal is replaced unless the run fails.
 
     What was recorded before stays beside it; the journal's ``extended`` says where, and how much of it was kept.
 
@@ -157,11 +161,14 @@ async def extend(
         launch: Brings a run to its end.
         answers: Answers to questions that the run will ask, by question id or text.
         allow_repeat: Go on although effects that do not hold any more have changed the world and may happen again.
+        ask_again: Whether recorded permissions are asked for again, but for calls whose results are recorded with them, as of a
+            journal of somebody else.
 
     Raises:
         JournalError: when the journal is damaged, of a newer version, or cannot be written, or something would be repeated.
     """
-    run = JournaledRun.extend(as_journal(journal), answers, leeway=Leeway(may_repeat=allow_repeat))
+    leeway = Leeway(may_repeat=allow_repeat, doubts_yes=ask_again)
+    run = JournaledRun.extend(as_journal(journal), answers, leeway=leeway)
     result = await _run(run, launch, "stop")
     refused = None if run.past is None else run.past.refused
     if refused is not None:
@@ -174,12 +181,12 @@ async def fork(
     launch: Launch,
     *,
     at: int | str,
-    edit: Any = None,
+    edit: object = None,
     answers: Mapping[str, AnswerLike] | None = None,
     allow_repeat: bool = False,
     into: JournalLike | None = None,
     restore_files: Roots | None = None,
-) -> RunResult[Any]:
+) -> RunResult:
     """
     Go on from the middle of a run in a journal of its own; see ``branch`` for the arguments.
 
@@ -212,7 +219,7 @@ def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
         raise JournalError(msg)
 
 
-async def _run(run: JournaledRun, launch: Launch, on_divergence: OnDivergence) -> RunResult[Any]:
+async def _run(run: JournaledRun, launch: Launch, on_divergence: OnDivergence) -> RunResult:
     try:
         result = await launch(run)
     finally:

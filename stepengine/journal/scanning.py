@@ -1,5 +1,5 @@
 """
-``scan``: looks for secrets in files of any kind, as before a commit (replay K5, K6, K11).
+``scan``: looks for secrets in files of any kind, as before a commit.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def scan(
     """
     rules = Rules(allowed=allow_secrets)
     known = known_in(os.environ if environment is None else environment)
-    # Patterns in a picture or a document would be found by chance (replay K12).
+    # Patterns in a picture or a document would be found by chance (replay:K12).
     texts, others = [Redactor(known, shapes=shapes, rules=rules, keys=GIVEN) for shapes in (True, False)]
     for path in paths:
         for file in files_under(path):

@@ -1,5 +1,5 @@
 """
-A recorded run as one JSON value (``run_tree``) and as text for people: one fact per line (replay F23-F26, K7).
+A recorded run as one JSON value (``run_tree``) and as text for people: one fact per line.
 
 Effects stand in the order of their addresses, a child's inside the effect that spawned it, so that concurrency changes
 nothing; times, durations and provider ids are left out. Nothing in the text steers a terminal, no line ends with a space,
@@ -139,7 +139,7 @@ def run_tree(journal: Journal) -> Tree:
     return tree
 
 
-def result_tree(result: RunResult[Any]) -> Tree:
+def result_tree(result: RunResult) -> Tree:
     """Return what a result without a journal tells: messages and children stand in for the effects, which nobody noted."""
     state = result.state
     tree = _heading(state.agent_id, result.status.value, result.spending)
@@ -161,7 +161,7 @@ def _heading(agent: str, status: str, spending: Spending) -> Tree:
     return tree
 
 
-def ended_of(history: History) -> ChildResult[Any] | None:
+def ended_of(history: History) -> ChildResult | None:
     """Return how the root run ended; ``None`` when it has not."""
     known = history.results.get(ROOT)
     value = getattr(history.outcome(known), "value", None) if known is not None else None
@@ -315,11 +315,11 @@ def _mark(role: str, parts: list[Tree]) -> str:
     return f"{role} {canonical([{k: v for k, v in part.items() if k != 'call'} for part in parts])}"
 
 
-def _settings(stored: Any) -> Any:
+def _settings(stored: object) -> object:
     return None if stored is None else {k: v for k, v in plain(stored).items() if k != "type"}
 
 
-def _ending(ended: ChildResult[Any]) -> Tree:
+def _ending(ended: ChildResult) -> Tree:
     """Return output or text of a run that ended, its error and its open questions."""
     output = plain(ended.output)
     said = {"text": ended.text} if ended.text and output is None else _filled(output=output)
@@ -327,7 +327,7 @@ def _ending(ended: ChildResult[Any]) -> Tree:
     return said | _filled(error=error, questions=[_question(q) for q in ended.questions])
 
 
-def _retry(attempt: Mapping[str, Any]) -> str:
+def _retry(attempt: Mapping[str, object]) -> str:
     error = restored({"type": "Failure", "error": attempt["error"]}).error
     status = getattr(error, "status", None)
     return " ".join([str(p) for p in (type(error).__name__, status or "", getattr(error, "kind", "")) if p])
@@ -392,7 +392,7 @@ def _hash(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()[:HASH_DIGITS]}"
 
 
-def _filled(**members: Any) -> Tree:
+def _filled(**members: object) -> Tree:
     """Return the members that say something."""
     return {name: value for name, value in members.items() if value not in EMPTY}
 
@@ -404,13 +404,13 @@ BLANK = "\u2420"
 PYTEST_FOLDER = re.compile(r"<tmp>[/\\]pytest-of-[^/\\\s]+[/\\]pytest-\d+(?![\w-])")
 
 
-def clean_tree(tree: Any, *, portable: bool = False, whole: bool = False) -> Any:
+def clean_tree(tree: object, *, portable: bool = False, whole: bool = False) -> Any:
     """
-    Return a JSON value without secrets, its long texts cut to 2,000 characters (replay F23, F25, K1).
+    Return a JSON value without secrets, its long texts cut to 2,000 characters.
 
     Args:
         tree: The value.
-        portable: Take out what tells of this machine, too: folders, the names of host and user (replay K7).
+        portable: Take out what tells of this machine, too: folders, the names of host and user.
         whole: Leave long texts whole.
     """
     clean = redactor_for("all", os.environ, machine=machine_data() if portable else None).value(tree)
@@ -420,7 +420,7 @@ def clean_tree(tree: Any, *, portable: bool = False, whole: bool = False) -> Any
     return clean if whole else _mapped(clean, _cut)
 
 
-def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+def _mapped(value: object, change: Callable[[str], str]) -> object:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):
@@ -435,7 +435,7 @@ def _cut(text: str) -> str:
     return f"{text[:MAX_TEXT]}\n... (cut: {len(text):,} characters, sha256:{mark})"
 
 
-def render(tree: Mapping[str, Any]) -> str:
+def render(tree: Mapping[str, object]) -> str:
     """
     Return a tree of ``run_tree`` or ``result_tree`` as text that ends with a line end.
 
@@ -445,13 +445,13 @@ def render(tree: Mapping[str, Any]) -> str:
     return "".join([f"{_line(line)}\n" for line in _run(tree)])
 
 
-def render_effects(tree: Mapping[str, Any], addresses: Collection[str]) -> str:
+def render_effects(tree: Mapping[str, object], addresses: Collection[str]) -> str:
     """Return the effects of a run's tree that have one of *addresses*, without what was sent to models before them."""
     lines = [_line(line) for effect in _found(tree, addresses) for line in _effect(effect)]
     return "".join([f"{line}\n" for line in lines])
 
 
-def _found(tree: Mapping[str, Any], addresses: Collection[str]) -> Iterator[Mapping[str, Any]]:
+def _found(tree: Mapping[str, object], addresses: Collection[str]) -> Iterator[Mapping[str, object]]:
     for effect in _list(tree, "steps"):
         if effect["address"] in addresses:
             yield {name: member for name, member in effect.items() if name not in ("system", "said")}
@@ -501,7 +501,7 @@ def _end(tree: Mapping[str, Any]) -> Iterator[str]:
         yield from _asked("waits for an answer to ", question)
 
 
-def _effect(effect: Mapping[str, Any]) -> Iterator[str]:
+def _effect(effect: Mapping[str, object]) -> Iterator[str]:
     kind = effect.get("kind")
     words = [
         effect.get("address"),
@@ -522,7 +522,7 @@ def _effect(effect: Mapping[str, Any]) -> Iterator[str]:
     yield from _came(effect)
 
 
-def _asks(effect: Mapping[str, Any]) -> Iterator[str]:
+def _asks(effect: Mapping[str, object]) -> Iterator[str]:
     yield from _members(effect.get("input"))
     for name in ("tool_choice", "settings", "system", "prompt", "params", "args", "kwargs"):
         yield from _named(name, effect.get(name))
@@ -534,7 +534,7 @@ def _asks(effect: Mapping[str, Any]) -> Iterator[str]:
         yield from _effect(inner)
 
 
-def _came(effect: Mapping[str, Any]) -> Iterator[str]:
+def _came(effect: Mapping[str, object]) -> Iterator[str]:
     if "outcome" not in effect:
         yield "   -> (no result yet)"
         return
@@ -543,7 +543,7 @@ def _came(effect: Mapping[str, Any]) -> Iterator[str]:
     yield from [f"      {line}" if line else "" for line in lines[1:]]
 
 
-def _outcome(outcome: Any) -> Iterator[str]:
+def _outcome(outcome: object) -> Iterator[str]:
     if not isinstance(outcome, Mapping):
         yield from _value(outcome)
         return
@@ -560,7 +560,7 @@ def _outcome(outcome: Any) -> Iterator[str]:
         yield f"stop {outcome['stop']}"
 
 
-def _said(message: Any) -> Iterator[str]:
+def _said(message: object) -> Iterator[str]:
     if not isinstance(message, Mapping):
         yield from _value(message)
         return
@@ -572,7 +572,7 @@ def _said(message: Any) -> Iterator[str]:
         yield from _indented("  ", _text(text) if isinstance(text, str) else _part(part))
 
 
-def _part(part: Any) -> Iterator[str]:
+def _part(part: object) -> Iterator[str]:
     if not isinstance(part, Mapping):
         yield from _value(part)
         return
@@ -591,7 +591,7 @@ def _part(part: Any) -> Iterator[str]:
     yield from _provided(part)
 
 
-def _provided(part: Mapping[str, Any]) -> Iterator[str]:
+def _provided(part: Mapping[str, object]) -> Iterator[str]:
     """Give what a provider's own tool did, and where a text comes from."""
     if "opaque" in part:
         yield _joined([f"opaque {part['opaque']}", part.get("did")])
@@ -615,7 +615,7 @@ def _asked(before: str, question: Any) -> Iterator[str]:
 # --- values -----------------------------------------------------------------------------------------------------------
 
 
-def _named(name: str, value: Any, *, quoted: bool = False) -> Iterator[str]:
+def _named(name: str, value: object, *, quoted: bool = False) -> Iterator[str]:
     """Give *name* and its value below it; nothing for a value that is not there."""
     if value in (None, "") and not quoted:
         return
@@ -623,7 +623,7 @@ def _named(name: str, value: Any, *, quoted: bool = False) -> Iterator[str]:
     yield from _indented("  ", _text(value) if isinstance(value, str) and not quoted else _value(value))
 
 
-def _members(value: Any) -> Iterator[str]:
+def _members(value: object) -> Iterator[str]:
     """Give the members of an object, one per line; long texts below their names."""
     if not isinstance(value, Mapping):
         yield from _value(value) if value is not None else ()
@@ -638,7 +638,7 @@ def _members(value: Any) -> Iterator[str]:
         yield from rest
 
 
-def _value(value: Any) -> Iterator[str]:
+def _value(value: object) -> Iterator[str]:
     """Give a JSON value on one line, or on several when it is long; a text of several lines as it is."""
     if isinstance(value, str) and "\n" in value:
         yield "|"
@@ -656,7 +656,7 @@ def _text(text: str) -> Iterator[str]:
     yield from map(_ended, text.split("\n"))
 
 
-def _json(value: Any) -> str:
+def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
@@ -668,7 +668,7 @@ def _joined(words: list[Any]) -> str:
     return "  ".join([str(word) for word in words if word])
 
 
-def _count(tree: Mapping[str, Any], name: str) -> str:
+def _count(tree: Mapping[str, object], name: str) -> str:
     number = tree.get(name)
     if not isinstance(number, int):
         return ""
@@ -676,6 +676,6 @@ def _count(tree: Mapping[str, Any], name: str) -> str:
     return f"{number} {words[:-1] if number == 1 else words}"
 
 
-def _list(tree: Mapping[str, Any], name: str) -> list[Any]:
+def _list(tree: Mapping[str, object], name: str) -> list[Any]:
     found = tree.get(name)
     return list(found) if isinstance(found, list | tuple) else []

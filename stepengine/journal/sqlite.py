@@ -1,5 +1,5 @@
 """
-``SqliteJournal``: many runs in one file (replay J1, reliability JR39).
+``SqliteJournal``: many runs in one file.
 
 The lines are those of a file journal, one row each. WAL and ``synchronous=FULL``: a commit survives a power cut, and no
 partial record is ever seen. SQLite lets one writer at a time in, so the runs of a process share one, and a transaction stores
@@ -164,7 +164,7 @@ class SqliteWriter(LineWriter):
     """
     The writer of one run. It has the run's lock, and shares the connection of this process with the other runs.
 
-    Whoever gets the connection stores what all of them have announced, in one transaction (reliability JR42).
+    Whoever gets the connection stores what all of them have announced, in one transaction.
     """
 
     def __init__(self, journal: SqliteJournal, run: str) -> None:

@@ -3,7 +3,7 @@ What every journal is: ``Journal`` and ``Writer``, and ``MemoryJournal``, which 
 
 ``LineWriter`` is what the stores that hold lines have in common: encoding, the lines that wait, giving up for good.
 
-``Commits`` makes durable what a writer was given, while the event loop goes on (replay J32, reliability JR42): one commit of a
+``Commits`` makes durable what a writer was given, while the event loop goes on: one commit of a
 journal is under way at a time, so records reach the disk in the order in which they were appended; whoever asks meanwhile
 shares the next one. The threads belong to all journals of the process, and end with the last of them.
 """
@@ -16,11 +16,13 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
 import attrs
 
+from stepengine.data.effects import CallModel
 from stepengine.data.transcript import Transcript
 from stepengine.errors import (
     DataError,
@@ -29,11 +31,11 @@ from stepengine.errors import (
     JournalMissing,
     JournalWriteFailed,
 )
-from stepengine.journal.encoding import MAX_INLINE, Encoder
+from stepengine.journal.encoding import MAX_INLINE, Encoder, may_be_long
 from stepengine.journal.history import History
 from stepengine.journal.places import ROOM, TO_RECORD, Reserve
 from stepengine.journal.reading import Reading, read_lines
-from stepengine.journal.records import Head, Intent, Record, to_text
+from stepengine.journal.records import Head, Input, Intent, Record, Result, to_text
 from stepengine.redaction import Redact, Redactor, RedactRule, redactor_for
 from stepengine.system.after_fork import Lock, renews
 from stepengine.system.threads import ThreadPool
@@ -314,7 +316,17 @@ class _MemoryWriter(Writer):
         self.history = History(self._records, journal.name, journal.missing)
 
     def append(self, record: Record) -> None:
-        """Add a record."""
+        """
+        Add a record.
+
+        Raises:
+            JournalWriteFailed: for one that no line would hold, as where there are lines.
+        """
+        kind: object = type(record)
+        given = record.given if kind is Result or kind is Intent else record.input if kind is Input else None  # type: ignore[union-attr]
+        if given is not None and type(given) is not CallModel and may_be_long(given):
+            journal = self._journal
+            Encoder(journal.redactor, link=False, inline=journal.inline).lines(record)
         self._records.append(record)
 
     def remember(self, path: str, seq: int, transcript: Transcript) -> None:
@@ -555,11 +567,11 @@ class Commits:
         """Begin one commit for all who wait by now."""
         batch, self._waiting = self._waiting, []
         try:
-            self._threads().begin("journal", self._writer.commit, lambda _, error: self._ended(batch, error))
+            self._threads().begin("journal", self._writer.commit, partial(self._ended, batch))
         except RuntimeError as error:  # the system gives no thread
-            self._ended(batch, error)
+            self._ended(batch, None, error)
 
-    def _ended(self, batch: Sequence[asyncio.Future[None]], error: BaseException | None) -> None:
+    def _ended(self, batch: Sequence[asyncio.Future[None]], _: None, error: BaseException | None) -> None:
         for future in batch:
             if not future.done():
                 future.set_result(None) if error is None else future.set_exception(error)

@@ -1,5 +1,5 @@
 """
-``blame``: the step at which a run that failed lost its chance to succeed (judging JG76-JG79).
+``blame``: the step at which a run that failed lost its chance to succeed.
 
 Each model step is asked anew several times, from the record up to its request on. While the step that spoiled the run is
 still ahead, runs mostly succeed; once it stands in the record, they mostly fail. Blamed is the last step before that.
@@ -222,12 +222,12 @@ async def blame(
     journal: Journal,
     check: Check,
     *,
-    agent: AgentDefinition[Any] | None = None,
+    agent: AgentDefinition | None = None,
     k: int = 8,
     steps: tuple[int, int] | None = None,
     purse: Purse | None = None,
     models: Models | None = None,
-    **options: Any,
+    **options: object,
 ) -> Blame:
     """
     Find the step at which the chance to pass *check* falls.

@@ -1,5 +1,5 @@
 """
-Checks: what somebody wants of a run, as an expression or a function, asked of a result (judging JG76, JG80).
+Checks: what somebody wants of a run, as an expression or a function, asked of a result.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Check:
     """
 
     text: str
-    judge: Callable[[RunResult[Any]], Any]
+    judge: Callable[[RunResult], Any]
 
     @classmethod
     def of_text(cls, text: str, root: Path | None = None) -> Check:
@@ -97,12 +97,12 @@ class Check:
             msg = f"{text!r} is no expression: {error}; one is like 'output == 3', over {NAMES}, or MODULE:FN"
             raise DataError(msg) from None
 
-        def judge(result: RunResult[Any]) -> Any:
+        def judge(result: RunResult) -> object:
             return eval(code, {"__builtins__": HELPERS, **_names(result)})  # noqa: S307 - the caller's own, as typed
 
         return cls(text, judge)
 
-    def of(self, result: RunResult[Any]) -> Checked:
+    def of(self, result: RunResult) -> Checked:
         """
         Return whether *result* passes.
 
@@ -120,7 +120,7 @@ class Check:
             raise DataError(msg) from error
 
 
-def _names(result: RunResult[Any]) -> dict[str, Any]:
+def _names(result: RunResult) -> dict[str, object]:
     return {
         "output": plain(result.output),
         "text": result.text,
@@ -133,7 +133,7 @@ def _names(result: RunResult[Any]) -> dict[str, Any]:
     }
 
 
-def function_at(place: str, root: Path | None = None) -> Callable[..., Any]:
+def function_at(place: str, root: Path | None = None) -> Callable[..., object]:
     """
     Return the function that ``MODULE:FN`` names: ``checks:is_short``, or ``./checks.py:is_short``.
 
@@ -161,7 +161,7 @@ def function_at(place: str, root: Path | None = None) -> Callable[..., Any]:
     if not callable(found):
         msg = f"{place} names {found!r}, which cannot be called"
         raise DataError(msg)
-    made: Callable[..., Any] = found
+    made: Callable[..., object] = found
     return made
 
 

@@ -1,5 +1,5 @@
 """
-The cases of an evaluation, and what is asked of their runs: functions of a ``JudgedRun``, and those that come with stepengine (judging JG60-JG63).
+The cases of an evaluation, and what is asked of their runs: functions of a ``JudgedRun``, and those that come with stepengine.
 
 A check gives ``True`` or ``False``, a number from 0 to 1, or a ``Verdict``. One that raises is broken, which is told apart
 from a run that fails; one that needs files that are gone is unknown. Beside the result a check sees the files of the working
@@ -70,7 +70,7 @@ PASSES = 0.5
 BLOCK = 1 << 20
 
 
-def as_tuple(values: Iterable[Any]) -> tuple[Any, ...]:
+def as_tuple(values: Iterable[object]) -> tuple[object, ...]:
     """Return what was given as a list, or anything else that can be gone through."""
     return tuple(values)
 
@@ -268,7 +268,7 @@ class JudgedRun:
     """
 
     case: Case
-    result: RunResult[Any]
+    result: RunResult
     journal: Journal
     files: WorkingFiles
     ask: Callable[[Any, str], Awaitable[Any]] | None = attrs.field(default=None, repr=False, eq=False)
@@ -374,7 +374,7 @@ async def verdict_of(check: CheckFunction, run: JudgedRun) -> Verdict:
         DataError: when it says something that is no verdict.
         Exception: whatever the check raises.
     """
-    said: Any = check(run)
+    said: object = check(run)
     if inspect.isawaitable(said):
         said = await said
     if isinstance(said, bool):
@@ -386,7 +386,7 @@ async def verdict_of(check: CheckFunction, run: JudgedRun) -> Verdict:
     return made
 
 
-def _made(name: str, function: CheckFunction, *of: Any, is_judge: bool = False) -> Criterion:
+def _made(name: str, function: CheckFunction, *of: object, is_judge: bool = False) -> Criterion:
     return Criterion(name, function, repr((name, *of)), is_judge)
 
 
@@ -394,7 +394,7 @@ def _holds(holds: bool, reason: str) -> Verdict:  # noqa: FBT001 - what it is ab
     return Verdict(float(holds), holds, "" if holds else reason)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     text = value if isinstance(value, str) else repr(value)
     return visible(text if len(text) <= MAX_SAID else f"{text[:MAX_SAID]}...", strict=True)
 
@@ -402,7 +402,7 @@ def _shown(value: Any) -> str:
 # --- what was said ----------------------------------------------------------------------------------------------------
 
 
-def equals(expected: Any) -> Criterion:
+def equals(expected: object) -> Criterion:
     """Return a check that the output is *expected*."""
 
     def check(run: JudgedRun) -> Verdict:
@@ -470,7 +470,7 @@ def fits(schema: Any) -> Criterion:
 # --- what was done ----------------------------------------------------------------------------------------------------
 
 
-def called(tool: str, input: Mapping[str, Any] | None = None) -> Criterion:
+def called(tool: str, input: Mapping[str, object] | None = None) -> Criterion:
     """
     Return a check that the run or a child called *tool*.
 
@@ -612,7 +612,7 @@ Changed files: {files}
 Answer with one JSON object: {{"score": NUMBER FROM 0 TO 1, "reason": "ONE SENTENCE"}}"""
 
 
-def judge(agent: Any, rubric: str) -> Criterion:
+def judge(agent: object, rubric: str) -> Criterion:
     """
     Return a check that an agent decides; its own runs are recorded beside the run that it judges.
 
@@ -634,7 +634,7 @@ def judge(agent: Any, rubric: str) -> Criterion:
     return _made("judge", check, getattr(agent, "id", str(agent)), rubric, is_judge=True)
 
 
-def _judged(said: Any) -> Verdict:
+def _judged(said: object) -> Verdict:
     """Return what a judge said; the object may stand in a fence or among words."""
     import json
 

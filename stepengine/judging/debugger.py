@@ -1,9 +1,9 @@
 """
-``Debugger``: stands at any position of a recorded run, with the handler's own variables, and goes both ways (judging 2).
+``Debugger``: stands at any position of a recorded run, with the handler's own variables, and goes both ways.
 
 A generator goes forward only, so going back is walking again from some earlier place. Which one is the business of a
-``Walk``: ``PausedWalk`` keeps steppers that were left behind, ``ForkedWalk`` keeps processes that wait at spaced positions
-(JG34, JG35). Nothing here prints; whoever shows something takes its texts from ``SafeTexts``.
+``Walk``: ``PausedWalk`` keeps steppers that were left behind, ``ForkedWalk`` keeps processes that wait at spaced positions.
+Nothing here prints; whoever shows something takes its texts from ``SafeTexts``.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class Woken(BaseException):
         message: What that one told.
     """
 
-    def __init__(self, message: Mapping[str, Any]) -> None:
+    def __init__(self, message: Mapping[str, object]) -> None:
         super().__init__()
         self.message = message
 
@@ -256,13 +256,13 @@ class ForkedWalk:
             woken = signal.sigtimedwait({signal.SIGUSR1}, NAP)
             known = self._read()
             if woken is not None and (known.get("to") == os.getpid() or "end" in known):
-                message: Mapping[str, Any] = known if "end" in known else known["message"]
+                message: Mapping[str, object] = known if "end" in known else known["message"]
                 return message
             if os.getppid() != parent:
                 os._exit(1)
             self._reap(known)
 
-    def _reap(self, known: Mapping[str, Any]) -> None:
+    def _reap(self, known: Mapping[str, object]) -> None:
         """Take note of processes that ended: the one that was awake would have said so."""
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
@@ -270,7 +270,7 @@ class ForkedWalk:
                     code = os.waitstatus_to_exitcode(ended[1])
                     self._end(code if code >= 0 else 128 - code)
 
-    def _terminated(self, *_: Any) -> None:
+    def _terminated(self, *_: object) -> None:
         """End all of them: somebody wants the first one to end."""
         known = self._read()
         with contextlib.suppress(ProcessLookupError):
@@ -302,10 +302,10 @@ class ForkedWalk:
 
     def _read(self) -> dict[str, Any]:
         size = int.from_bytes(self._shared[:4], "big")
-        known: dict[str, Any] = json.loads(self._shared[4 : 4 + size])
+        known: dict[str, object] = json.loads(self._shared[4 : 4 + size])
         return known
 
-    def _write(self, known: Mapping[str, Any]) -> None:
+    def _write(self, known: Mapping[str, object]) -> None:
         text = json.dumps(known).encode()
         if len(text) > MESSAGE - 4:
             msg = f"the debugger cannot hand on {len(text)} bytes"
@@ -343,7 +343,7 @@ class ForkedWalk:
             return False
         return here - self._place(here)[1] >= self._spacing and len(self._read()["places"]) < MAX_SNAPSHOTS
 
-    def leave(self, position: int, **kept: Any) -> Never:
+    def leave(self, position: int, **kept: object) -> Never:
         """Hand on to the nearest place at or before a position."""
         pid, _ = self._place(position)
         message = {**self.keeps(), **kept, "position": position}
@@ -461,7 +461,7 @@ def _say_in_child(act: Callable[[], str], writing: int, *, network: bool) -> Nev
         os._exit(0)
 
 
-def _no_network(*_: Any) -> Never:
+def _no_network(*_: object) -> Never:
     msg = "there is no network while the debugger evaluates"
     raise OSError(msg)
 
@@ -500,7 +500,7 @@ class Evaluated(NamedTuple):
         return cls(text[1:], text[0] == "!") if text else cls(f"<nothing came in {SECONDS:g} s>", raised=True)
 
 
-def evaluated(expression: str, names: Mapping[str, Any], *, pretty: bool = False) -> Evaluated:
+def evaluated(expression: str, names: Mapping[str, object], *, pretty: bool = False) -> Evaluated:
     """Return what an expression gives, or raises, as safe text; ``__repr__`` methods run."""
     code, texts = compiled(expression), SafeTexts(runs_reprs=True)
     try:
@@ -734,7 +734,7 @@ class Debugger:
 
     # --- going --------------------------------------------------------------------------------------------------------
 
-    def goto(self, at: int | str, **kept: Any) -> Moment:
+    def goto(self, at: int | str, **kept: object) -> Moment:
         """
         Go to a step, by its number, or to an effect, as ``stepengine show`` names them: before its outcome is sent.
 
@@ -895,7 +895,7 @@ class Debugger:
 
     def evaluate(self, expression: str, frame: int = 0, *, pretty: bool = False) -> str:
         """
-        Return what an expression gives in a frame, as safe text (JG30).
+        Return what an expression gives in a frame, as safe text.
 
         It runs in a forked process, for at most two seconds, so that nothing it does stays. Where that is impossible it
         runs here, and unless it only looks, the handler is walked to its place again.
@@ -958,10 +958,10 @@ class Debugger:
         """
         Return what differs between two places, named as for ``goto``, a line each; it stands where it stood then.
 
-        Messages and members that came (``+``), went (``-``) or changed (``~``), variables by name and safe text (JG27).
+        Messages and members that came (``+``), went (``-``) or changed (``~``), variables by name and safe text.
         """
         stood, one, two = self.position, self.place(a), self.place(b)
-        known: dict[int, dict[str, Any]] = {}
+        known: dict[int, dict[str, object]] = {}
         for position in sorted({one, two}):
             self._walk.to(position)
             known[position] = self.summary()
@@ -972,16 +972,16 @@ class Debugger:
 
     async def fork(
         self,
-        edit: Any = None,
+        edit: object = None,
         *,
         models: Any = None,
         into: JournalLike | None = None,
         allow_repeat: bool = False,
         served: bool = False,
-        limits: Any = None,
-    ) -> RunResult[Any]:
+        limits: object = None,
+    ) -> RunResult:
         """
-        Go on from the effect that waits here, in a new journal, which the result names (JG28).
+        Go on from the effect that waits here, in a new journal, which the result names.
 
         Args:
             edit: Another outcome for it, as for ``Engine.fork``; of a question that is open, its answer.
@@ -1014,7 +1014,7 @@ class Debugger:
                 )
             return await self._answered(address, edit, into, options)
 
-    def _edited(self, address: Address, edit: Any) -> Journal:
+    def _edited(self, address: Address, edit: object) -> Journal:
         """Return the whole journal with another outcome at one place."""
         history = self.stepper.history
         known = history.results.get(address)
@@ -1027,8 +1027,8 @@ class Debugger:
         copy.replace([changed if record is known else record for record in history.records])
         return copy
 
-    async def _answered(self, address: Address, answer: Any, into: JournalLike | None, options: Any) -> RunResult[Any]:
-        """Go on from a question that is open, on a copy (JG111)."""
+    async def _answered(self, address: Address, answer: Any, into: JournalLike | None, options: Any) -> RunResult:
+        """Go on from a question that is open, on a copy."""
         questions = [q.id for where, q in self.stepper.history.open_questions().values() if where == address]
         if not questions or answer is None:
             msg = f"effect {shown_address(*address)} has no result"

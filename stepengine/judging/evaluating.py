@@ -1,5 +1,5 @@
 """
-Evaluations: agents, or versions of one, on the same cases, where every answer is a journal (judging JG60-JG66, JG97).
+Evaluations: agents, or versions of one, on the same cases, where every answer is a journal.
 
 An evaluation is written by its author; ``evaluate`` runs what is needed of it. Samples are interleaved over the sides and
 recorded one by one, each with a note of the files that its run left, so that a sample that is still as it would be now is
@@ -148,7 +148,7 @@ class Evaluation:
         ]
 
     def _problems_of(self, case: Case, root: Path) -> Iterator[str]:
-        checks: list[Any] = [*self.checks, *case.checks]
+        checks: list[object] = [*self.checks, *case.checks]
         if not checks:
             yield "it has no check, so that nothing can be said of it"
         yield from [f"{check!r} is no check; one is a function" for check in checks if not callable(check)]
@@ -261,7 +261,7 @@ class Side:
     """One side: its name, its agent, a digest of its definition, and the models that its agents name."""
 
     name: str
-    agent: AgentDefinition[Any]
+    agent: AgentDefinition
     definition: str
     tools: Mapping[str, str]
     models: tuple[str, ...]
@@ -294,7 +294,7 @@ class Outcome:
 # --- definitions ------------------------------------------------------------------------------------------------------
 
 
-def side_of(name: str, agent: AgentDefinition[Any]) -> Side:
+def side_of(name: str, agent: AgentDefinition) -> Side:
     """Return a side with the digests by which its samples are known again."""
     tools: dict[str, str] = {}
     models: list[str] = []
@@ -302,7 +302,7 @@ def side_of(name: str, agent: AgentDefinition[Any]) -> Side:
     return Side(name, agent, _digest(told), dict(sorted(tools.items())), tuple(dict.fromkeys(models)))
 
 
-def _told(agent: AgentDefinition[Any], tools: dict[str, str], models: list[str], seen: set[str]) -> Iterator[str]:
+def _told(agent: AgentDefinition, tools: dict[str, str], models: list[str], seen: set[str]) -> Iterator[str]:
     """Give what a definition and those of its children say, as texts; the sources of functions are looked into."""
     if agent.id in seen:
         return
@@ -327,7 +327,7 @@ def _told(agent: AgentDefinition[Any], tools: dict[str, str], models: list[str],
 ADDRESS = re.compile(r" at 0x[0-9a-f]{1,16}")
 
 
-def _digest(value: Any) -> str:
+def _digest(value: object) -> str:
     return hashlib.sha256(canonical(value).encode()).hexdigest()[:16]
 
 
@@ -397,7 +397,7 @@ def _copy(source: Path, target: Path) -> None:
 
 class Ledger:
     """
-    What all runs may cost together; room is set aside for each before it begins (judging JG66).
+    What all runs may cost together; room is set aside for each before it begins.
 
     Args:
         budget: US dollars; ``None`` for no bound.
@@ -442,7 +442,7 @@ class Ledger:
 class Bench(Protocol):
     """Makes engines."""
 
-    def __call__(self, agent: AgentDefinition[Any], root: Path, *, performs: bool) -> Engine:
+    def __call__(self, agent: AgentDefinition, root: Path, *, performs: bool) -> Engine:
         """Return the engine for an agent whose tools work in *root*, and may be called if it *performs*."""
 
 
@@ -467,10 +467,10 @@ async def evaluate(
     folder: Path,
     bench: Bench,
     *,
-    agents: Mapping[str, AgentDefinition[Any]],
+    agents: Mapping[str, AgentDefinition],
     root: Path,
-    load: Callable[[Any], AgentDefinition[Any]],
-    models: Callable[[Case], Any] = lambda _: None,
+    load: Callable[[Any], AgentDefinition],
+    models: Callable[[Case], object] = lambda _: None,
     n: int = 1,
     seed: int = 0,
     concurrency: int = 4,
@@ -573,7 +573,7 @@ class _Slot:
 class _Made:
     """A run that has ended: its result, the note of it, and what judges are asked with."""
 
-    result: RunResult[Any]
+    result: RunResult
     note: _Note
     reused: str
     models: Any = None
@@ -587,7 +587,7 @@ class _Run:
     folder: Path
     bench: Bench
     root: Path
-    load: Callable[[Any], AgentDefinition[Any]]
+    load: Callable[[Any], AgentDefinition]
     models: Callable[[Case], Any]
     ledger: Ledger
     mode: Mode
@@ -633,8 +633,8 @@ class _Run:
             limits = attrs.evolve(limits or Limits(), max_cost_usd=reserved, allow_unpriced=models is not None or None)
         slot.make_room()
 
-        async def run(engine: Engine) -> tuple[RunResult[Any], str]:
-            result: RunResult[Any] | None = None
+        async def run(engine: Engine) -> tuple[RunResult, str]:
+            result: RunResult | None = None
             try:
                 result = await _asked(engine, slot, limits)
             finally:
@@ -652,7 +652,7 @@ class _Run:
             return await self._judged(slot, made)
 
     async def _made(
-        self, slot: _Slot, copy: Copy, run: Callable[[Engine], Awaitable[tuple[RunResult[Any], str]]], models: Any
+        self, slot: _Slot, copy: Copy, run: Callable[[Engine], Awaitable[tuple[RunResult, str]]], models: Any
     ) -> _Made:
         """Do what *run* does with an engine of its own, and note what it left."""
         began = time.monotonic()
@@ -675,7 +675,7 @@ class _Run:
             if not self.mode.keep:
                 copy.remove()
 
-    def _is_unpaid(self, result: RunResult[Any], reserved: Decimal | None) -> bool:
+    def _is_unpaid(self, result: RunResult, reserved: Decimal | None) -> bool:
         """Return whether a run ended because the budget of all had no more room, and not by a limit of its own."""
         error = result.error
         if reserved is None or not isinstance(error, LimitExceeded):
@@ -741,7 +741,7 @@ class _Run:
         slot.make_room()
         into, agent, limits = FileJournal(slot.place), slot.side.agent, self.evaluation.limits
 
-        async def run(engine: Engine) -> tuple[RunResult[Any], str]:
+        async def run(engine: Engine) -> tuple[RunResult, str]:
             if changed:
                 path, _, number = changed.rpartition("#")
                 before = f"{path}#{int(number) - 1}"
@@ -802,7 +802,7 @@ class _Run:
             reused=made.reused,
         )
 
-    def _judge_bench(self, agent: AgentDefinition[Any]) -> Engine:
+    def _judge_bench(self, agent: AgentDefinition) -> Engine:
         return self.bench(agent, self.root, performs=False)
 
 
@@ -831,7 +831,7 @@ def _is_judge(check: CheckFunction) -> bool:
     return isinstance(check, Criterion) and check.is_judge
 
 
-def _status_of(result: RunResult[Any]) -> str:
+def _status_of(result: RunResult) -> str:
     """Return how a run ended; a provider that fails after all retries is no failure of the agent."""
     is_provider = result.status is RunStatus.FAILED and isinstance(result.error, ModelError)
     return ERROR if is_provider else result.status.value
@@ -853,7 +853,7 @@ def _cut_off(history: History) -> str:
     return ""
 
 
-def _said_of_cut(value: Any) -> str:
+def _said_of_cut(value: object) -> str:
     if isinstance(value, Mapping) and value.get("lost") is True and "error" in value:
         return str(value["error"])  # what a server said when a person had answered it
     if not isinstance(value, ToolResult) or not value.is_error:
@@ -863,7 +863,7 @@ def _said_of_cut(value: Any) -> str:
     return value.text if is_cut or value.text == "CancelledError" else ""
 
 
-async def _asked(engine: Engine, slot: _Slot, limits: Limits | None) -> RunResult[Any]:
+async def _asked(engine: Engine, slot: _Slot, limits: Limits | None) -> RunResult:
     """Run a case to its end; questions are answered as the case says."""
     case, agent, journal = slot.case, slot.side.agent, FileJournal(slot.place, sync="write")
     ahead = case.answers if isinstance(case.answers, Mapping) else None
@@ -882,7 +882,7 @@ async def _asked(engine: Engine, slot: _Slot, limits: Limits | None) -> RunResul
 
 class _Judges:
     """
-    Asks judges about one sample; what one said is recorded, and read while it would be asked the same (JG62).
+    Asks judges about one sample; what one said is recorded, and read while it would be asked the same.
 
     Args:
         place: The journal of the sample.
@@ -895,8 +895,8 @@ class _Judges:
     def __init__(
         self,
         place: Path,
-        load: Callable[[Any], AgentDefinition[Any]],
-        bench: Callable[[AgentDefinition[Any]], Engine] | None,
+        load: Callable[[Any], AgentDefinition],
+        bench: Callable[[AgentDefinition], Engine] | None,
         models: Any,
         ledger: Ledger,
     ) -> None:
@@ -924,7 +924,7 @@ class _Judges:
                 raise JudgeNeeded(self._ledger.stopped)
             limits = attrs.evolve(limits, max_cost_usd=reserved, allow_unpriced=self._models is not None or None)
         place.unlink(missing_ok=True)
-        result: RunResult[Any] | None = None
+        result: RunResult | None = None
         try:
             async with self._bench(definition) as engine:
                 with nullcontext() if self._models is None else engine.override(models=self._models):
@@ -938,7 +938,7 @@ class _Judges:
         return plain(result.output)
 
 
-async def _known(agent: AgentDefinition[Any], prompt: str, place: Path) -> Any:
+async def _known(agent: AgentDefinition, prompt: str, place: Path) -> object:
     """Return what a judge said to the same prompt; ``None`` when it was asked something else, or in another way."""
     journal = FileJournal(place)
     try:

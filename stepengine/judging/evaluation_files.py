@@ -1,5 +1,5 @@
 """
-Evaluations as they are written in files: Python with ``evaluation = Evaluation(...)``, or YAML with the same names (JG60, JG123).
+Evaluations as they are written in files: Python with ``evaluation = Evaluation(...)``, or YAML with the same names.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class _Reader:
     name: str
     problems: list[str] = attrs.field(factory=list)
 
-    def evaluation(self, told: Any) -> Evaluation:
+    def evaluation(self, told: object) -> Evaluation:
         if not isinstance(told, Mapping):
             msg = f"{self.name} holds no evaluation: name, cases, agents, checks"
             raise DataError(msg)
@@ -83,7 +83,7 @@ class _Reader:
             raise DataError(msg)
         return made
 
-    def _case(self, told: Any) -> Case | None:
+    def _case(self, told: object) -> Case | None:
         if not isinstance(told, Mapping):
             self.problems.append(f"a case is an object with an id, not {told!r}")
             return None
@@ -91,7 +91,7 @@ class _Reader:
         made: Case | None = self._made(Case, {**told, "checks": self._checks(told, where)}, where)
         return made
 
-    def _made(self, kind: type[Any], given: Mapping[str, Any], where: str) -> Any:
+    def _made(self, kind: type[Any], given: Mapping[str, object], where: str) -> Any:
         known = [field.name for field in attrs.fields(kind)]
         unknown = [str(name) for name in given if name not in known]
         self.problems += [f"{where}: there is no {name!r}; there is {', '.join(known)}" for name in unknown]
@@ -101,24 +101,24 @@ class _Reader:
             self.problems.append(f"{where}: {error}")
             return None
 
-    def _limits(self, told: Any) -> Limits | None:
+    def _limits(self, told: object) -> Limits | None:
         return (
             None
             if told is None
             else self._made(Limits, told if isinstance(told, Mapping) else {"limits": told}, "limits")
         )
 
-    def _list(self, told: Mapping[str, Any], name: str) -> list[Any]:
+    def _list(self, told: Mapping[str, object], name: str) -> list[Any]:
         value = told.get(name) or []
         if isinstance(value, list):
             return value
         self.problems.append(f"{name} is a list, not {value!r}")
         return []
 
-    def _checks(self, told: Mapping[str, Any], where: str) -> list[criteria.Criterion]:
+    def _checks(self, told: Mapping[str, object], where: str) -> list[criteria.Criterion]:
         return [made for each in self._list(told, "checks") if (made := self._check(each, where)) is not None]
 
-    def _check(self, told: Any, where: str) -> criteria.Criterion | None:
+    def _check(self, told: object, where: str) -> criteria.Criterion | None:
         name, value = next(iter(told.items())) if isinstance(told, Mapping) and len(told) == 1 else (told, None)
         maker = MAKERS.get(name) if isinstance(name, str) else None
         if maker is None:

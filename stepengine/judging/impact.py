@@ -1,5 +1,5 @@
 """
-``impact``: what a change of an agent does to runs that are recorded (judging JG70-JG75, JG86, JG87).
+``impact``: what a change of an agent does to runs that are recorded.
 
 Each run is first repeated for nothing. Where the present code comes to the same end, nothing changes. Where a request or the
 handler differs, the run goes on from there several times, with models asked anew and tools answered from the record, and
@@ -71,9 +71,7 @@ class Found:
         return self.kind in (ASKED, HANDLER) and self.broke_at != END
 
 
-async def first_difference(
-    engine: Engine, file: str, journal: Journal, agent: AgentDefinition[Any] | None = None
-) -> Found:
+async def first_difference(engine: Engine, file: str, journal: Journal, agent: AgentDefinition | None = None) -> Found:
     """Return where the present code first does something else than *journal* says; nothing is performed."""
     try:
         result = await engine.replay(journal, agent=agent, on_divergence="stop")
@@ -356,7 +354,7 @@ def _float(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def _journal_json(one: Judged) -> dict[str, Any]:
+def _journal_json(one: Judged) -> dict[str, object]:
     found = one.found
     return {
         "file": found.file,
@@ -370,7 +368,7 @@ def _journal_json(one: Judged) -> dict[str, Any]:
     }
 
 
-def _sample_json(each: Sample) -> dict[str, Any]:
+def _sample_json(each: Sample) -> dict[str, object]:
     course, rerun = each.course, each.rerun
     head = rerun.journal.history().head
     refused = rerun.refused
@@ -398,8 +396,8 @@ async def impact(
     engine: Engine,
     found: Sequence[Found],
     *,
-    agent: AgentDefinition[Any] | None = None,
-    old: AgentDefinition[Any] | None = None,
+    agent: AgentDefinition | None = None,
+    old: AgentDefinition | None = None,
     n: int = 5,
     purse: Purse | None = None,
     models: Models | None = None,
@@ -450,7 +448,7 @@ async def impact(
 
 
 async def _sampled(
-    ask: Callable[..., Any], one: Found, *, agent: AgentDefinition[Any] | None, is_old: bool = False
+    ask: Callable[..., Any], one: Found, *, agent: AgentDefinition | None, is_old: bool = False
 ) -> Sample | None:
     assert one.journal is not None  # noqa: S101 - a run that is asked was read
     if is_old and address_of(one.broke_at) not in one.journal.history().intents:

@@ -1,5 +1,5 @@
 """
-``pin``: a run that failed becomes a test that fails, and passes once the agent is repaired (judging JG80, JG81).
+``pin``: a run that failed becomes a test that fails, and passes once the agent is repaired.
 
 The test runs the recorded run again: what the repair does not touch is answered from the record, what it changes goes on from
 there with replies and results that stand in the test. No key, no network, no tool.
@@ -11,7 +11,6 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import attrs
 
@@ -173,12 +172,12 @@ BUNDLED = '''TOOLS = [
 def pinned(
     engine: Engine,
     journal: JournalLike,
-    check: str | Callable[[RunResult[Any]], Any],
+    check: str | Callable[[RunResult], object],
     *,
-    agent: AgentDefinition[Any] | None = None,
-    results: Mapping[str, Any] | None = None,
+    agent: AgentDefinition | None = None,
+    results: Mapping[str, object] | None = None,
     root: Path | None = None,
-) -> RunResult[Any]:
+) -> RunResult:
     """
     Run a recorded run again with the present code, and assert that it does what it has to; nothing is performed.
 
@@ -198,7 +197,7 @@ def pinned(
     judge = check if callable(check) else None
     asked = Check(getattr(judge, "__name__", "the check"), judge) if judge else Check.of_text(str(check), root)
 
-    def simulate(call: Called, _: Sequence[Called]) -> Any:
+    def simulate(call: Called, _: Sequence[Called]) -> object:
         made = (results or {}).get(call.name)
         return made(call.input) if callable(made) else made
 
@@ -223,12 +222,12 @@ def _assert_known(made: Rerun) -> None:
         raise AssertionError(msg)
 
 
-def names_bundled_tools(agents: Iterable[AgentDefinition[Any]]) -> bool:
+def names_bundled_tools(agents: Iterable[AgentDefinition]) -> bool:
     """Return whether one of the agents names a tool that it does not bring along."""
     return any(isinstance(tool, str) for agent in agents for tool in agent.tools)
 
 
-def why_it_fails(engine: Engine, journal: Journal, check: Check, agent: AgentDefinition[Any]) -> str:
+def why_it_fails(engine: Engine, journal: Journal, check: Check, agent: AgentDefinition) -> str:
     """
     Return why a recorded run does not do what it has to; ``""`` when it does.
 

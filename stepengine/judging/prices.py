@@ -1,5 +1,5 @@
 """
-What recorded runs would have cost with other models, as a range (judging JG82).
+What recorded runs would have cost with other models, as a range.
 
 Only tokens are taken over: another model would have decided otherwise, which no arithmetic tells. What is not known widens
 the range: how its tokenizer counts, what its cache would have held, whether it would have thought.

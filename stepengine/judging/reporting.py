@@ -1,5 +1,5 @@
 """
-The report of an evaluation, as lines for a screen and as one file of HTML that loads nothing (judging JG12, JG64, JG93).
+The report of an evaluation, as lines for a screen and as one file of HTML that loads nothing.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """
-What the samples of an evaluation say: means, paired differences and ratios with their intervals, and gates (JG63, JG64, JG67, JG90-JG95).
+What the samples of an evaluation say: means, paired differences and ratios with their intervals, and gates.
 
 The unit is the case, or its group: samples of one are averaged first. Checks that an agent decides stand by themselves.
 """

@@ -1,5 +1,5 @@
 """
-What samples say: rates, means, paired differences and ratios, each with its 95 % interval (judging JG90-JG98).
+What samples say: rates, means, paired differences and ratios, each with its 95 % interval.
 
 The unit is the case. Samples of one case are not independent, so whoever calls takes their mean first (``by_case``). Nothing
 here knows of runs; the standard library is all it needs.
@@ -15,7 +15,6 @@ import attrs
 
 __all__ = (
     "FEWEST_CASES",
-    "STOPPING_BOUNDS",
     "Estimate",
     "Ratio",
     "by_case",
@@ -31,8 +30,6 @@ __all__ = (
 FEWEST_CASES = 5
 """With fewer cases there are values, and no interval."""
 LEVEL = 0.95
-STOPPING_BOUNDS = (3.47, 2.45, 2.00)
-"""O'Brien-Fleming: how many standard errors a difference must be away at a third, two thirds and the end of the cases."""
 DETECTABLE = 2.8
 """Standard errors of a difference that is found in four of five repetitions."""
 RULE_OF_THREE = 3.0

@@ -1,5 +1,5 @@
 """
-``SafeTexts``: any value of a run, or of the code that runs, as text that may be shown to anybody (judging JG13, JG32).
+``SafeTexts``: any value of a run, or of the code that runs, as text that may be shown to anybody.
 
 Values are looked into without running a line of anybody's code: plain values, containers, and the fields of attrs classes,
 dataclasses and pydantic models. A ``__repr__`` of somebody's own is only called where the caller says so, which is where
@@ -76,7 +76,7 @@ class SafeTexts:
         """Return the value of something with a name, which may tell that it is secret."""
         return "<redacted>" if self._tells(name, value) else self.value(value, limit=limit)
 
-    def lines(self, value: Any, *, most: int = LINES, width: int = WIDTH) -> list[str]:
+    def lines(self, value: object, *, most: int = LINES, width: int = WIDTH) -> list[str]:
         """Return *value* in at most *most* lines, one member a line."""
         found: list[str] = []
         for line in self._spread(value, "", DEPTH, width):
@@ -87,7 +87,7 @@ class SafeTexts:
 
     # --- walking ------------------------------------------------------------------------------------------------------
 
-    def _tells(self, name: str, value: Any) -> bool:
+    def _tells(self, name: str, value: object) -> bool:
         """Return whether a name says that its text is secret; ``key`` alone is what loops call the keys of a mapping."""
         text = str.__str__(value) if _is(value, str) else ""
         if not text:
@@ -95,17 +95,17 @@ class SafeTexts:
         named = name != "key" and is_secret_variable(name)
         return named or self._redactor.member(name, text) == f"<redacted:{name}>"
 
-    def _member(self, name: str, value: Any, depth: int, room: int) -> str:
+    def _member(self, name: str, value: object, depth: int, room: int) -> str:
         key = name.rstrip("=: ").strip("'")
         return f"{name}<redacted>" if self._tells(key, value) else name + self._line(value, depth, room)
 
-    def _line(self, value: Any, depth: int, room: int) -> str:
+    def _line(self, value: object, depth: int, room: int) -> str:
         try:
             return self._shown(value, depth, room)
         except Exception:  # noqa: BLE001 - however odd a value is, what stands beside it is shown
             return UNSHOWN
 
-    def _shown(self, value: Any, depth: int, room: int) -> str:
+    def _shown(self, value: object, depth: int, room: int) -> str:
         leaf = self._leaf(value)
         if leaf is not None:
             return leaf
@@ -125,7 +125,7 @@ class SafeTexts:
         alone = "," if opened.begin == "(" and len(made) == 1 else ""
         return f"{opened.begin}{', '.join(made)}{alone}{opened.end}"
 
-    def _spread(self, value: Any, name: str, depth: int, width: int) -> Iterator[str]:
+    def _spread(self, value: object, name: str, depth: int, width: int) -> Iterator[str]:
         line = self._member(name, value, depth, width)
         is_short = depth == 0 or len(line) <= width // 2 or line.endswith(("<redacted>", UNSHOWN))
         opened = None if is_short or self._leaf(value) is not None else _opened(value)
@@ -144,7 +144,7 @@ class SafeTexts:
     def _key(self, name: str) -> str:
         return self.clean(name, WIDTH)
 
-    def _leaf(self, value: Any) -> str | None:
+    def _leaf(self, value: object) -> str | None:
         """Return a value that holds no others; ``None`` for one that does, or that is somebody's own."""
         kind = type(value)
         if value is None or kind is bool:
@@ -165,7 +165,7 @@ class SafeTexts:
         quoted = cleaned[:WIDTH].replace("\\", "\\\\").replace("'", "\\'")
         return f"'{visible(quoted, strict=True)}'{more}"
 
-    def _foreign(self, value: Any) -> str:
+    def _foreign(self, value: object) -> str:
         """Return what is known of a value of somebody's own class, or what it says of itself."""
         name = self.clean(type.__getattribute__(type(value), "__name__"), WIDTH)
         if not self._runs_reprs or _inherits_repr(value):
@@ -182,9 +182,9 @@ def _is(value: Any, known: Any) -> bool:
     return issubclass(type(value), known)
 
 
-def _inherits_repr(value: Any) -> bool:
+def _inherits_repr(value: object) -> bool:
     """Return whether a value says nothing of itself."""
-    said: Any = type(value).__repr__
+    said: object = type(value).__repr__
     return said is object.__repr__
 
 
@@ -269,7 +269,7 @@ def _fields(value: Any) -> _Open | None:
     return _Open(f"{kind.__name__}(", ")", pairs, len(names))
 
 
-def _has(value: Any, name: str) -> bool:
+def _has(value: object, name: str) -> bool:
     """Return whether a field is there and holds a value: not what a class computes when it is asked."""
     if isinstance(getattr(type(value), name, None), property):
         return False

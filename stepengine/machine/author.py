@@ -2,7 +2,7 @@
 The author's generator: started once, advanced by sends and throws, closed on every way out.
 
 Errors that an author sees name the author's own file and line: the innermost frame of the author's own code, found through
-``yield from`` (prototype N5).
+``yield from``.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class Returned(NamedTuple):
     value: Any
 
 
-def site(steps: Any) -> str:
+def site(steps: object) -> str:
     """Return ``file:line`` where a parked generator waits, in the innermost of its author's frames; ``""`` if none."""
     return innermost_own(_parked(steps))
 
 
-def _parked(steps: Any) -> Iterator[tuple[str, int]]:
+def _parked(steps: object) -> Iterator[tuple[str, int]]:
     while steps is not None:
         frame = getattr(steps, "gi_frame", None)
         if frame is not None:
@@ -70,7 +70,7 @@ def _passed(error: BaseException) -> Iterator[tuple[str, int]]:
         trace = trace.tb_next
 
 
-def describe_yield(what: str, value: Any, location: str, accepted: str = ACCEPTED) -> BadYield:
+def describe_yield(what: str, value: object, location: str, accepted: str = ACCEPTED) -> BadYield:
     """Return the error for a yielded value that the machine does not know, with a hint for what was probably meant."""
     msg = f"{what} ({location}) yielded {_short(value)}; it may yield {accepted}.{_hint(value)}"
     return BadYield(msg, location=location)
@@ -101,7 +101,7 @@ def _meant(value: dict[Any, Any]) -> str:
     name = next((value[key] for key in TOOL_KEYS if type(value.get(key)) is str), None)
     if name is None:
         return "ToolCall(name, {...}) for a call of a tool"
-    given: dict[Any, Any] = next((value[key] for key in INPUT_KEYS if type(value.get(key)) is dict), {})
+    given: dict[Any, object] = next((value[key] for key in INPUT_KEYS if type(value.get(key)) is dict), {})
     return f"ToolCall({name!r}, {_short(given).removeprefix('the dict ')})"
 
 
@@ -117,14 +117,14 @@ def _short(value: Any) -> str:
     return f"the class {value.__name__}" if issubclass(kind, type) else f"a {kind.__name__}"
 
 
-def _short_dict(value: dict[Any, Any]) -> str:
+def _short_dict(value: dict[Any, object]) -> str:
     """Return a dict as it is written, as far as it is plain and short; its members are not asked for their own words."""
     members = [f"{_short_member(k)}: {_short_member(v)}" for k, v in islice(value.items(), MEMBERS)]
     more = [f"... {len(value) - MEMBERS} more"] if len(value) > MEMBERS else []
     return f"{{{', '.join([*members, *more])}}}"
 
 
-def _short_member(value: Any) -> str:
+def _short_member(value: object) -> str:
     kind = type(value)
     if kind is dict:
         return "{...}" if value else "{}"

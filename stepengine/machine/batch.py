@@ -1,5 +1,5 @@
 """
-The members of one reply, or of one yield: validate and judge the calls, carry all out, in the order that design 3 fixes.
+The members of one reply, or of one yield: validate and judge the calls, carry all out, in one fixed order.
 
 Calls run one after another, unless every call is to a ``parallel_safe`` tool and none ends the turn; then the batch takes
 four passes: judge all, ask all questions at once, run all that is allowed at once, let the hooks look at all results.
@@ -57,7 +57,7 @@ def called_by_model(run: RunState, calls: Sequence[ToolCallPart], offered: Colle
 
 
 def _meant(run: RunState, name: str, offered: Collection[str]) -> str | None:
-    """Return the offered tool that a model means: an agent's tool may be called by its id, too (generator-contract L28)."""
+    """Return the offered tool that a model means: an agent's tool may be called by its id, too (generator-contract:L28)."""
     other = name.replace("-", "_")
     return other if other in offered and run.bindings[other].runs.how == "spawns" else None
 
@@ -259,7 +259,7 @@ def _judged(call: Call) -> Flow[Sequence[_Asking]]:
 
 def _deny(call: Call, message: str) -> None:
     """Give a call the result that it is denied; a model that will not hear it is told so, and in the end stopped."""
-    name = call.own_call.tool_name
+    name = call.own_name
     text = message or f"The call of {call.asked.tool_name} was denied."
     row = call.run.budget.deny(name)
     if row >= TOLD_AT:
@@ -270,7 +270,7 @@ def _deny(call: Call, message: str) -> None:
 
 
 def _permission_question(call: Call, decision: Decision) -> Question:
-    name = call.own_call.tool_name
+    name = call.own_name
     text = decision.message or f"May {name} run?"
     return Question(
         "",
@@ -314,7 +314,7 @@ def _ask_round(run: RunState, asking: Sequence[_Asking], *, together: bool) -> F
 
 
 def _alike(asking: Sequence[_Asking]) -> list[list[_Asking]]:
-    """Return together the calls that ask the same, to be asked once (reliability PM38)."""
+    """Return together the calls that ask the same, to be asked once."""
     found: dict[str, list[_Asking]] = {}
     for one in asking:
         question = one.question
@@ -374,7 +374,7 @@ def _decided(call: Call, decision: str, rule_id: str | None, answer: Answer = UN
     event = ev.PermissionDecided(
         path=call.run.plan.path,
         seq=call.run.seq,
-        tool_name=call.own_call.tool_name,
+        tool_name=call.own_name,
         tool_call_id=call.asked.tool_call_id,
         decision=decision,
         rule_id=rule_id,

@@ -1,5 +1,5 @@
 """
-Tool-call blocks in text (generator-contract G30, reliability GN23).
+Tool-call blocks in text.
 
 A block is ``<tool_call>{"name": ..., "input": {...}}</tool_call>``, or codebuff's ``<codebuff_tool_call>`` with the name
 under ``cb_tool_name`` and the input beside it. Only blocks at the top level count: what stands in a code fence, in
@@ -101,12 +101,12 @@ def _skip_blank(text: str, position: int) -> int:
     return match.end() if match else position
 
 
-def of_codebuff(value: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+def of_codebuff(value: Mapping[str, object]) -> tuple[object, dict[str, Any]]:
     """Return what codebuff's form names as the tool, and the input that stands beside it."""
     return value.get("cb_tool_name"), {k: v for k, v in value.items() if k not in ("cb_tool_name", "cb_easp")}
 
 
-def _read(tag: str, value: Any) -> Block | Broken:
+def _read(tag: str, value: object) -> Block | Broken:
     if not isinstance(value, dict):
         return Broken("", f"the block holds a {type(value).__name__}, not an object")
     name, given = (value.get("name"), value.get("input", {})) if tag == "tool_call" else of_codebuff(value)

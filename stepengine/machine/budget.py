@@ -65,7 +65,7 @@ class Budget:
 
     def take_actions(self, count: int) -> None:
         """
-        Take what the handler asked for beside steps (generator-contract G47).
+        Take what the handler asked for beside steps.
 
         Raises:
             LimitReached: when that is more than the run may do.

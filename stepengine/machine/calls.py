@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from difflib import get_close_matches
 from functools import partial
-from typing import Any, Literal, assert_never, cast
+from typing import Any, Literal, TypeAlias, assert_never, cast
 
 import attrs
 
@@ -194,7 +194,7 @@ class Child(Member):
 
     __slots__ = ("_asked", "_of")
 
-    def __init__(self, run: RunState, asked: y.AgentCall[Any], *, of: int = 0) -> None:
+    def __init__(self, run: RunState, asked: y.AgentCall, *, of: int = 0) -> None:
         """Ask for *asked*, one of *of* children at once; 0 for one that stands alone."""
         super().__init__(run)
         self._asked = asked
@@ -403,13 +403,22 @@ def _take_replies(member: Completed | Candidates, outcomes: Sequence[Single]) ->
     return None
 
 
-def member_of(run: RunState, asked: Any, *, of: int = 0) -> Member:
+Alone: TypeAlias = "y.AgentCall | y.Ask | y.Complete | y.Perform[Any]"
+"""What a handler or hook asks for and is a member by itself; calls of tools are planned first."""
+
+
+def member_of(run: RunState, asked: Alone, *, of: int = 0) -> Member:
     """Return the member for what stands alone, or (*of*) is one of so many children in a ``Parallel``."""
-    if isinstance(asked, y.AgentCall):
-        return Child(run, asked, of=of)
-    if isinstance(asked, y.Ask):
-        return Asked(run, asked)
-    return Completed(run, asked) if isinstance(asked, y.Complete) else Performed(run, asked)
+    match asked:
+        case y.AgentCall():
+            return Child(run, asked, of=of)
+        case y.Ask():
+            return Asked(run, asked)
+        case y.Complete():
+            return Completed(run, asked)
+        case y.Perform():
+            return Performed(run, asked)
+    assert_never(asked)
 
 
 # --- calls of tools ---------------------------------------------------------------------------------------------------
@@ -455,7 +464,7 @@ class Call(Member):
         self.edits = 0
         self.is_closed = self.is_fault = False
         self._validated: Validated | None = None
-        self._children: Sequence[ef.Spawn | ChildResult[Any]] = ()
+        self._children: Sequence[ef.Spawn | ChildResult] = ()
         self._started = self._duration = 0
 
     @property
@@ -469,15 +478,14 @@ class Call(Member):
         return self.binding.spec if self.binding else None
 
     @property
-    def own_call(self) -> ToolCallPart:
-        """The call under the tool's own name, by which hooks know it, whatever the model called it."""
-        spec = self.spec
-        return self.asked if spec is None else _renamed(self.asked, spec.name)
+    def own_name(self) -> str:
+        """The tool's own name, by which hooks know it, whatever the model called it."""
+        return self.asked.tool_name if self.binding is None else self.binding.spec.name
 
     @property
     def judged_call(self) -> ToolCallPart:
         """The call as it would run: under the tool's own name, with the input that validation made of what came."""
-        call = self.own_call
+        call = _renamed(self.asked, self.own_name)
         return call if self.input is call.input else attrs.evolve(call, input=self.input)
 
     @property
@@ -627,7 +635,7 @@ class Call(Member):
         if self.source == "handler":
             self._tell_of_refused(ran)
         given = iter(ran)
-        children: list[ChildResult[Any]] = [
+        children: list[ChildResult] = [
             next(given) if isinstance(child, ef.Spawn) else child for child in self._children
         ]
         if runs.is_inline:
@@ -635,7 +643,7 @@ class Call(Member):
         self.settle(runs.shown(children), max([outcome.at for outcome in outcomes], default=0))
         return None
 
-    def _tell_of_refused(self, ran: Sequence[ChildResult[Any]]) -> None:
+    def _tell_of_refused(self, ran: Sequence[ChildResult]) -> None:
         """Warn of entries that a limit refused: the call as a whole goes well, and its author may look at no entry."""
         refused = [
             c.error for c in ran if isinstance(c.error, LimitExceeded) and c.error.kind == "children" and not c.run_id
@@ -704,7 +712,7 @@ class Call(Member):
     # --- what is shown of it ----------------------------------------------------------------------------------------
 
     def show(self) -> Flow[None]:
-        """Show a call that never ran: unknown, invalid, denied or skipped (requirements X66)."""
+        """Show a call that never ran: unknown, invalid, denied or skipped."""
         yield Notify(self.started())
         yield Notify(self.finished())
 

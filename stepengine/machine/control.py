@@ -1,4 +1,4 @@
-"""What control tools do to a run: done by the machine itself, with no effect and no record (design 3)."""
+"""What control tools do to a run: done by the machine itself, with no effect and no record."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stepengine.machine.state import RunState
 __all__ = ("HANDLER_ONLY", "offered_of", "run_control")
 
 HANDLER_ONLY = ("set_messages", "add_message")
-"""Control tools that no model is ever offered (requirements F18)."""
+"""Control tools that no model is ever offered."""
 
 
 def offered_of(plan: RunPlan) -> Mapping[str, ToolSpec]:
@@ -34,7 +34,7 @@ def run_control(run: RunState, action: Action, value: JsonDict) -> ToolResult:
 
 
 def _told(message: str) -> ToolResult:
-    """Return what a control tool answers: words for models, and ``{"message": ...}`` as data for handlers (T21 to T28)."""
+    """Return what a control tool answers: words for models, and ``{"message": ...}`` as data for handlers."""
     return ToolResult.text(message, structured=JsonDict({"message": message}))
 
 

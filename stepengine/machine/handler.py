@@ -2,7 +2,7 @@
 The conversation with the author's handler: advance it, carry out what it yields, send or throw what came of it.
 
 What may be yielded, what it costs and what it leads to stands in ``protocol.YIELDS``. The handler runs before the first model
-call and again after each step that it asked for (generator-contract G9). Only returning, or yielding ``end_turn``, ends the
+call and again after each step that it asked for. Only returning, or yielding ``end_turn``, ends the
 run.
 """
 
@@ -100,7 +100,7 @@ def _may_have_spawned(run: RunState, asked: Any) -> bool:
     return type(asked) is not y.ToolCall or run.bindings[asked.tool].runs.how == "spawns"
 
 
-def _tell_of_unread(run: RunState, author: Author, asked: Any, answer: y.StepResult) -> None:
+def _tell_of_unread(run: RunState, author: Author, asked: object, answer: y.StepResult) -> None:
     """Warn of children that failed where the handler throws away what it is sent, as a bare ``yield`` does."""
     why = _why_not(asked, answer)
     if why and author.drops_answer:
@@ -109,7 +109,7 @@ def _tell_of_unread(run: RunState, author: Author, asked: Any, answer: y.StepRes
         )
 
 
-def _why_not(asked: Any, answer: y.StepResult) -> str:
+def _why_not(asked: object, answer: y.StepResult) -> str:
     """Return why children of *asked* failed; ``""`` when none did."""
     if type(asked) is not y.ToolCall:
         children = answer.value if type(asked) is y.Parallel else (answer.value,)
@@ -125,7 +125,7 @@ def _why_not(asked: Any, answer: y.StepResult) -> str:
     return "; ".join(failed_entries) or (result.text if result.is_error else "")
 
 
-def _answer(run: RunState, author: Author, asked: Any) -> Answer:
+def _answer(run: RunState, author: Author, asked: object) -> Answer:
     kind = type(asked)
     row = YIELDS.get(kind)
     if row is None:
@@ -136,7 +136,7 @@ def _answer(run: RunState, author: Author, asked: Any) -> Answer:
     return _ACTS[kind](run, asked)
 
 
-def _result(run: RunState, results: tuple[ToolResult, ...] = (), value: Any = None) -> y.StepResult:
+def _result(run: RunState, results: tuple[ToolResult, ...] = (), value: object = None) -> y.StepResult:
     return y.quick_step_result(run.frozen(), results, run.steps_complete, value=value)
 
 
@@ -150,7 +150,7 @@ def _steps(run: RunState, asked: Any) -> Answer:
             _check_tools(run, asked)
             yield from budgeted_step(run, asked)
     except StepEngineError:
-        # A handler that swallows every error and asks again must end, too (reliability GN02).
+        # A handler that swallows every error and asks again must end, too (reliability:GN02).
         run.budget.take_actions(1)
         raise
     return _result(run)
@@ -195,7 +195,7 @@ def _commit_own(run: RunState, asked: Sequence[y.ToolCall], calls: Sequence[Call
     """
     Append calls and their results together.
 
-    Only calls of tools that the model knows enter the history (generator-contract G31).
+    Only calls of tools that the model knows enter the history (generator-contract:G31).
     """
     parts: list[ToolCallPart] = []
     results: list[ToolResult] = []

@@ -1,9 +1,9 @@
 """
 What was said in a run: the record of all of it, the view that the model is shown, and how long things stay in them.
 
-Lives here: messages that leave when their time is over (generator-contract L34, L35), results of ephemeral tools that the
-view shows no longer (requirements I12), the step that is held beside the history while it runs, and what a child takes over
-from the run that spawns it, or leaves to it (generator-contract L14 to L27). Knows nothing of runs, effects and hooks.
+Lives here: messages that leave when their time is over, results of ephemeral tools that the
+view shows no longer, the step that is held beside the history while it runs, and what a child takes over
+from the run that spawns it, or leaves to it. Knows nothing of runs, effects and hooks.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class History:
         """
         Take the step in which the continued run was suspended out of the history, to be held beside it while it runs.
 
-        Return what was said after it: that will follow its results (requirements K6, X11).
+        Return what was said after it: that will follow its results.
         """
         record, at = self.record, suspended_at(self.record)
         reply = None if at is None else record[at]

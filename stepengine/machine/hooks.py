@@ -1,5 +1,5 @@
 """
-Calling hooks: plain functions and generator functions, in list order, with the error rules of requirements X2.
+Calling hooks: plain functions and generator functions, in list order, each with the rule for errors of its point.
 
 Pre-hooks abort the run, a failing ``pre_tool`` denies its call, every other failure is noted and dropped. A generator
 hook may yield ``Perform``, ``Complete`` or an unrecorded ``ToolCall``; these pass through no hooks again. Once the run is
@@ -59,7 +59,7 @@ def _wrong(run: RunState, point: str, hook: Hook, how: str, kind: str = "TypeErr
     return HandlerError(f"{_what(run, point, hook)} ({location}) {how}", kind=kind, location=location)
 
 
-def _call(run: RunState, point: str, hook: Hook, args: Sequence[Any], allowed: tuple[type, ...]) -> Flow[Any]:
+def _call(run: RunState, point: str, hook: Hook, args: Sequence[object], allowed: tuple[type, ...]) -> Flow[Any]:
     """Call one hook and return what it returned; raise ``HandlerError`` for what it must not do."""
     try:
         value = hook(*args)
@@ -81,8 +81,8 @@ def _call(run: RunState, point: str, hook: Hook, args: Sequence[Any], allowed: t
     raise _wrong(run, point, hook, f"returned a {type(value).__name__}; it may return {names}")
 
 
-def _check_change(run: RunState, point: str, hook: Hook, said: Any) -> None:
-    """Raise when a hook asks for a change that nobody would make (requirements H13)."""
+def _check_change(run: RunState, point: str, hook: Hook, said: object) -> None:
+    """Raise when a hook asks for a change that nobody would make."""
     useless = said.useless_at(point) if isinstance(said, Change) else ""
     result = said.result if isinstance(said, Change) else said
     if not useless and isinstance(result, ToolResult) and result.change is not None:
@@ -122,14 +122,14 @@ def _answer(run: RunState, author: Author, asked: Any) -> Flow[StepResult]:
 
 
 def _apply(run: RunState, point: str, hook: Hook, change: Change) -> None:
-    """Make a hook's change; what it changes is logged (reliability GN37)."""
+    """Make a hook's change; what it changes is logged."""
     run.apply(change, _name(hook))
     changed = [name for name in CHANGES if getattr(change, name) is not None]
     if changed:
         run.side_events.debug(f"{_what(run, point, hook)} changed {', '.join(changed)}")
 
 
-def _attempt(run: RunState, point: str, hook: Hook, args: Sequence[Any], allowed: tuple[type, ...]) -> Flow[Any]:
+def _attempt(run: RunState, point: str, hook: Hook, args: Sequence[object], allowed: tuple[type, ...]) -> Flow[Any]:
     """Call one hook whose failure is noted and dropped."""
     was_stopped = run.stop is not None
     try:
@@ -186,7 +186,7 @@ def pre_step(run: RunState) -> Flow[Sequence[Message]]:
     return [message for change in changes for message in change.tail]
 
 
-def post_step(run: RunState, reply: Any) -> Flow[None]:
+def post_step(run: RunState, reply: object) -> Flow[None]:
     """Call the ``post_step`` hooks."""
     for hook in run.plan.hooks.post_step:
         yield from _attempt(run, "post_step", hook, (run.hook_context(), reply), (Change,))
@@ -196,7 +196,7 @@ def judge_call(
     run: RunState, call: ToolCallPart, revalidate: Callable[[ToolCallPart], ToolCallPart]
 ) -> Flow[Decision | None]:
     """
-    Return what all ``pre_tool`` hooks decide about *call* together: deny beats ask beats allow (requirements X3).
+    Return what all ``pre_tool`` hooks decide about *call* together: deny beats ask beats allow.
 
     Each hook sees the input that would run. One that a hook changed is validated before the next one sees it, and taken over
     by *revalidate*.
@@ -252,13 +252,13 @@ def on_stop(run: RunState) -> Flow[bool]:
     return True
 
 
-def on_suspend(run: RunState, questions: Sequence[Any]) -> Flow[None]:
+def on_suspend(run: RunState, questions: Sequence[object]) -> Flow[None]:
     """Call the ``on_suspend`` hooks; the run is stopped, so a generator hook cannot do its I/O."""
     for hook in run.plan.hooks.on_suspend:
         yield from _attempt(run, "on_suspend", hook, (run.hook_context(), tuple(questions)), ())
 
 
-def post_run(run: RunState, finished: Any) -> Flow[Stop | None]:
+def post_run(run: RunState, finished: object) -> Flow[Stop | None]:
     """Call the ``post_run`` hooks; their failures change nothing. Return the stop when the run is stopped in one."""
     stop: Stop | None = None
     for hook in run.plan.hooks.post_run:

@@ -39,7 +39,7 @@ class Output:
         """Whether it has to fit a schema."""
         return self._plan.validate_output is not None
 
-    def set(self, value: Any) -> None:
+    def set(self, value: object) -> None:
         """Replace the output; *value* is not checked."""
         self.value = freeze(value)
         self.is_given = True
@@ -72,7 +72,7 @@ class Output:
         msg = f"agent {self._plan.definition.id!r} ended without the structured output that it must give{why}"
         return OutputMissing(msg, issues=self.issues)
 
-    def decoded(self) -> Any:
+    def decoded(self) -> object:
         """
         Return the output in the author's own type, if the schema is of one.
 
@@ -90,7 +90,7 @@ class Output:
             )
             raise HandlerError(msg, kind=type(error).__name__) from error
 
-    def _checked(self, value: Any) -> Any:
+    def _checked(self, value: Any) -> object:
         """
         Return *value* as the JSON that is stored.
 
@@ -112,13 +112,13 @@ def text_of(run: RunState) -> str:
     """
     Return the text of a run: what the handler returned or ``set_output`` set, when that is text; else its last words.
 
-    Those are the message of ``end_turn``, else what the last assistant message of this run that says anything says (X63).
+    Those are the message of ``end_turn``, else what the last assistant message of this run that says anything says.
     """
     output = run.output
     return output.value if output.is_given and isinstance(output.value, str) else run.history.last_said()
 
 
-def output_of(run: RunState, returned: Any) -> Any:
+def output_of(run: RunState, returned: object) -> object:
     """
     Return the output of a run whose handler returned *returned*; a value other than ``None`` is the output.
 

@@ -37,8 +37,12 @@ def _always() -> bool:
     return True
 
 
-def _as_given(_agent: Any, params: JsonValue) -> JsonValue:
+def _as_given(_agent: object, params: JsonValue) -> JsonValue:
     return params
+
+
+def _fits(_: JsonValue) -> str:
+    return ""
 
 
 def _never(_seq: int = 0) -> bool:
@@ -48,7 +52,7 @@ def _never(_seq: int = 0) -> bool:
 @attrs.frozen(kw_only=True, weakref_slot=False)
 class RunPlan:
     """
-    Everything that a run is started with beside its state (design 3).
+    Everything that a run is started with beside its state.
 
     Attributes:
         definition: The agent.
@@ -87,9 +91,10 @@ class RunPlan:
         left_cut: Whether the run that is repeated took the cut reply of the effect with that number as it was, as runs did
             before cut texts were continued.
         keeps_output: Whether what its handler returns is written down, and so has to be JSON.
+        unkept: Says why what its handler returns cannot be written down although it is JSON; ``""`` where it can be.
     """
 
-    definition: AgentDefinition[Any]
+    definition: AgentDefinition
     run_id: str
     path: str = ""
     created: datetime
@@ -121,6 +126,7 @@ class RunPlan:
     opened: Callable[[Callable[[], Transcript]], None] | None = attrs.field(default=None, eq=False, repr=False)
     left_cut: Callable[[int], bool] = attrs.field(default=_never, eq=False, repr=False)
     keeps_output: Callable[[], bool] = attrs.field(default=_never, eq=False, repr=False)
+    unkept: Callable[[JsonValue], str] = attrs.field(default=_fits, eq=False, repr=False)
 
 
 quick_plan = maker_of(RunPlan)
@@ -133,7 +139,7 @@ ENDED_OF = attrgetter(*ENDED)
 @attrs.frozen(kw_only=True, weakref_slot=False)
 class Finished(Ended[Any]):
     """
-    How a run ended, as the machine sees it (design 3); its transcripts are paired.
+    How a run ended, as the machine sees it; its transcripts are paired.
 
     Attributes:
         limit: The budget that was spent first, if one was; a run without an error may have ended by it all the same.
@@ -147,12 +153,12 @@ class Finished(Ended[Any]):
     began: bool = True
     opening: tuple[Message, ...] = attrs.field(default=(), repr=False)
 
-    def as_result(self, **more: Any) -> RunResult[Any]:
+    def as_result(self, **more: object) -> RunResult:
         """Return what the caller gets of this run; *more* is what its machine does not know."""
         known = zip(ENDED, ENDED_OF(self), strict=True)
         return RunResult(**{**dict(known), "pending_questions": self.pending, **more})
 
-    def as_child(self, *, is_inline: bool = False) -> ChildResult[Any]:
+    def as_child(self, *, is_inline: bool = False) -> ChildResult:
         """Return what a parent gets of this run."""
         why = self.limit if self.status is RunStatus.MAX_STEPS else self.error
         error = why if isinstance(why, StepEngineError) else None

@@ -4,8 +4,7 @@ The protocol of a run as tables: what may be yielded, what that asks the world f
 ``YIELDS`` has a row for everything that a handler may yield, ``CALLS`` one for each way in which a called tool runs,
 ``EFFECTS`` one for everything that the machine hands out, and ``ORDER`` says in which state of a run which of these may stand
 and which state follows. The handler's loop and the hooks take from them what they accept and what it costs, the run's state
-takes the phases; tests walk all of them and check every run against ``ORDER``; ``docs/step-order.md`` is made from them
-(design 3, reliability I9).
+takes the phases; tests walk all of them and check every run against ``ORDER``; ``docs/step-order.md`` is made from them.
 
 A *token* names what the machine emits: the class of an event, or the kind of an effect with what tells its uses apart,
 such as ``"CallTool:hook"``. In the two states in which the model is asked, the token is what came back. Every effect that
@@ -58,7 +57,7 @@ Flow: TypeAlias = Generator[Effect, Outcome | None, T]
 """A part of the machine: effects go out, their outcomes come in (``None`` for a ``Notify``), and a ``T`` is returned."""
 
 REFUSALS = ("depth", "children", "questions")
-"""Kinds of limits that refuse one effect and leave the run what it has (requirements J16, reliability SP01)."""
+"""Kinds of limits that refuse one effect and leave the run what it has."""
 
 
 # --- what may be yielded ----------------------------------------------------------------------------------------------
@@ -335,14 +334,15 @@ ORDER: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "PhaseChanged:done": "post_run",
         },
         "handler_control": {**_stay("handler_control", *OWN), "ToolFinished": "handler"},
-        "pre_step": {**_stay("pre_step", *HOOKS), "CallModel:step": "asking"},
+        "pre_step": {**_stay("pre_step", *HOOKS), "CallModel:step": "asking", "StepFinished": "handler"},
         "asking": {"Value": "replied", "Failure": "refused"},
-        "refused": {},
+        "refused": {"StepFinished": "handler"},
         "replied": {
             "CallModel:step": "asking",
             "ThinkingCompleted": "thought",
             "TextCompleted": "tools",
             "Warned": "tools",
+            "StepFinished": "handler",
         },
         "thought": {"TextCompleted": "tools"},
         "tools": {**_stay("tools", *HOOKS, *BATCH), "ToolStarted": "control"},
@@ -360,7 +360,7 @@ ORDER: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "failed": {"PhaseChanged:failed": "post_run"},
         "post_run": {**_stay("post_run", *HOOKS), "Finished": "ended"},
         "stopped": {
-            **_stay("stopped", "HookFailed", "PermissionDecided", "HandlerNotice", "RunFailed"),
+            **_stay("stopped", "HookFailed", "PermissionDecided", "StepFinished", "HandlerNotice", "RunFailed"),
             **_stay("stopped", "PhaseChanged:done", "PhaseChanged:failed"),
             "Finished": "ended",
         },
@@ -373,12 +373,10 @@ SILENT: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         # A hook that fails ends the run; otherwise the handler's first advance is not told.
         "pre_run": ("handler",),
-        # No model, or a hook that fails: the step ends before it asked.
-        "pre_step": ("handler",),
-        # A request that was too long is made shorter by the hooks, once; any other failure is the handler's.
-        "refused": ("handler", "pre_step"),
-        # A reply without thinking or text goes straight to its calls; one that ends with an error counts for nothing.
-        "replied": ("tools", "handler"),
+        # A request that was too long is made shorter by the hooks, once.
+        "refused": ("pre_step",),
+        # A reply without thinking or text goes straight to its calls.
+        "replied": ("tools",),
         "thought": ("tools",),
         "tools": ("post_step",),
         "post_step": ("on_stop",),

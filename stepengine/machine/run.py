@@ -28,7 +28,7 @@ from stepengine.machine.output import output_of, text_of
 from stepengine.machine.plan import Finished, RunPlan, quick_finished
 from stepengine.machine.protocol import Flow
 from stepengine.machine.settling import settle_output
-from stepengine.machine.signals import Abort, Stopped, is_callers
+from stepengine.machine.signals import Abort, Stopped, is_callers, status_of
 from stepengine.machine.state import RunState
 
 __all__ = ("parts_of", "run_agent")
@@ -48,7 +48,7 @@ class _Ending(NamedTuple):
 
 def run_agent(plan: RunPlan, state: AgentState) -> Flow[Finished]:
     """
-    Run an agent (design 3).
+    Run an agent.
 
     Args:
         plan: What the run is started with.
@@ -144,16 +144,12 @@ def _until_end(run: RunState) -> Flow[_Ending]:
 
 
 def _stopped(stop: Stop) -> _Ending:
-    match stop.kind:
-        case "suspended":
-            return _Ending(RunStatus.SUSPENDED, stop=stop)
-        case "cancelled" | "shutdown":
-            return _Ending(RunStatus.CANCELLED, stop.error, stop)
-        case "limit" | "diverged" | "crashed":
-            error = stop.error or StepEngineError(f"the run was stopped: {stop.kind}")
-            return _Ending(RunStatus.FAILED, error, stop)
-        case _:
-            assert_never(stop.kind)
+    status, error = status_of(stop), stop.error
+    if status is RunStatus.SUSPENDED:
+        return _Ending(status, stop=stop)
+    if status is RunStatus.FAILED:
+        error = error or StepEngineError(f"the run was stopped: {stop.kind}")
+    return _Ending(status, error, stop)
 
 
 def _failed(run: RunState, error: StepEngineError) -> _Ending:
@@ -164,8 +160,8 @@ def _failed(run: RunState, error: StepEngineError) -> _Ending:
     return _limited(run, run.budget.reached)
 
 
-def _limited(run: RunState, error: LimitExceeded, returned: Any = None) -> _Ending:
-    """Return how a run ends whose budget is spent; what its handler returned is kept (requirements X51)."""
+def _limited(run: RunState, error: LimitExceeded, returned: object = None) -> _Ending:
+    """Return how a run ends whose budget is spent; what its handler returned is kept."""
     if error.kind == "steps" and run.budget.limits.on_max_steps != "raise":
         return _with_output(run, RunStatus.MAX_STEPS, returned)
     if returned is None:
@@ -173,7 +169,7 @@ def _limited(run: RunState, error: LimitExceeded, returned: Any = None) -> _Endi
     return _with_output(run, RunStatus.FAILED, returned, error)
 
 
-def _with_output(run: RunState, status: RunStatus, returned: Any, failure: LimitExceeded | None = None) -> _Ending:
+def _with_output(run: RunState, status: RunStatus, returned: object, failure: LimitExceeded | None = None) -> _Ending:
     _expire_at_end(run, status)
     try:
         return _Ending(status, failure, output=output_of(run, returned), was_returned=returned is not None)
@@ -182,7 +178,7 @@ def _with_output(run: RunState, status: RunStatus, returned: Any, failure: Limit
 
 
 def _open(run: RunState) -> None:
-    """Append the user's message and the instructions (generator-contract G5)."""
+    """Append the user's message and the instructions."""
     plan = run.plan
     useless = [name for name in HANDLER_ONLY if name in plan.offered] if run.agent.handle_steps is None else ()
     if useless:

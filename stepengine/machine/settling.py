@@ -1,9 +1,9 @@
 """
-Making sure of the output of a run: what the handler returned, else what the output mode says (generator-contract 2).
+Making sure of the output of a run: what the handler returned, else what the output mode says.
 
 A run whose structured output is missing or invalid is resumed: the finished handler is not started again; the machine
-appends a note, offers ``set_output``, and runs one more turn inside the remaining budget (S12), as often as the agent's
-``output_retries`` say. A final text that is the JSON which the schema asks for counts as output (requirements X52).
+appends a note, offers ``set_output``, and runs one more turn inside the remaining budget, as often as the agent's
+``output_retries`` say. A final text that is the JSON which the schema asks for counts as output.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 
 from stepengine.data.functions import location_of, unwrapped
-from stepengine.data.json import compact, freeze, hint_about
+from stepengine.data.json import JsonValue, compact, freeze, hint_about
 from stepengine.data.messages import UserMessage
 from stepengine.data.yields import StepWith
 from stepengine.errors import DataError, HandlerError, ModelError
@@ -31,11 +31,11 @@ REFUSED = (400, 422)
 """How a provider says that it does not take a request as it stands."""
 
 
-def settle_output(run: RunState, returned: Any) -> Flow[None]:
+def settle_output(run: RunState, returned: object) -> Flow[None]:
     """
     Make sure that a run that has to give a structured output has one.
 
-    A handler that asked for no step is not corrected by a model, which the run may not even have (requirements X64).
+    A handler that asked for no step is not corrected by a model, which the run may not even have (requirements:X64).
 
     Raises:
         OutputMissing: when there is none after all corrections.
@@ -51,7 +51,7 @@ def settle_output(run: RunState, returned: Any) -> Flow[None]:
         raise run.output.missing()
 
 
-def _corrected(run: RunState, returned: Any) -> Flow[None]:
+def _corrected(run: RunState, returned: object) -> Flow[None]:
     """Look for the output in the final text, and ask for it as often as the agent allows and the budget lasts."""
     if returned is None:
         _take_text(run)
@@ -62,27 +62,30 @@ def _corrected(run: RunState, returned: Any) -> Flow[None]:
         _take_text(run)
 
 
-def _is_settled(run: RunState, returned: Any) -> bool:
+def _is_settled(run: RunState, returned: object) -> bool:
     """Return whether nothing is missing; without a schema a handler that asked for no step need not give anything."""
     return run.output.is_given or (not run.output.is_checked and (returned is not None or not run.has_asked))
 
 
-def _take_returned(run: RunState, returned: Any) -> None:
+def _take_returned(run: RunState, returned: object) -> None:
     output = run.output
     if output.is_checked:
         output.void()
         output.offer(returned)
         return
     try:
-        output.set(returned)
+        kept = freeze(returned)
     except Exception as error:  # noqa: BLE001 - an output that is no JSON is looked at by its own methods
         _check_returned(run, returned, error)
         output.leave_to_author()
+    else:
+        _check_length(run, kept)
+        output.set(kept)
 
 
 def _check_returned(run: RunState, returned: Any, error: Exception) -> None:
     """
-    Refuse an output that is no JSON, as *error* says, where it was not meant or has to be written down (reliability GN16).
+    Refuse an output that is no JSON, as *error* says, where it was not meant or has to be written down.
 
     Raises:
         HandlerError: for what was not awaited, and with a journal for whatever else is no JSON.
@@ -103,7 +106,22 @@ def _check_returned(run: RunState, returned: Any, error: Exception) -> None:
     raise HandlerError(msg, kind=type(error).__name__, location=where)
 
 
-def _can_be_kept(returned: Any) -> bool:
+def _check_length(run: RunState, output: JsonValue) -> None:
+    """
+    Refuse an output that no record holds.
+
+    Raises:
+        HandlerError: naming how long it is, and how long it may be.
+    """
+    why = run.plan.unkept(output)
+    if why:
+        where = location_of(unwrapped(run.agent.handle_steps))
+        what = f"handle_steps of agent {run.agent.id!r} ({where})"
+        msg = f"{what}: output is too long: {why}; write what is long to a file and return where it is"
+        raise HandlerError(msg, kind="too_long", location=where)
+
+
+def _can_be_kept(returned: object) -> bool:
     """Return whether an output has a JSON form of its own, as pydantic models have."""
     dump = getattr(type(returned), "model_dump", None)
     try:
@@ -121,7 +139,7 @@ def _take_text(run: RunState) -> None:
         run.output.offer(found)
 
 
-def json_in(text: str) -> Any:
+def json_in(text: str) -> object:
     """Return the JSON value that *text* is, or that its only fenced block holds; ``NO_JSON`` when there is none."""
     lines = text.split("\n")
     fences = [n for n, line in enumerate(lines) if line.lstrip().startswith(FENCE)]

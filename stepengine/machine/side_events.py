@@ -22,7 +22,7 @@ __all__ = ("SideEvents",)
 
 class SideEvents:
     """
-    What a run says on the side: notifications and log lines, held until the next effect (design 9); and what went wrong.
+    What a run says on the side: notifications and log lines, held until the next effect; and what went wrong.
 
     It is the logger and notifier of one run; it only remembers, the machine shows.
 
@@ -51,13 +51,13 @@ class SideEvents:
 
     def before(self, effect: Effect) -> Sequence[ev.Event]:
         """Return what is shown before *effect*: what was said on the side, and the phase that the run enters with it."""
-        said = self.take()
+        said = self.take() if self.waiting else ()
         first = effect.effects[0] if type(effect) is Gather else effect
         phase = PHASES[type(first)](first)
         return said if phase is None else (*said, *self.enter(*phase, first.seq))  # type: ignore[union-attr]
 
     def enter(self, phase: RunPhase, detail: str, seq: int) -> Sequence[ev.Event]:
-        """Return what shows that the run does something else now, if it does and anybody watches (requirements N11)."""
+        """Return what shows that the run does something else now, if it does and anybody watches."""
         if self._phase == (phase, detail) or not self._plan.watched():
             return ()
         self._phase = (phase, detail)
@@ -97,7 +97,7 @@ class SideEvents:
             raise AgentError(msg)
         return run
 
-    def notify(self, message: str, data: Any = None) -> None:
+    def notify(self, message: str, data: object = None) -> None:
         """Remember a notification."""
         run = self._speaker("ctx.notify")
         self.waiting.append(
@@ -105,7 +105,7 @@ class SideEvents:
         )
 
     def compacted(self, by: str, before: Transcript, after: Transcript, *, record: bool) -> None:
-        """Remember that *by* made what the model sees smaller, if it did (requirements I11)."""
+        """Remember that *by* made what the model sees smaller, if it did."""
         run, tokens = self._run, (transcript_tokens(before), transcript_tokens(after))
         if run is None or tokens[1] >= tokens[0]:
             return
@@ -127,7 +127,7 @@ class SideEvents:
         if run is not None and run.plan.watched():
             self.waiting.append(ev.TodosChanged(path=run.plan.path, seq=run.seq, todos=todos))
 
-    def debug(self, message: str, /, **data: Any) -> None:
+    def debug(self, message: str, /, **data: object) -> None:
         """Log for developers."""
         self._log("debug", message, data)
 
@@ -135,7 +135,7 @@ class SideEvents:
         """Log for users who asked for detail."""
         self._log("info", message, data)
 
-    def warning(self, message: str, /, **data: Any) -> None:
+    def warning(self, message: str, /, **data: object) -> None:
         """Log what somebody should look at."""
         self._log("warning", message, data)
 
@@ -143,7 +143,7 @@ class SideEvents:
         """Log what went wrong."""
         self._log("error", message, data)
 
-    def _log(self, level: str, message: str, data: dict[str, Any]) -> None:
+    def _log(self, level: str, message: str, data: dict[str, object]) -> None:
         run = self._speaker("the logger")
         line = ev.LogLine(
             path=run.plan.path,
@@ -156,7 +156,7 @@ class SideEvents:
         self.waiting.append(line)
 
 
-def _json_or_what(data: Any) -> Any:
+def _json_or_what(data: object) -> object:
     try:
         return freeze(data)
     except DataError:

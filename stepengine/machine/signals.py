@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import assert_never
 
 from stepengine.data.outcomes import Stop
+from stepengine.data.state import RunStatus
 from stepengine.errors import LimitReached, StepEngineError
 
-__all__ = ("Abort", "EndRun", "Stopped", "is_callers", "merged")
+__all__ = ("Abort", "EndRun", "Stopped", "is_callers", "merged", "status_after", "status_of")
 
 
 class Stopped(BaseException):
@@ -32,7 +34,7 @@ class EndRun(BaseException):
 
 def is_callers(error: BaseException) -> bool:
     """
-    Return whether *error* is for whoever called the run: it ends the run and is raised there, as it is (requirements X59).
+    Return whether *error* is for whoever called the run: it ends the run and is raised there, as it is.
 
     Those are ``KeyboardInterrupt``, ``SystemExit`` and what test frameworks raise: no ``Exception``, no end of a generator,
     no cancellation, no signal of ours.
@@ -41,6 +43,26 @@ def is_callers(error: BaseException) -> bool:
         return False
     # By name, since this floor knows no event loop.
     return all(kind.__name__ != "CancelledError" for kind in type(error).__mro__)
+
+
+def status_of(stop: Stop) -> RunStatus:
+    """Return how a run that the world stops has ended."""
+    match stop.kind:
+        case "suspended":
+            return RunStatus.SUSPENDED
+        case "cancelled" | "shutdown":
+            return RunStatus.CANCELLED
+        case "limit" | "diverged" | "crashed":
+            return RunStatus.FAILED
+        case _:
+            assert_never(stop.kind)
+
+
+def status_after(error: BaseException) -> RunStatus:
+    """Return how a step has ended that *error* leaves."""
+    if isinstance(error, Stopped):
+        return status_of(error.stop)
+    return RunStatus.CANCELLED if isinstance(error, KeyboardInterrupt | SystemExit) else RunStatus.FAILED
 
 
 def merged(stops: Sequence[Stop]) -> Stop:

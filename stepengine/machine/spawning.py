@@ -2,13 +2,12 @@
 Children that tools ask for: which agent an id means, and one effect for each child that may be started.
 
 Every entry that is asked for has its result in its place: agents that may not be spawned get an error entry and start
-nothing, the others run (generator-contract L2 to L6).
+nothing, the others run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from stepengine.data.definition import normalised_id, parts_of_id
 from stepengine.data.effects import Spawn
@@ -22,9 +21,9 @@ from stepengine.machine.state import RunState
 __all__ = ("children_of", "matching_id", "not_allowed", "resolved", "stands_for")
 
 
-def matching_id(wanted: str, allowed: Sequence[str] | Mapping[str, Any]) -> str | None:
+def matching_id(wanted: str, allowed: Sequence[str] | Mapping[str, object]) -> str | None:
     """
-    Return the first id in *allowed* that *wanted* means, or ``None`` (generator-contract L2).
+    Return the first id in *allowed* that *wanted* means, or ``None``.
 
     Ids are ``[publisher/]name[@version]``, and ``_`` counts as ``-``. What *wanted* leaves out matches anything. One with a
     publisher of whom nothing of that name is there means the agent that is called so alone, as a bundled one or one of the
@@ -52,8 +51,10 @@ def stands_for(wanted: str, found: str) -> str:
     return f"the agent {found!r} stands for {wanted.strip()!r}: publishers and versions are not checked"
 
 
-def not_allowed(agent_id: str, wanted: str, allowed: Sequence[str] | Mapping[str, Any], hint: str = "") -> AgentError:
-    """Return the error for an agent that *agent_id* may not spawn, which lists those that it may (reliability SP04)."""
+def not_allowed(
+    agent_id: str, wanted: str, allowed: Sequence[str] | Mapping[str, object], hint: str = ""
+) -> AgentError:
+    """Return the error for an agent that *agent_id* may not spawn, which lists those that it may."""
     msg = f"agent {agent_id!r} may not spawn {wanted!r}; it may spawn: {', '.join(allowed) or 'none'}{hint}"
     return AgentError(msg)
 
@@ -69,7 +70,7 @@ def resolved(run: RunState, wanted: str) -> str | None:
 
 def children_of(
     run: RunState, call: ToolCallPart, runs: Spawning, value: JsonDict, parent: Callable[[], AgentState]
-) -> list[Spawn | ChildResult[Any]]:
+) -> list[Spawn | ChildResult]:
     """
     Return one effect for each child that *call* asks for, and a failed result in the place of each that may not be.
 
@@ -81,7 +82,7 @@ def children_of(
 
 def _child(
     run: RunState, call: ToolCallPart, entry: Entry, parent: Callable[[], AgentState], *, is_inline: bool, of: int
-) -> Spawn | ChildResult[Any]:
+) -> Spawn | ChildResult:
     agents, agent_id = run.plan.agents, entry.agent_id
     if entry.refused is not None:
         return ChildResult(agent_id=agent_id, status="failed", error=entry.refused)

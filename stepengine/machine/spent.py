@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import Any
 
 import attrs
 
@@ -21,7 +20,7 @@ ZERO = Decimal(0)
 
 class Spent:
     """
-    Sums that only grow; a part of the cost that is unknown makes the sum unknown for ever (reliability I4).
+    Sums that only grow; a part of the cost that is unknown makes the sum unknown for ever (reliability:I4).
 
     Attributes:
         children: The children, in the order in which they ended.
@@ -49,7 +48,7 @@ class Spent:
         self._usage: Usage | None = None
         self.cost: Decimal | None = ZERO
         self.credits_used: float = 0
-        self.children: list[ChildResult[Any]] = []
+        self.children: list[ChildResult] = []
         self._children = NOTHING
         self.entries = 0
 
@@ -74,7 +73,7 @@ class Spent:
         self._own_credits += credits_used
         self.credits_used = self._own_credits + self._children.credits_used
 
-    def count_child(self, child: ChildResult[Any]) -> None:
+    def count_child(self, child: ChildResult) -> None:
         """Add a child and what it spent; what an inline one leaves is none of the record."""
         self.entries += 1
         self.children.append(child if child.left is None else attrs.evolve(child, left=None))

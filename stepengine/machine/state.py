@@ -355,7 +355,7 @@ class RunState:
         raise Stopped(outcome)  # type: ignore[arg-type]
 
     def take_reply(self, outcome: Any, effect: CallModel) -> ModelReply:
-        """Return the reply that *outcome* holds; count it, and note how large the provider found a step's prompt (X45)."""
+        """Return the reply that *outcome* holds; count it, and note how large the provider found a step's prompt."""
         reply: ModelReply = outcome.value if type(outcome) is Value else self.unwrap(outcome)
         used, request = reply.usage, effect.request
         self.spent.count(reply.model or request.model, used, reply.cost, 1)
@@ -427,7 +427,7 @@ class RunState:
     # --- changes ----------------------------------------------------------------------------------------------------
 
     def take_inbox(self) -> bool:
-        """Append what was sent to the run meanwhile; return whether there was anything (generator-contract G54)."""
+        """Append what was sent to the run meanwhile; return whether there was anything."""
         if not self.inbox:
             return False
         self.history.add([m if m.tags else UserMessage(m.content, ("USER_PROMPT",)) for m in self.inbox])
@@ -472,8 +472,8 @@ class RunState:
             self.specs = tuple(self.offered.values())
             self.definitions = JsonDict(self.offered)
 
-    def take_history(self, child: ChildResult[Any], call_id: str) -> None:
-        """Put history and context that an inline child leaves in the place of the run's own (generator-contract L25, L26)."""
+    def take_history(self, child: ChildResult, call_id: str) -> None:
+        """Put history and context that an inline child leaves in the place of the run's own."""
         if child.left is not None and not child.is_error:
             record, view = self.history.left_by_inline(child.left, call_id)
             self._context = child.left.context
@@ -492,5 +492,5 @@ class RunState:
         self.thinking.extend(texts)
 
     def log_call(self, entry: ToolCallLog) -> None:
-        """Add a call that has its result to the log of the run (requirements D10)."""
+        """Add a call that has its result to the log of the run."""
         self.tool_log.append(entry)

@@ -1,5 +1,5 @@
 """
-One model step, in the order that design 3 fixes; ``protocol.ORDER`` holds that order as a table.
+One model step, in a fixed order; ``protocol.ORDER`` holds that order as a table.
 
 expire ephemeral results -> ``pre_step`` hooks -> step prompt -> model call -> tool calls -> message and results appended
 together -> ``post_step`` hooks -> end decision. The open step is held outside the transcript until its tools are done.
@@ -31,6 +31,7 @@ from stepengine.data.messages import (
     system_reminder,
 )
 from stepengine.data.models import ModelReply, ModelRequest, StopReason, quick_request
+from stepengine.data.state import RunStatus
 from stepengine.data.thoughts import parted
 from stepengine.data.usage import Usage, add_cost
 from stepengine.data.yields import StepWith
@@ -40,7 +41,7 @@ from stepengine.machine.batch import called_by_model, run_batch
 from stepengine.machine.blocks import mark_in
 from stepengine.machine.calls import Call
 from stepengine.machine.protocol import Flow
-from stepengine.machine.signals import Stopped
+from stepengine.machine.signals import Stopped, status_after
 from stepengine.machine.state import RunState
 
 __all__ = ("PLAIN", "budgeted_step", "reopened_step", "run_turn", "step_prompt", "step_request", "take_last_word")
@@ -154,11 +155,13 @@ def _step(run: RunState, over: StepWith) -> Flow[bool]:
         if reply.has_words or not calls:
             yield from _heard(run, reply)
         spent = yield from _run_tools(run, reply, calls)
-        if points.post_step:
-            yield from hooks.post_step(run, reply.model)
+        yield from hooks.post_step(run, reply.model) if points.post_step else ()
         ended = _ends(run, calls) and (not points.on_stop or (yield from _may_end(run)))
         if plan.watched():
             yield Notify(_finished(run, ended=ended))
+    except BaseException as error:
+        yield from _left(run, error)
+        raise
     finally:
         run.end_step()
     return _over(run, calls, spent, ended=ended)
@@ -178,16 +181,24 @@ def _started(run: RunState) -> ev.Event:
     return ev.StepStarted(path=run.plan.path, seq=run.seq, step=run.step, steps_remaining=run.budget.steps_left)
 
 
-def _finished(run: RunState, *, ended: bool) -> ev.Event:
+def _left(run: RunState, error: BaseException) -> Flow[None]:
+    """Tell how a step ended that *error* leaves; whoever closes the machine is told nothing more."""
+    if run.plan.watched() and not isinstance(error, GeneratorExit):
+        yield Notify(_finished(run, status=status_after(error)))
+
+
+def _finished(run: RunState, *, ended: bool = False, status: RunStatus = RunStatus.COMPLETED) -> ev.Event:
     usage, cost = run.spent.usage(), run.spent.cost
-    return ev.StepFinished(path=run.plan.path, seq=run.seq, step=run.step, ended_turn=ended, usage=usage, cost=cost)
+    return ev.StepFinished(
+        path=run.plan.path, seq=run.seq, step=run.step, ended_turn=ended, usage=usage, cost=cost, status=status
+    )
 
 
 def reopened_step(run: RunState, message: AssistantMessage, stored: Sequence[ToolMessage]) -> Flow[bool]:
     """
     Finish the step in which the run that this one continues was suspended; return whether the turn is complete.
 
-    Calls that ran keep their results, the others run now, the one that asked with the answer that was given (X11).
+    Calls that ran keep their results, the others run now, the one that asked with the answer that was given.
     """
     calls = called_by_model(run, message.tool_calls, run.offered)
     for call, known in zip(calls, stored, strict=True):
@@ -223,7 +234,7 @@ def step_request(run: RunState, over: StepWith, tail: Sequence[Message]) -> Mode
 
 
 def step_prompt(run: RunState) -> Sequence[Message]:
-    """Return the step prompt as a step-scoped message, if the agent has one (requirements A10)."""
+    """Return the step prompt as a step-scoped message, if the agent has one."""
     text = run.agent.step_prompt
     return (UserMessage(system_reminder(text), ("STEP_PROMPT",)),) if text else ()
 
@@ -245,12 +256,12 @@ def _taken(run: RunState, model: ModelReply, request: ModelRequest) -> tuple[Rep
 
 
 def _callable(run: RunState, request: ModelRequest) -> Collection[str]:
-    """Return the tools that the model may call: its own, whatever definitions it inherited (generator-contract L18)."""
+    """Return the tools that the model may call: its own, whatever definitions it inherited (generator-contract:L18)."""
     return run.offered if request.tools is run.specs else [spec.name for spec in request.tools]
 
 
 def _shorter(run: RunState, over: StepWith, error: ContextOverflow) -> Flow[ModelRequest]:
-    """Return the request as the hooks make it when told that it was too long, or raise *error* (requirements I17)."""
+    """Return the request as the hooks make it when told that it was too long, or raise *error*."""
     run.take_inbox()
     before = (run.system_prompt, run.history.view)
     run.too_long(error)
@@ -273,9 +284,9 @@ def _ask(run: RunState, request: ModelRequest, purpose: Purpose) -> Flow[ModelRe
 
 def _whole(run: RunState, request: ModelRequest, purpose: Purpose, reply: ModelReply) -> Flow[ModelReply]:
     """
-    Return a reply to its end: one that the provider paused is continued (reliability MP56), and so is one that was cut.
+    Return a reply to its end: one that the provider paused is continued, and so is one that was cut.
 
-    What is continued after a cut is text alone, at most three times, and not where the settings forbid it (X61) or the run
+    What is continued after a cut is text alone, at most three times, and not where the settings forbid it or the run
     that is repeated ended there.
 
     Raises:
@@ -391,12 +402,12 @@ def _warn_of_written_call(run: RunState, reply: ModelReply) -> None:
 
 
 def _is_empty(parts: Sequence[AssistantPart]) -> bool:
-    """Return whether a reply says nothing at all, not even a blank, which ends a turn (generator-contract G53)."""
+    """Return whether a reply says nothing at all, not even a blank, which ends a turn (generator-contract:G53)."""
     return all(type(p) is TextPart and not p.text for p in parts)
 
 
 def _is_only_thoughts(reply: ModelReply) -> bool:
-    """Return whether a reply holds something, but neither a call nor anything said; that alone ends no turn (X53)."""
+    """Return whether a reply holds something, but neither a call nor anything said; that alone ends no turn (requirements:X53)."""
     for part in reply.content:
         kind = type(part)
         if kind is not TextPart and kind is not ThinkingPart:
@@ -447,7 +458,7 @@ def _commit(run: RunState, message: AssistantMessage, calls: Sequence[Call]) -> 
 
 
 def _ends(run: RunState, calls: Sequence[Call]) -> bool:
-    """Return whether a step ends the turn, hooks aside (design 3, generator-contract G51)."""
+    """Return whether a step ends the turn, hooks aside."""
     if run.inbox and run.take_inbox():
         return False
     if run.truncated:

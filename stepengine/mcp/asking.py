@@ -37,7 +37,7 @@ class Asking:
 
     def answered(self, requests: Mapping[str, Any]) -> Generator[Any, Any, dict[str, Any]]:
         """Return the answer to every request, by key, as JSON."""
-        answers: dict[str, Any] = {}
+        answers: dict[str, object] = {}
         for key, request in sorted(requests.items()):
             params = request.get("params", request)
             if "messages" in params:
@@ -72,7 +72,7 @@ class Asking:
             said = yield from Ask(self._text(message, many), [YES, NO])
             if said != YES or not fields:
                 return {"action": "accept", "content": {}} if said == YES else DECLINED
-        content: dict[str, Any] = {}
+        content: dict[str, object] = {}
         for name, field in fields.items():
             value = yield from self._field(message, name, field)
             if value is not None:
@@ -81,7 +81,7 @@ class Asking:
                 return DECLINED
         return {"action": "accept", "content": content}
 
-    def _field(self, message: str, name: str, field: Mapping[str, Any]) -> Generator[Any, Any, Any]:
+    def _field(self, message: str, name: str, field: Mapping[str, object]) -> Generator[object, Any, object]:
         """Ask for one field; ``None`` when the person declines, or gives nothing that fits three times."""
         about = str(field.get("description") or "")
         title = str(field.get("title") or name)
@@ -95,8 +95,8 @@ class Asking:
                 return value
         return None
 
-    def _address(self, params: Mapping[str, Any]) -> Generator[Any, Any, Mapping[str, Any]]:
-        """Show an address as text; nobody opens it from here (reliability MC09)."""
+    def _address(self, params: Mapping[str, object]) -> Generator[Any, Any, Mapping[str, Any]]:
+        """Show an address as text; nobody opens it from here."""
         said = yield from Ask(
             self._text(str(params.get("message", "")), f"open {params['url']} yourself"), ["done", NO]
         )
@@ -104,7 +104,7 @@ class Asking:
 
     # --- the model ------------------------------------------------------------------------------------------------------
 
-    def _sampled(self, params: Mapping[str, Any]) -> Generator[Any, Any, Mapping[str, Any]]:
+    def _sampled(self, params: Mapping[str, Any]) -> Generator[object, Any, Mapping[str, object]]:
         """Have the run's model called; it is counted and limited like any other call of it."""
         tokens = params.get("maxTokens")
         try:
@@ -135,27 +135,27 @@ class Asking:
         return {key: self.response(DECLINED if "error" in one else one) for key, one in answers.items()}
 
 
-def _is_form(fields: Any) -> bool:
+def _is_form(fields: object) -> bool:
     """Return whether these are fields that a person can be asked for: nobody has checked what a server calls its form."""
     return isinstance(fields, Mapping) and all(isinstance(field, Mapping) for field in fields.values())
 
 
-def _question(text: str, field: Mapping[str, Any]) -> Ask:
+def _question(text: str, field: Mapping[str, object]) -> Ask:
     options = [YES, NO] if field.get("type") == "boolean" else _choices(field)
     named = [visible(str(one), strict=True) for one in options]
     return Ask(text, named if 1 < len(named) <= OPTIONS else (), multi_select=field.get("type") == "array")
 
 
-def _choices(field: Mapping[str, Any]) -> list[Any]:
+def _choices(field: Mapping[str, object]) -> list[object]:
     """Return what there is to choose from, in the server's own words."""
-    choices: Any = field.get("items") if field.get("type") == "array" else field
-    given: Any = None
+    choices: object = field.get("items") if field.get("type") == "array" else field
+    given: object = None
     if isinstance(choices, Mapping):
         given = choices.get("enum") or choices.get("oneOf") or choices.get("anyOf")
     return [one.get("const") if isinstance(one, Mapping) else one for one in _listed(given)]
 
 
-def _chosen(text: str, choices: Sequence[Any]) -> list[str]:
+def _chosen(text: str, choices: Sequence[object]) -> list[str]:
     """Return which of several things were chosen; one whose name has a comma in it is not two."""
     known = {visible(str(one), strict=True): str(one) for one in choices}
     parts, found = [part.strip() for part in text.split(",")], list[str]()
@@ -168,7 +168,7 @@ def _chosen(text: str, choices: Sequence[Any]) -> list[str]:
     return found
 
 
-def _value(said: str, field: Mapping[str, Any]) -> tuple[Any, str]:
+def _value(said: str, field: Mapping[str, object]) -> tuple[object, str]:
     """Return what a person said as the field wants it, or what is wrong with it."""
     kind = field.get("type")
     text = said.strip()
@@ -184,11 +184,11 @@ def _value(said: str, field: Mapping[str, Any]) -> tuple[Any, str]:
         return None, f"{text[:50]!r} is no {kind}"
 
 
-def _listed(value: Any) -> list[Any]:
+def _listed(value: object) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else []
 
 
-def _message(said: Mapping[str, Any]) -> UserMessage | AssistantMessage:
+def _message(said: Mapping[str, object]) -> UserMessage | AssistantMessage:
     content = said.get("content")
     blocks = content if isinstance(content, list | tuple) else [content]
     texts = [

@@ -21,7 +21,7 @@ import attrs
 from stepengine.data.visible import visible
 from stepengine.errors import DefinitionError, ToolError, ToolServerError
 from stepengine.mcp._caps import CLOSE_SECONDS, ERROR_CHARS, PAGES, RESTART_WAITS, RUNS_KEPT, TOOLS
-from stepengine.mcp.http import Answers
+from stepengine.mcp.http import ANSWER, Answer, Answers
 from stepengine.mcp.stdio import Pipe, Program
 from stepengine.runtime.logs import LOGGER
 from stepengine.tooling.conversion import cut
@@ -94,7 +94,7 @@ class OpenCall:
         waiting: The answer that the server waits for; ``None`` when it has asked nothing.
     """
 
-    def __init__(self, request: Coroutine[Any, Any, Any], lost: str = "the call was given up") -> None:
+    def __init__(self, request: Coroutine[object, Any, object], lost: str = "the call was given up") -> None:
         self.task = _apart(request, "mcp call")
         self._lost = lost
         self.waiting: asyncio.Future[Any] | None = None
@@ -132,7 +132,7 @@ class OpenCall:
         request, self.waiting = self._asked.pop(0)
         return Wanted({"asked": request.model_dump(mode="json", by_alias=True, exclude_none=True)})
 
-    def answer(self, value: Any) -> None:
+    def answer(self, value: object) -> None:
         """Answer what the server asked last."""
         if self.waiting is not None and not self.waiting.done():
             self.waiting.set_result(value)
@@ -152,7 +152,7 @@ class OpenCall:
 class _Live:
     """A client that was entered, and the task that owns it."""
 
-    def __init__(self, options: Options, answer: Callable[[Any], Awaitable[Any]]) -> None:
+    def __init__(self, options: Options, answer: Callable[[Any], Awaitable[object]]) -> None:
         self._options = options
         self._answer = answer
         self._over = asyncio.Event()
@@ -171,7 +171,7 @@ class _Live:
     @property
     def refusal(self) -> str:
         """Why the endpoint refuses us, in words, with what helps; ``""`` when it does not."""
-        return "" if self.answers is None else self.answers.refusal
+        return "" if self.answers is None else self.answers.refusal()
 
     def _made(self) -> Client:
         from mcp import Client
@@ -232,8 +232,8 @@ class _Live:
             said = pipe.problem
         elif isinstance(leaf, TimeoutError):
             said = f"it did not answer within {self._options.start_timeout:g} s"
-        elif self.answers is not None and self.answers.failure:
-            said = self.answers.failure
+        elif self.answers is not None and self.answers.failure():
+            said = self.answers.failure()
         else:
             said = visible(cut(f"{type(leaf).__name__}: {leaf}", ERROR_CHARS), strict=True)
         words = pipe.last_words() if pipe is not None else ""
@@ -280,11 +280,11 @@ class Connection:
 
     # --- who has it ---------------------------------------------------------------------------------------------------
 
-    def taken_by(self, user: Any) -> None:
+    def taken_by(self, user: object) -> None:
         """Take note that *user* has it; it stays open until the last one that has it gives it back."""
         self._users.add(user)
 
-    def given_back_by(self, user: Any) -> bool:
+    def given_back_by(self, user: object) -> bool:
         """Take note that *user* does without it, and return whether nobody is left who has it."""
         self._users.discard(user)
         return not self._users
@@ -364,7 +364,7 @@ class Connection:
         can = session.server_capabilities
 
         async def pages(ask: Callable[..., Awaitable[Any]], what: str) -> list[dict[str, Any]]:
-            found: list[dict[str, Any]] = []
+            found: list[dict[str, object]] = []
             cursor: str | None = None
             for _ in range(PAGES):
                 page = await self.guarded(ask(params=PaginatedRequestParams(cursor=cursor)), self._options.timeout)
@@ -395,7 +395,8 @@ class Connection:
         from mcp import MCPError
         from pydantic import ValidationError
 
-        name, live = self._options.name, self._live
+        name, live, answer = self._options.name, self._live, Answer()
+        token = ANSWER.set(answer)
         try:
             async with asyncio.timeout(seconds):
                 return await request
@@ -403,7 +404,7 @@ class Connection:
             msg = f"the MCP server {name!r} did not answer within {seconds:g} s"
             raise ToolError(msg) from error
         except MCPError as error:
-            raise self._refused(live, error.code, error.message) from error
+            raise self._refused(live, answer, error.code, error.message) from error
         except (BrokenResourceError, ClosedResourceError) as error:
             raise self._lost(live) from error
         except asyncio.CancelledError as error:
@@ -413,12 +414,15 @@ class Connection:
         except ValidationError as error:
             msg = f"the MCP server {name!r} answered with what the protocol does not know: {_told(str(error))}"
             raise ToolError(msg) from error
+        finally:
+            ANSWER.reset(token)
 
-    def _refused(self, live: _Live | None, code: int, message: str) -> ToolError:
+    def _refused(self, live: _Live | None, answer: Answer, code: int, message: str) -> ToolError:
         """Return what an error of the protocol means: a token that is none any more, the end, or the server's own words."""
         name = self._options.name
-        if live is not None and live.answers is not None and live.answers.is_about_sign_in:
-            return ToolServerError(f"the MCP server {name!r} refused the request: {live.refusal}")
+        answers = None if live is None else live.answers
+        if answers is not None and answers.is_about_sign_in(answer):
+            return ToolServerError(f"the MCP server {name!r} refused the request: {answers.refusal(answer)}")
         if code == CLOSED:
             return self._lost(live)
         return ToolError(f"the MCP server {name!r} answered with an error: {_told(message)}")
@@ -451,7 +455,7 @@ class Connection:
             return Wanted(dumped.get("inputRequests") or {}, result.request_state)
         return dumped
 
-    def opened(self, request: Coroutine[Any, Any, Any]) -> tuple[str, OpenCall]:
+    def opened(self, request: Coroutine[object, Any, object]) -> tuple[str, OpenCall]:
         """Begin a request during which the server may ask; the ticket is what it is known by."""
         ticket = secrets.token_hex(8)  # it stands in records, which other processes go on with
         call = self._open[ticket] = OpenCall(request, self._lost_for("it was closed during the call"))
@@ -471,7 +475,7 @@ class Connection:
         if call is not None:
             await call.end()
 
-    async def _answered(self, params: Any) -> Any:
+    async def _answered(self, params: object) -> object:
         """Have a person, or the run, answer what the server asks; which of several open calls it is about, it does not say."""
         import mcp_types as types
 
@@ -491,7 +495,7 @@ def installed() -> None:
         raise DefinitionError(REMEDY)
 
 
-def _apart(work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+def _apart(work: Coroutine[object, Any, T], name: str) -> asyncio.Task[T]:
     """Begin a task that does not belong to the tool call which happens to be the first to need it, and ends with it."""
     return asyncio.create_task(work, name=name, context=Context())
 
@@ -502,7 +506,7 @@ def _is_cancelled() -> bool:
 
 
 def _leaf(error: BaseException) -> BaseException:
-    """Return what really happened: groups of groups hold it (interfaces IF58)."""
+    """Return what really happened: groups of groups hold it."""
     while isinstance(error, BaseExceptionGroup) and error.exceptions:
         error = error.exceptions[0]
     return error

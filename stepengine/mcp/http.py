@@ -1,31 +1,107 @@
 """
 A server behind an address: the client of its requests, and what its refusals mean.
 
-The package tells no status of a request that failed, so it is noted here as it comes in.
+The package tells no status of a request that failed, so it is noted here as it comes in: by the request, since several are
+under way at once. The package sends each in the context of whoever asked, and so the note finds its request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import asynccontextmanager
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from contextvars import ContextVar
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
+import attrs
+
 from stepengine.data.visible import visible
-from stepengine.mcp._caps import CHALLENGE_CHARS
+from stepengine.mcp._caps import CHALLENGE_CHARS, LINE_BYTES
+from stepengine.mcp.stdio import UNREADABLE
 from stepengine.tooling.conversion import cut
 
-__all__ = ("Answers",)
+__all__ = ("ANSWER", "Answer", "Answers")
 
 TRANSIENT = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
 """Refusals that another try may not meet."""
+PACKED_BYTES = LINE_BYTES // 1024
+"""How much is taken of a reply that is packed although that was not asked for: it may unpack to a thousand times as much."""
 SIGN_IN = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 GIVE = "mcp_tools(headers={'Authorization': 'Bearer ...'})"
+
+
+@attrs.define(eq=False)
+class Answer:
+    """
+    The status of an answer, and what it says of signing in.
+
+    Attributes:
+        status: The status; 0 before there is one.
+        challenge: Its header ``www-authenticate``.
+    """
+
+    status: int = 0
+    challenge: str = ""
+
+
+ANSWER: ContextVar[Answer | None] = ContextVar("stepengine_mcp_answer", default=None)
+"""Where the answer to the request is noted that is sent now; ``None`` for the greeting."""
+
+
+class _TooLong(Exception):
+    """A reply has more bytes than anybody is given."""
+
+
+def _capped(response: Any) -> Any:
+    """Return the stream of a reply that ends with ``_TooLong`` when it has too much; of a packed one far less is taken."""
+    import httpx2
+
+    inner = response.stream
+    most = LINE_BYTES if "content-encoding" not in response.headers else PACKED_BYTES
+
+    class Capped(httpx2.AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            size = 0
+            async for chunk in inner:
+                size += len(chunk)
+                if size > most:
+                    msg = f"its reply has more than {most // 1024:,} KiB"
+                    raise _TooLong(msg)
+                yield chunk
+
+        async def aclose(self) -> None:
+            await inner.aclose()
+
+    return Capped()
+
+
+def _message(content: bytes) -> Any:
+    """Return the message that bytes are; ``None`` for bytes that are none."""
+    import mcp_types
+
+    try:
+        return mcp_types.jsonrpc_message_adapter.validate_json(content, by_name=False)
+    except (ValueError, RecursionError):
+        return None
+
+
+async def _pass_on(received: Any, incoming: Any) -> None:
+    """Give what comes from the package to who reads, until either is over."""
+    from anyio import BrokenResourceError, ClosedResourceError
+
+    with suppress(BrokenResourceError, ClosedResourceError):
+        async for message in received:
+            await incoming.send(message)
+    incoming.close()
 
 
 class Answers:
     """
     What an endpoint answers to requests.
+
+    Each of its words is about one of them: *answer*, by default the last that came.
 
     Args:
         url: The endpoint.
@@ -35,56 +111,92 @@ class Answers:
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
         self._url = url
         self._headers = dict(headers)
-        self._status = 0
-        self._challenge = ""
+        self._last = Answer()
 
     @asynccontextmanager
     async def opened(self) -> Any:
         """Give the streams to the endpoint."""
+        import anyio
         from mcp.client.streamable_http import streamable_http_client
         from mcp.shared._httpx_utils import create_mcp_http_client
 
-        async with create_mcp_http_client(headers=self._headers) as client:
-            client.event_hooks["response"].append(self._noted)
-            async with streamable_http_client(self._url, http_client=client) as streams:
-                yield streams
+        incoming, read = anyio.create_memory_object_stream[Any](0)
+        # What is packed could unpack to any size.
+        async with create_mcp_http_client(headers={"accept-encoding": "identity", **self._headers}) as client:
+            client.event_hooks["response"].append(partial(self._noted, incoming))
+            async with streamable_http_client(self._url, http_client=client) as (received, write):
+                passing = asyncio.create_task(_pass_on(received, incoming))
+                try:
+                    yield read, write
+                finally:
+                    passing.cancel()
+                    await asyncio.wait((passing,))
+                    incoming.close()
+                    read.close()
 
-    async def _noted(self, response: Any) -> None:
+    async def _noted(self, incoming: Any, response: Any) -> None:
         """Take note of the answer to a message; many servers refuse the stream beside them, which they need not have."""
-        if response.request.method == "POST":
-            self._status = response.status_code
-            self._challenge = response.headers.get("www-authenticate", "")
+        if response.request.method != "POST":
+            return
+        challenge = response.headers.get("www-authenticate", "")
+        for answer in (self._last, ANSWER.get() or self._last):
+            answer.status, answer.challenge = response.status_code, challenge
+        is_json = response.headers.get("content-type", "").lower().startswith("application/json")
+        if is_json and response.status_code < HTTPStatus.BAD_REQUEST:
+            await self._answer_instead(incoming, response)
 
-    @property
-    def is_about_sign_in(self) -> bool:
-        """Whether the last message was refused for who sent it."""
-        return self._status in SIGN_IN
+    async def _answer_instead(self, incoming: Any, response: Any) -> None:
+        """
+        Answer a request in place of a reply that does not: whoever waits for it must not wait until their time is up.
 
-    @property
-    def failure(self) -> str:
-        """The status of the last answer in words; ``""`` when it was none of a failure."""
-        status = self._status
+        The package answers what is no message at all; what is one, and another, it passes on.
+        """
+        import mcp_types
+        from mcp.shared.message import SessionMessage
+
+        asked = _message(response.request.content)
+        number = getattr(asked, "id", None)
+        if number is None or not hasattr(asked, "method"):
+            return
+        said = UNREADABLE
+        try:
+            response.stream = _capped(response)
+            reply = _message(await response.aread())
+            if reply is None or (not hasattr(reply, "method") and str(reply.id) == str(number)):
+                return
+        except _TooLong as error:
+            said = str(error)
+        problem = mcp_types.ErrorData(code=mcp_types.PARSE_ERROR, message=said)
+        await incoming.send(SessionMessage(mcp_types.JSONRPCError(jsonrpc="2.0", id=number, error=problem)))
+
+    def is_about_sign_in(self, answer: Answer) -> bool:
+        """Return whether a message was refused for who sent it."""
+        return answer.status in SIGN_IN
+
+    def failure(self, answer: Answer | None = None) -> str:
+        """Return the status in words; ``""`` when it was none of a failure."""
+        status = (answer or self._last).status
         phrase = f" {HTTPStatus(status).phrase}" if status in [*HTTPStatus] else ""
         return f"it answered {status}{phrase}" if status >= HTTPStatus.BAD_REQUEST else ""
 
-    @property
-    def refusal(self) -> str:
-        """Why the last message was refused, in words, with what helps; ``""`` for none that stays as it is."""
-        status = self._status
+    def refusal(self, answer: Answer | None = None) -> str:
+        """Return why a message was refused, in words, with what helps; ``""`` for none that stays as it is."""
+        answer = answer or self._last
+        status = answer.status
         if not HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR or status in TRANSIENT:
             return ""
-        said = visible(cut(self._challenge, CHALLENGE_CHARS), strict=True)
-        return f"{self.failure}{f' ({said})' if said else ''}{self._remedy()}"
+        said = visible(cut(answer.challenge, CHALLENGE_CHARS), strict=True)
+        return f"{self.failure(answer)}{f' ({said})' if said else ''}{self._remedy(status)}"
 
-    def _remedy(self) -> str:
+    def _remedy(self, status: int) -> str:
         has_token = any(name.lower() == "authorization" for name in self._headers)
-        if self._status == HTTPStatus.UNAUTHORIZED:
+        if status == HTTPStatus.UNAUTHORIZED:
             if has_token:
                 return "; the token in headers= is not one that it takes, or is no longer: get another one"
             return f"; it has to be signed in to, which is not done here: get a token, and give it with {GIVE}"
-        if self._status == HTTPStatus.FORBIDDEN:
+        if status == HTTPStatus.FORBIDDEN:
             what = "the token in headers= may not do this" if has_token else f"it may want a token, given with {GIVE}"
             return f"; {what}"
-        if self._status == HTTPStatus.NOT_FOUND:
+        if status == HTTPStatus.NOT_FOUND:
             return "; nothing that speaks MCP is at this address, which often ends in /mcp"
         return ""

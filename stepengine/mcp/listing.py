@@ -83,7 +83,7 @@ class Found:
 
 
 def listed_tools(
-    server: str, raw: Sequence[Mapping[str, Any]], *, include: Sequence[str] | None, exclude: Sequence[str]
+    server: str, raw: Sequence[Mapping[str, object]], *, include: Sequence[str] | None, exclude: Sequence[str]
 ) -> Found:
     """
     Return the tools of a list as the server sent it: JSON objects with the wire's names.
@@ -115,7 +115,7 @@ def listed_tools(
     return Found(tuple([made[name] for name in sorted(made)]), tuple(left_out))
 
 
-def _named(tool: Mapping[str, Any]) -> str:
+def _named(tool: Mapping[str, object]) -> str:
     return repr(visible(str(tool.get("name", ""))[:200], strict=True))
 
 
@@ -136,7 +136,7 @@ def _listed(server: str, tool: Mapping[str, Any]) -> Listed:
 
 
 def shown_text(text: str) -> str:
-    """Return a text of a server as models and people are shown it: nothing hidden, and not endless (reliability MC02)."""
+    """Return a text of a server as models and people are shown it: nothing hidden, and not endless."""
     shown = visible(cleandoc(text[:DESCRIPTION_CHARS]))
     return (
         shown
@@ -145,16 +145,16 @@ def shown_text(text: str) -> str:
     )
 
 
-def digest_of(tool: Mapping[str, Any]) -> str:
-    """Return the digest by which a definition is pinned (reliability MC01); the order of members does not count."""
+def digest_of(tool: Mapping[str, object]) -> str:
+    """Return the digest by which a definition is pinned; the order of members does not count."""
     members = ("name", "title", "description", "inputSchema", "outputSchema", "annotations")
     said = {member: tool[member] for member in members if tool.get(member) is not None}
     return hashlib.sha256(canonical(freeze(said)).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def annotations_of(hints: Mapping[str, Any], *, trusted: bool) -> ToolAnnotations:
+def annotations_of(hints: Mapping[str, object], *, trusted: bool) -> ToolAnnotations:
     """
-    Return what is taken to be true of a tool (reliability MC04).
+    Return what is taken to be true of a tool.
 
     Hints that nobody vouches for loosen nothing: such a tool changes things, may destroy some, and reaches out. Of a trusted
     server they count, and what is missing is the worst, as the protocol says.
@@ -173,7 +173,7 @@ def offered_prompts(raw: Sequence[Mapping[str, Any]], left_out: list[str]) -> li
     """Return what is shown of a server's prompts; why some are not goes to *left_out*."""
     if len(raw) > PROMPTS:
         left_out.append(f"{len(raw) - PROMPTS:,} prompts after the first {PROMPTS:,}")
-    made: list[dict[str, Any]] = []
+    made: list[dict[str, object]] = []
     for prompt in raw[:PROMPTS]:
         name = prompt["name"]
         if len(name) > PROMPT_CHARS or visible(name, strict=True) != name:
@@ -190,9 +190,9 @@ def offered_prompts(raw: Sequence[Mapping[str, Any]], left_out: list[str]) -> li
 # --- schemas ----------------------------------------------------------------------------------------------------------
 
 
-def fitting_schema(name: str, given: Mapping[str, Any]) -> JsonDict:
+def fitting_schema(name: str, given: Mapping[str, object]) -> JsonDict:
     """
-    Return a foreign schema as providers take it and inputs can be checked against it (design 15).
+    Return a foreign schema as providers take it and inputs can be checked against it.
 
     What cannot be checked here, and what providers refuse at the top, is taken out: the server checks its input itself.
 
@@ -215,7 +215,7 @@ def fitting_schema(name: str, given: Mapping[str, Any]) -> JsonDict:
         return SchemaInputs(name, _kept(kept, without=frozenset({"pattern", "patternProperties"}))).schema
 
 
-def _depth(value: Any) -> int:
+def _depth(value: object) -> int:
     """Return how deep JSON is nested; without recursion, since it is foreign."""
     deepest, waiting = 0, [(value, 1)]
     while waiting:
@@ -228,10 +228,10 @@ def _depth(value: Any) -> int:
     return deepest
 
 
-def _kept(schema: Any, without: frozenset[str] = frozenset()) -> Any:
+def _kept(schema: object, without: frozenset[str] = frozenset()) -> Any:
     if not isinstance(schema, Mapping):
         return schema
-    made: dict[str, Any] = {}
+    made: dict[str, object] = {}
     for word, value in schema.items():
         if word in without or word in UNFOLLOWED:
             continue

@@ -70,7 +70,7 @@ def resource_tools(server: str, session: Session) -> list[ToolLike]:
     ]
 
 
-def prompt_tool(server: str, prompts: Sequence[Mapping[str, Any]], session: Session) -> ToolLike:
+def prompt_tool(server: str, prompts: Sequence[Mapping[str, object]], session: Session) -> ToolLike:
     """Return the tool that gives one of a server's prompts, with the arguments filled in."""
     lines = [_introduced(prompt) for prompt in prompts]
     arguments = {"type": "object", "additionalProperties": {"type": "string"}}

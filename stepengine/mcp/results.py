@@ -68,7 +68,7 @@ def result_of(raw: Mapping[str, Any]) -> ToolResult:
 
 
 def _with_structured(
-    parts: Sequence[ResultPart], structured: Any, content: Sequence[Mapping[str, Any]]
+    parts: Sequence[ResultPart], structured: object, content: Sequence[Mapping[str, object]]
 ) -> list[ResultPart]:
     """
     Return *parts* with the value of a result, each thing once: servers say the same in texts for clients that know nothing else.
@@ -94,7 +94,7 @@ def _with_structured(
     return [JsonPart(value), *[p for p in parts if not (isinstance(p, TextPart) and _form(p.text) & held)]]
 
 
-def _held(value: Any, depth: int) -> Iterator[str]:
+def _held(value: object, depth: int) -> Iterator[str]:
     """Give the texts that say *value* or something in it: JSON, and texts themselves."""
     yield canonical(value)
     if isinstance(value, str):
@@ -115,7 +115,7 @@ def _form(text: str) -> set[str]:
         return {text}
 
 
-def _is_content(value: Any, content: Sequence[Mapping[str, Any]]) -> bool:
+def _is_content(value: object, content: Sequence[Mapping[str, object]]) -> bool:
     """Return whether *value* is the list of what the result shows anyway; servers write out what is not there as null."""
     return (
         isinstance(value, list | tuple)
@@ -125,14 +125,14 @@ def _is_content(value: Any, content: Sequence[Mapping[str, Any]]) -> bool:
     )
 
 
-def _data_of(block: Mapping[str, Any]) -> str:
+def _data_of(block: Mapping[str, object]) -> str:
     """Return what a block of content holds in base64."""
     resource = block.get("resource")
     found = resource.get("blob") if isinstance(resource, Mapping) else block.get("data")
     return found if isinstance(found, str) else ""
 
 
-def _without_media(value: Any, shown: Collection[str]) -> Any:
+def _without_media(value: object, shown: Collection[str]) -> object:
     """Return *value* with a word in the place of media that the result shows."""
     if isinstance(value, str):
         return SHOWN if value in shown else value
@@ -141,15 +141,15 @@ def _without_media(value: Any, shown: Collection[str]) -> Any:
     return [_without_media(each, shown) for each in value] if isinstance(value, list | tuple) else value
 
 
-def _says(texts: Sequence[str], value: Any) -> bool:
+def _says(texts: Sequence[str], value: object) -> bool:
     return len(texts) == 1 and _says_each(texts, [value])
 
 
-def _says_each(texts: Sequence[str], values: Sequence[Any]) -> bool:
+def _says_each(texts: Sequence[str], values: Sequence[object]) -> bool:
     return len(texts) == len(values) and all(_read(t, v) == v for t, v in zip(texts, values, strict=True))
 
 
-def _read(text: str, value: Any) -> Any:
+def _read(text: str, value: object) -> Any:
     """Return a text as JSON, if it is some, unless *value* is a text itself."""
     if isinstance(value, str) or len(text) > RESULT_CHARS:
         return text
@@ -159,7 +159,7 @@ def _read(text: str, value: Any) -> Any:
         return text
 
 
-def content_parts(content: Sequence[Mapping[str, Any]]) -> list[ResultPart]:
+def content_parts(content: Sequence[Mapping[str, object]]) -> list[ResultPart]:
     """Return the parts of a result, of a prompt or of a resource; what no model can be shown is said in words."""
     parts = [_part(block) for block in content[:PARTS]]
     if len(content) > PARTS:
@@ -188,7 +188,7 @@ def resource_part(resource: Mapping[str, Any]) -> ResultPart:
     return _media(resource.get("blob"), str(resource.get("mimeType") or ""), f"the resource {resource.get('uri')}")
 
 
-def _media(encoded: Any, mime: str, what: str) -> ResultPart:
+def _media(encoded: object, mime: str, what: str) -> ResultPart:
     cap = IMAGE_BYTES if mime in IMAGES else DOCUMENT_BYTES
     if mime not in (*IMAGES, PDF):
         return TextPart(f"[{what} of the type {mime or 'unknown'} was left out]")
@@ -203,9 +203,9 @@ def _media(encoded: Any, mime: str, what: str) -> ResultPart:
     return TextPart(f"[{what} was left out: {result.text}]") if result.is_error else result.content[0]
 
 
-def misfit(name: str, schema: Mapping[str, Any], raw: Mapping[str, Any]) -> str:
+def misfit(name: str, schema: Mapping[str, object], raw: Mapping[str, object]) -> str:
     """
-    Return why what a call gave is not what its tool had promised (reliability MC10); ``""`` when it is.
+    Return why what a call gave is not what its tool had promised; ``""`` when it is.
 
     A promise that cannot be checked without risk, such as an expression that has to be tried out, is taken as kept.
     """

@@ -51,7 +51,7 @@ class Offered:
     """
 
     engine: Engine
-    definition: AgentDefinition[Any]
+    definition: AgentDefinition
     options: Mapping[str, Any] = attrs.field(factory=dict)
 
 
@@ -118,7 +118,7 @@ class AgentServer:
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    async def _listed(self, ctx: Any, params: Any) -> Any:
+    async def _listed(self, ctx: object, params: object) -> Any:
         import mcp_types as types
 
         return types.ListToolsResult(tools=self._tools)
@@ -140,13 +140,11 @@ class AgentServer:
                 "\n  ".join([error.message, *[i for i in getattr(error, "issues", ()) if i not in error.message]])
             )
 
-    async def _run(
-        self, ctx: Any, offered: Offered, arguments: Mapping[str, Any], journal: MemoryJournal
-    ) -> RunResult[Any]:
+    async def _run(self, ctx: Any, offered: Offered, arguments: Mapping[str, Any], journal: MemoryJournal) -> RunResult:
         """Run an agent and tell the client of its tool calls, if it wants to know."""
         prompt, params = str(arguments.get("prompt") or ""), arguments.get("params")
         count = 0
-        result: RunResult[Any] | None = None
+        result: RunResult | None = None
         options: dict[str, Any] = {**offered.options, "journal": journal, "params": params}
         async for event in offered.engine.stream(offered.definition, prompt, **options):
             if isinstance(event, ToolStarted):
@@ -160,7 +158,7 @@ class AgentServer:
             raise StepEngineError(msg)
         return result
 
-    async def _answered(self, ctx: Any, params: Any) -> Any:
+    async def _answered(self, ctx: object, params: Any) -> object:
         waiting = self._waiting.pop(params.request_state, None)
         if waiting is None:
             return _failed("the run that asked this is not known here any more; call again without request state")
@@ -169,7 +167,7 @@ class AgentServer:
         result = await _apart(waiting.offered.engine.resume(waiting.journal, answers=answers))
         return await self._told(ctx, waiting.offered, waiting.journal, result)
 
-    async def _told(self, ctx: Any, offered: Offered, journal: MemoryJournal, result: RunResult[Any]) -> Any:
+    async def _told(self, ctx: object, offered: Offered, journal: MemoryJournal, result: RunResult) -> object:
         """Return a result, or its questions, once everything was asked that can be asked from here."""
         while result.status is RunStatus.SUSPENDED:
             questions = result.pending_questions
@@ -179,7 +177,7 @@ class AgentServer:
             result = await _apart(offered.engine.resume(journal, answers=answers))
         return _shown(offered, result)
 
-    def _questions(self, waiting: _Waiting) -> Any:
+    def _questions(self, waiting: _Waiting) -> object:
         """Return the questions, with a word that nobody can guess for whoever brings the answers."""
         import mcp_types as types
 
@@ -191,7 +189,7 @@ class AgentServer:
         return types.InputRequiredResult(input_requests=requests, request_state=state)
 
 
-async def _apart(work: Coroutine[Any, Any, RunResult[Any]]) -> RunResult[Any]:
+async def _apart(work: Coroutine[object, Any, RunResult]) -> RunResult:
     """Await a run in a task of its own: it is cancelled once and ends in its own time, whatever cancels the request how often."""
     task = asyncio.create_task(work)
     try:
@@ -225,7 +223,7 @@ def _form(question: Question) -> Any:
 
     details = "" if question.details is None else f"\n{visible(compact(question.details))}"
     options = list(question.options) or (["yes", "no"] if question.tool_name else [])
-    one: dict[str, Any] = {"type": "string"}
+    one: dict[str, object] = {"type": "string"}
     if options and not question.allow_text:
         one["enum"] = options
     elif options:
@@ -261,20 +259,20 @@ def _answer(given: Any, question: Question) -> AnswerLike:
 # --- results ----------------------------------------------------------------------------------------------------------
 
 
-def _shown(offered: Offered, result: RunResult[Any]) -> Any:
+def _shown(offered: Offered, result: RunResult) -> object:
     import mcp_types as types
 
     if result.status is not RunStatus.COMPLETED:
         why = f": {result.error}" if result.error is not None else ""
         said = f"\nIt said before: {result.text}" if result.text else ""
         return _failed(f"the agent {offered.definition.id!r} ended as {result.status.value}{why}{said}")
-    output: Any = None if result.output is None else thaw(encode(result.output))
+    output: object = None if result.output is None else thaw(encode(result.output))
     text = result.text or (output if isinstance(output, str) else compact(encode(result.output)))
     more: dict[str, Any] = {"structured_content": output} if isinstance(output, dict) else {}
     return types.CallToolResult(content=[types.TextContent(type="text", text=text)], **more)
 
 
-def _failed(text: str) -> Any:
+def _failed(text: str) -> object:
     import mcp_types as types
 
     return types.CallToolResult(content=[types.TextContent(type="text", text=text)], is_error=True)

@@ -46,7 +46,7 @@ GONE = (ToolServerError.__name__, Lost.__name__)
 
 
 def mcp_tools(
-    server: Any,
+    server: object,
     *,
     name: str,
     env: Mapping[str, str] | None = None,
@@ -126,7 +126,7 @@ def mcp_tools(
     )
 
 
-def _target(server: Any, env: Mapping[str, str] | None, cwd: Any) -> Any:
+def _target(server: Any, env: Mapping[str, str] | None, cwd: Any) -> object:
     """Return a process as a ``Program``, everything else as it is."""
     parameters = getattr(server, "args", None)
     if isinstance(parameters, list) and isinstance(getattr(server, "command", None), str):
@@ -305,7 +305,7 @@ class McpTools:
         """The digests that definitions must have, by the server's name of the tool; fit for ``mcp_tools(pins=...)``."""
         return dict(self._pins)
 
-    async def _call(self, listed: Listed, ctx: ToolContext, input: Mapping[str, Any]) -> ToolResult:
+    async def _call(self, listed: Listed, ctx: ToolContext, input: Mapping[str, object]) -> ToolResult:
         """Call a tool; what the server wants to know first makes the result a pending one."""
         try:
             return await self._tried(listed, ctx, input)
@@ -315,11 +315,11 @@ class McpTools:
         except ToolError as error:
             return failed_result(self.name, error)
         try:
-            return await self._tried(listed, ctx, input)  # the caller vouches for it (reliability MC14)
+            return await self._tried(listed, ctx, input)  # the caller vouches for it (reliability:MC14)
         except ToolError as error:
             return failed_result(self.name, error)
 
-    async def _tried(self, listed: Listed, ctx: ToolContext, input: Mapping[str, Any]) -> ToolResult:
+    async def _tried(self, listed: Listed, ctx: ToolContext, input: Mapping[str, object]) -> ToolResult:
         connection = self._connection()
 
         async def progress(done: float, total: float | None, message: str | None) -> None:
@@ -341,7 +341,7 @@ class McpTools:
         return self._shown(connection, listed, outcome, ticket)
 
     async def _changed(self, connection: Connection, listed: Listed) -> str:
-        """Return why a tool is not what the run's list says (reliability MC01); ``""`` when it is."""
+        """Return why a tool is not what the run's list says; ``""`` when it is."""
         if not connection.digests:
             await self.listing(self.name)  # the list came out of a record
         now = connection.digests.get(listed.name)
@@ -363,7 +363,7 @@ class McpTools:
 
     # --- what a server wants to know first --------------------------------------------------------------------------------
 
-    def _followed(self, listed: Listed, input: JsonDict, given: ToolResult) -> Generator[Any, Any, ToolResult]:
+    def _followed(self, listed: Listed, input: JsonDict, given: ToolResult) -> Generator[object, Any, ToolResult]:
         """Have the server's questions answered by the run, and go on with the call."""
         waits: Any = given.data
         for _ in range(self._asking.rounds):
@@ -445,7 +445,7 @@ class McpTools:
                     await asyncio.wait_for(asyncio.wrap_future(ending), END_SECONDS)
 
 
-def _broken_promise(connection: Connection, listed: Listed, outcome: Mapping[str, Any]) -> str:
+def _broken_promise(connection: Connection, listed: Listed, outcome: Mapping[str, object]) -> str:
     promise = connection.promises.get(listed.name)
     wrong = misfit(listed.tool, promise, outcome) if promise else ""
     return f"the result is not what {listed.tool!r} promises: {wrong}" if wrong else ""
@@ -463,7 +463,7 @@ class _Held:
         return []
 
 
-class _ServerTool(Tool[..., Any]):
+class _ServerTool(Tool):
     """A tool whose call may go on after its body; see ``Ordinary.follow``."""
 
     def __init__(self, *args: Any, follow: Any, **options: Any) -> None:

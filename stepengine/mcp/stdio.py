@@ -46,7 +46,7 @@ ID = re.compile(rb'"id"\s*:\s*(?:(-?[0-9]{1,18})\b|"([!#-\[\]-~]{1,200})")')
 
 
 def environment(more: Mapping[str, str] | None) -> dict[str, str]:
-    """Return what a server sees of the environment: a few names, and what its caller wrote out (reliability MC08)."""
+    """Return what a server sees of the environment: a few names, and what its caller wrote out."""
     kept = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     return {**kept, **SET, **(more or {})}
 
@@ -155,7 +155,7 @@ class Pipe:
             incoming.close()
             self._ended()
 
-    def _parsed(self, line: bytes) -> Any:
+    def _parsed(self, line: bytes) -> object:
         """Return the message of a line; ``None`` for one that is none, which is counted."""
         import mcp_types
         from mcp.shared.message import SessionMessage
@@ -213,7 +213,7 @@ class Pipe:
     async def _end(
         self, process: asyncio.subprocess.Process, streams: Sequence[Any], tasks: Sequence[asyncio.Task[None]]
     ) -> None:
-        """End the process: its input, two seconds, SIGTERM, two seconds, SIGKILL, each to the whole group (reliability MC06)."""
+        """End the process: its input, two seconds, SIGTERM, two seconds, SIGKILL, each to the whole group."""
         assert process.stdin is not None  # noqa: S101
         reading, writing, _ = tasks
         for stream in streams:

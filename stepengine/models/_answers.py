@@ -2,7 +2,7 @@
 Structured output by a tool: where a provider promises no schema, the answer is the input of a tool that is offered for it.
 
 The request is rewritten before it is encoded, and the call in the reply becomes the text that was asked for, so that the
-conversation knows nothing of it (ecosystem EC88, providers PV43).
+conversation knows nothing of it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def asked_by_tool(request: ModelRequest, spec: ToolSpec) -> ModelRequest:
     return attrs.evolve(request, tools=(*request.tools, spec), tool_choice=choice, settings=settings)
 
 
-def answer_of(schema: Mapping[str, Any]) -> ToolSpec:
+def answer_of(schema: Mapping[str, object]) -> ToolSpec:
     """Return the tool whose input is an answer by *schema*."""
     if _is_object(schema):
         return ToolSpec(ANSWER, SAYS, schema, strict=True)
@@ -57,7 +57,7 @@ def answer_of(schema: Mapping[str, Any]) -> ToolSpec:
     return ToolSpec(ANSWER, SAYS, {**members, **defined}, strict=True)
 
 
-def _is_object(schema: Mapping[str, Any]) -> bool:
+def _is_object(schema: Mapping[str, object]) -> bool:
     return schema.get("type") == "object"
 
 
@@ -66,7 +66,7 @@ def is_by_tool(request: ModelRequest) -> bool:
     return request.settings.response_schema is not None and all(tool.name != ANSWER for tool in request.tools)
 
 
-def as_text(reply: ModelReply, schema: Mapping[str, Any]) -> ModelReply:
+def as_text(reply: ModelReply, schema: Mapping[str, object]) -> ModelReply:
     """
     Return *reply* with its answer as text.
 
@@ -91,7 +91,7 @@ def _is_answer(part: AssistantPart) -> bool:
     return type(part) is ToolCallPart and part.tool_name == ANSWER
 
 
-def _text_of(part: AssistantPart, schema: Mapping[str, Any]) -> str:
+def _text_of(part: AssistantPart, schema: Mapping[str, object]) -> str:
     if type(part) is not ToolCallPart:
         return ""
     if part.raw_input is not None:

@@ -8,7 +8,6 @@ same conversation always sends the same tools, and what was sent once stays wher
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import attrs
 
@@ -28,12 +27,12 @@ REMEMBERED = 1_000
 Names = tuple[str, ...]
 
 
-def is_search(data: Mapping[str, Any]) -> bool:
+def is_search(data: Mapping[str, object]) -> bool:
     """Return whether a part of a provider's own tells of its search of tools."""
     return SEARCH in word_at(data, "type") or word_at(data, "name").startswith(SEARCH)
 
 
-def loaded_by(data: Mapping[str, Any]) -> list[str]:
+def loaded_by(data: Mapping[str, object]) -> list[str]:
     """Return the names of the tools that a part of a provider's own search gave."""
     if word_at(data, "type") not in LOADS:
         return []

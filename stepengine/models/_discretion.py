@@ -1,5 +1,5 @@
 """
-No key in a log line: a filter on the loggers of the SDKs, of the HTTP libraries and of this package (reliability SC06).
+No key in a log line: a filter on the loggers of the SDKs, of the HTTP libraries and of this package.
 
 With ``ANTHROPIC_LOG=debug`` and the like the SDKs log requests with their headers, replies that echo them, and errors.
 """

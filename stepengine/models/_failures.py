@@ -1,8 +1,6 @@
 """
 What went wrong at a provider, as one of our errors, and whether the same request may be sent again.
 
-Rules: ecosystem EC59 to EC70, reliability MP01 to MP17 and MP22.
-
 Errors of SDKs and of the HTTP library are read here and not kept: they hold the request with its key.
 """
 
@@ -25,6 +23,7 @@ from stepengine.models._json import read_json
 from stepengine.models.keys import Credentials, printable
 
 __all__ = (
+    "DANGLING_REASONING",
     "FORCED_THINKING",
     "GIVEN_UP",
     "GRAMMAR",
@@ -34,7 +33,7 @@ __all__ = (
     "NO_SEARCH",
     "ONCE",
     "SMALL_LIMIT",
-    "SOURCES",
+    "UNKNOWN_FIELD",
     "Call",
     "address_of",
     "body_failure",
@@ -57,12 +56,16 @@ GIVEN_UP = "given_up"
 FORCED_THINKING = "forced_thinking"
 LARGE_LIMIT = "large_limit"
 GRAMMAR = "large_grammar"
-SOURCES = "unknown_sources"
+UNKNOWN_FIELD = "unknown_field"
+DANGLING_REASONING = "dangling_reasoning"
 NO_SEARCH = "no_tool_search"
 ONCE = frozenset(
-    {FORCED_THINKING, GIVEN_UP, GRAMMAR, INVALID_SIGNATURE, LARGE_LIMIT, MALFORMED_CALL, NO_SEARCH, SOURCES}
+    {
+        *(DANGLING_REASONING, FORCED_THINKING, GIVEN_UP, GRAMMAR, INVALID_SIGNATURE, LARGE_LIMIT, MALFORMED_CALL),
+        *(NO_SEARCH, UNKNOWN_FIELD),
+    }
 )
-"""Kinds of failure after which the same request is worth one more try and no third (MP60, EC97, EC109)."""
+"""Kinds of failure after which the same request is worth one more try and no third (reliability:MP60, ecosystem:EC97, ecosystem:EC109)."""
 
 RETRYABLE_STATUS = frozenset({408, 409, 425, 429, 498})
 NOT_IMPLEMENTED = 501
@@ -144,17 +147,16 @@ OVERFLOW = {
 """What says, in lower case, that a request is longer than the model's window, and who says so."""
 
 WORDLESS = frozenset({"cerebras"})
-"""Who refuses a request that is too long without a word (PV84)."""
+"""Who refuses a request that is too long without a word (providers:PV84)."""
 
 PER_MINUTE = "tokens per minute"
 """Groq's 413 for a request larger than a minute's allowance, which says nothing of the window."""
 
 SIGNATURE = re.compile(
-    r"signature|bound to a different conversation|encrypted_content|encrypted content|thinking.{0,40}block"
-    r"|without its required",
+    r"signature|bound to a different conversation|encrypted_content|encrypted content|thinking.{0,40}block",
     re.IGNORECASE,
 )
-"""What providers say of thinking that they did not make or that was changed (reliability MP60, ecosystem EC98)."""
+"""What providers say of thinking that they did not make or that was changed (reliability:MP60, ecosystem:EC98)."""
 
 WRONG_KEY = re.compile(r"incorrect api key|api key not valid|api key expired", re.IGNORECASE)
 WRONG_KEY_WORDS = frozenset({"API_KEY_INVALID", "invalid_api_key"})
@@ -171,14 +173,17 @@ TOO_COMPLEX = (
 )
 """What Anthropic says, in lower case, of schemas that it cannot promise to keep to."""
 
+DANGLING = re.compile(r"without its required '?(?:following item|reasoning)", re.IGNORECASE)
+"""What OpenAI says of reasoning without the item that it was for, and of an item without its reasoning (providers:PV28)."""
+
 UNKNOWN_SOURCES = re.compile(r"unknown parameter.{0,80}action\.sources", re.IGNORECASE)
-"""What OpenAI's API said of a search that goes back with its sources, which its own types allow (PV58)."""
+"""What OpenAI's API said of a search that goes back with its sources, which its own types allow (providers:PV58)."""
 
 AGAIN = re.compile(r"try again in (?:(\d{1,4})m)?(\d{1,6}(?:\.\d{1,6})?)(ms|s)\b", re.ASCII | re.IGNORECASE)
 """How Groq and OpenAI say in words how long to wait: ``5.289s``, ``250ms``, ``7m12.5s``."""
 
 UNSEARCHED = ("tool search is not supported", "tool_search", "defer_loading")
-"""What is said, in lower case, of a search of tools that a model or a cloud does not have (PV63, PV64, PV88)."""
+"""What is said, in lower case, of a search of tools that a model or a cloud does not have (providers:PV63, providers:PV64, providers:PV88)."""
 
 LIMIT_AND_INPUT = "`max_tokens` exceed context limit: "
 MOST_OUTPUT = "which is the maximum allowed number of output tokens"
@@ -301,7 +306,7 @@ def _failed(call: Call, kind: str, retryable: bool, detail: str) -> ModelError: 
 
 
 def body_failure(
-    content: bytes | Mapping[str, Any],
+    content: bytes | Mapping[str, object],
     status: int | None,
     headers: Mapping[str, str],
     call: Call,
@@ -345,7 +350,7 @@ def _kind_of(problem: _Problem, status: int | None) -> str:
         return MALFORMED_CALL
     if _is_unknown_model(problem, status):
         return UNKNOWN_MODEL
-    return INVALID_SIGNATURE if SIGNATURE.search(problem.text) else _kind_of_refusal(problem.text)
+    return _kind_of_refusal(problem.text)
 
 
 def _is_overflow(problem: _Problem, status: int | None, call: Call) -> bool:
@@ -397,13 +402,17 @@ def _is_wrong_key(problem: _Problem, status: int | None) -> bool:
 def _kind_of_refusal(text: str) -> str:
     """Return what a refused request is worth a second try without; ``""`` for nothing that is known."""
     low = text.casefold()
+    if DANGLING.search(text):
+        return DANGLING_REASONING
+    if SIGNATURE.search(text):
+        return INVALID_SIGNATURE
     if any(words in low for words in FORCED):
         return FORCED_THINKING
     if any(words in low for words in TOO_COMPLEX):
         return GRAMMAR
     if any(words in low for words in UNSEARCHED):
         return NO_SEARCH
-    return SOURCES if UNKNOWN_SOURCES.search(text) else ""
+    return UNKNOWN_FIELD if UNKNOWN_SOURCES.search(text) else ""
 
 
 def _is_unknown_model(problem: _Problem, status: int | None) -> bool:
@@ -419,7 +428,7 @@ class _Problem:
     wait: float | None = None
 
 
-def _problem(content: bytes | Mapping[str, Any]) -> _Problem:
+def _problem(content: bytes | Mapping[str, object]) -> _Problem:
     if isinstance(content, bytes):
         try:
             value = read_json(content)
@@ -453,8 +462,8 @@ def _typed(problem: _Problem, kind: str) -> _Problem:
     return attrs.evolve(problem, words=problem.words | {word}) if word else problem
 
 
-def _delay_in(details: Any, words: str) -> float | None:
-    """Return the wait of a body: Google's, which is ``{"retryDelay": "13s"}`` (EC68), or one that *words* tell of."""
+def _delay_in(details: object, words: str) -> float | None:
+    """Return the wait of a body: Google's, which is ``{"retryDelay": "13s"}`` (ecosystem:EC68), or one that *words* tell of."""
     for detail in details if isinstance(details, list) else ():
         text = detail.get("retryDelay") if isinstance(detail, Mapping) else None
         if isinstance(text, str) and text.endswith("s") and text[:-1].replace(".", "", 1).isdecimal():
@@ -498,7 +507,7 @@ def _message(problem: _Problem, status: int | None, call: Call) -> str:
 
 
 def _largest(request: ModelRequest | None) -> str:
-    """Return a clause that names the largest messages, so that somebody knows what to shorten (MP07)."""
+    """Return a clause that names the largest messages, so that somebody knows what to shorten."""
     if request is None:
         return ""
     from stepengine.data.codec import to_json
@@ -530,7 +539,7 @@ def request_id_of(headers: Mapping[str, str]) -> str | None:
     return None
 
 
-def _request_id(headers: Mapping[str, str], content: bytes | Mapping[str, Any]) -> str | None:
+def _request_id(headers: Mapping[str, str], content: bytes | Mapping[str, object]) -> str | None:
     named = request_id_of(headers)
     if named is not None:
         return named
@@ -539,7 +548,7 @@ def _request_id(headers: Mapping[str, str], content: bytes | Mapping[str, Any]) 
 
 
 def wait_of(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds that the provider asks to wait; ``None`` for nothing, garbage and negative numbers (EC68)."""
+    """Return the seconds that the provider asks to wait; ``None`` for nothing, garbage and negative numbers (ecosystem:EC68)."""
     for name, factor in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         text = headers.get(name, "").strip()
         if not text:
@@ -567,19 +576,19 @@ def protocol_failure(call: Call, what: str, usage: Usage | None = None) -> Model
 
 
 def malformed_call(call: Call, what: str, usage: Usage | None = None) -> ModelError:
-    """Return the error for a reply in which the model broke its own call; worth one more try (EC97)."""
+    """Return the error for a reply in which the model broke its own call; worth one more try (ecosystem:EC97)."""
     msg = f"{call.model!r} of {call.provider} wrote a tool call that its provider could not read: {printable(what, MAX_MESSAGE)}"
     return ModelError(msg, retryable=True, kind=MALFORMED_CALL, usage=usage)
 
 
 def unsigned_call(call: Call, what: str, usage: Usage | None = None) -> ModelError:
-    """Return the error for a reply that wants signatures of earlier calls; asked again, made ones are sent (MP60)."""
+    """Return the error for a reply that wants signatures of earlier calls; asked again, made ones are sent (reliability:MP60)."""
     msg = f"{call.model!r} of {call.provider} misses a thought signature: {printable(what, MAX_MESSAGE)}"
     return ModelError(msg, retryable=True, kind=INVALID_SIGNATURE, usage=usage)
 
 
 def given_up(call: Call, what: str, usage: Usage | None = None) -> ModelError:
-    """Return the error for a reply that its provider broke off without a reason of ours; worth one more try (EC97)."""
+    """Return the error for a reply that its provider broke off without a reason of ours; worth one more try (ecosystem:EC97)."""
     msg = f"{call.provider} gave up on the reply of {call.model!r}: {printable(what, MAX_MESSAGE)}"
     return ModelError(msg, retryable=True, kind=GIVEN_UP, usage=usage)
 
@@ -595,6 +604,6 @@ def unanswerable(call: Call, kinds: list[str], usage: Usage | None = None) -> Mo
 
 
 def truncated(call: Call, what: str, usage: Usage | None = None) -> TruncatedReply:
-    """Return the error for a reply that ended before its terminal marker; nothing of it counts (MP20)."""
+    """Return the error for a reply that ended before its terminal marker; nothing of it counts."""
     msg = f"the reply of {call.model!r} from {call.provider} ended early: {what}; nothing of it counts"
     return TruncatedReply(msg, retryable=True, kind="truncated", usage=usage)

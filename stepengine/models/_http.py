@@ -2,7 +2,7 @@
 The thin client call that every adapter shares: bytes out through the SDK's own client, bytes back into an accumulator.
 
 One client per event loop, made at the first request and closed by ``close``. The SDK supplies address, authentication,
-headers and error classes; it neither retries nor decodes (design 6, ecosystem EC46, EC51, EC66).
+headers and error classes; it neither retries nor decodes.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class SecondTries:
     Which requests had a failure that is worth exactly one more try, so that the second one is final.
 
     The provider does not try again itself: it says once that the same request may succeed, and whoever coordinates
-    retries asks again (reliability R21, MP60).
+    retries asks again (reliability:MP60).
     """
 
     def __init__(self) -> None:
@@ -153,7 +153,7 @@ class SecondTries:
                 self._failed.popitem(last=False)
 
 
-def _identity(request: ModelRequest) -> tuple[Any, ...]:
+def _identity(request: ModelRequest) -> tuple[object, ...]:
     """Return what the attempts of one call share, also when a wrapper gives each a copy with another model."""
     return id(request.messages), id(request.tail), request.model, len(request.messages)
 
@@ -429,7 +429,7 @@ class HttpProvider(Provider):
         async with self._asked(body, request, stream=False) as exchange:
             return exchange.json(await exchange.content())
 
-    async def _batch_lines(self, path: str) -> list[Mapping[str, Any]]:
+    async def _batch_lines(self, path: str) -> list[Mapping[str, object]]:
         """Return the objects of a file with the results of a batch."""
         body = Body(b"", path=path, is_question=True)
         async with self._asked(body, self._about_batches(), stream=False) as exchange:
@@ -451,7 +451,7 @@ class HttpProvider(Provider):
         warn_of(request, self.name, dropped)
         return self._encode(request, stream=False, after=self._second_tries.kind_of(request))
 
-    def _batch_id(self, answer: Mapping[str, Any], member: str = "id") -> str:
+    def _batch_id(self, answer: Mapping[str, object], member: str = "id") -> str:
         """Return what a batch that was taken is asked for by; sent once more it might be paid twice, so its lack is final."""
         name = answer.get(member)
         if isinstance(name, str) and 0 < len(name) <= MAX_BATCH_ID:
@@ -459,7 +459,7 @@ class HttpProvider(Provider):
         msg = f"{self.name} took a batch, but gave it no {member} of 1 to {MAX_BATCH_ID} characters to ask for it by"
         raise ModelError(msg, kind="protocol")
 
-    def batch_reply(self, result: Any, request: ModelRequest) -> ModelReply:
+    def batch_reply(self, result: object, request: ModelRequest) -> ModelReply:
         """
         Return the reply that *result* holds, which ``batch_results`` gave.
 
@@ -489,7 +489,7 @@ class HttpProvider(Provider):
             case _:
                 return super().batch_reply(None, request)
 
-    async def _on_files(self, ask: Callable[[Any], Awaitable[Any]]) -> Any:
+    async def _on_files(self, ask: Callable[[Any], Awaitable[object]]) -> Any:
         """Return what *ask* gets from the file client of the SDK's client, its failures as those of a model call."""
         ready = self._ready()
         call = Call(
@@ -561,7 +561,7 @@ class HttpProvider(Provider):
             failure = self._failure(error, call)
         else:
             return Exchange(response, call, timeouts, started)
-        # Raised here and not in the handler, so that the SDK's error, which holds the key, is nobody's context (SC05).
+        # Raised here and not in the handler, so that the SDK's error, which holds the key, is nobody's context (reliability:SC05).
         raise failure
 
     def _errors(self) -> tuple[type[Exception], ...]:
@@ -574,11 +574,11 @@ class HttpProvider(Provider):
         """Return what to raise for *error*."""
         return sdk_failure(error, self._sdk(), call)
 
-    async def _post(self, client: Any, body: Body, *, stream: bool) -> Any:
+    async def _post(self, client: Any, body: Body, *, stream: bool) -> object:
         """
         Send *body* and return the HTTP library's response with its body still to come.
 
-        The body of a reply in one piece is read here too and not by the SDK, so that its size has a limit (MP27).
+        The body of a reply in one piece is read here too and not by the SDK, so that its size has a limit.
         """
         send = client.get if body.is_question else partial(client.post, content=body.content)
         opened = await send(
@@ -602,7 +602,7 @@ class HttpProvider(Provider):
         return self._decoded(data, exchange.call, request, exchange.request_id)
 
     def _decoded(
-        self, data: Mapping[str, Any], call: Call, request: ModelRequest, request_id: str | None
+        self, data: Mapping[str, object], call: Call, request: ModelRequest, request_id: str | None
     ) -> ModelReply:
         model = self.bare(request.model)
         reply = understood(call, lambda: held(self.accumulator.decoder(data, call, model, request_id), call))

@@ -13,13 +13,13 @@ STOOD_IN = "fallback_message"
 """The iteration of a model that answered in place of the one that was asked."""
 
 
-def iterations_of(usage: Any) -> list[Mapping[str, Any]]:
+def iterations_of(usage: object) -> list[Mapping[str, Any]]:
     """Return the iterations of a usage; none where there is no list of them."""
     listed = usage.get("iterations") if isinstance(usage, Mapping) else None
     return [entry for entry in listed if isinstance(entry, Mapping)] if isinstance(listed, list | tuple) else []
 
 
-def ran_beside(usage: Any) -> list[Mapping[str, Any]]:
+def ran_beside(usage: object) -> list[Mapping[str, Any]]:
     """
     Return the iterations of a *usage* that its totals leave out: compactions, advisors, models that gave way.
 

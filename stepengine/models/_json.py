@@ -1,5 +1,5 @@
 """
-JSON from providers: one strict reader for bodies, events and tool arguments (ecosystem EC101, reliability MP40 to MP47).
+JSON from providers: one strict reader for bodies, events and tool arguments.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ESCAPE = re.compile(
 
 
 def utf8(text: str) -> bytes:
-    """Return *text* as UTF-8, lone surrogates replaced by U+FFFD (reliability MP46)."""
+    """Return *text* as UTF-8, lone surrogates replaced by U+FFFD."""
     try:
         return text.encode()
     except UnicodeEncodeError:
@@ -70,7 +70,7 @@ def _mended(data: bytes) -> bytes:
 # What a reply must hold is asked for with its kind: a value of another kind is no reply, and nothing is made of it.
 
 
-def object_at(source: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def object_at(source: Mapping[str, object], name: str) -> Mapping[str, Any]:
     """Return the object under *name*, an empty one for none and ``null``; raises ``TypeError`` for anything else."""
     value = source.get(name)
     if value is None:
@@ -78,7 +78,7 @@ def object_at(source: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else _other_kind(name, "an object", value)
 
 
-def list_at(source: Mapping[str, Any], name: str) -> list[Any]:
+def list_at(source: Mapping[str, object], name: str) -> list[Any]:
     """Return the array under *name*, an empty one for none and ``null``; raises ``TypeError`` for anything else."""
     value = source.get(name)
     if value is None:
@@ -86,7 +86,7 @@ def list_at(source: Mapping[str, Any], name: str) -> list[Any]:
     return value if isinstance(value, list) else _other_kind(name, "an array", value)
 
 
-def objects_at(source: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+def objects_at(source: Mapping[str, object], name: str) -> list[Mapping[str, Any]]:
     """Return the array of objects under *name* as ``list_at`` does."""
     values = list_at(source, name)
     for value in values:
@@ -95,7 +95,7 @@ def objects_at(source: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
     return values
 
 
-def text_at(source: Mapping[str, Any], name: str) -> str:
+def text_at(source: Mapping[str, object], name: str) -> str:
     """Return the text under *name*, an empty one for none and ``null``; raises ``TypeError`` for anything else."""
     value = source.get(name)
     if value is None:
@@ -103,25 +103,25 @@ def text_at(source: Mapping[str, Any], name: str) -> str:
     return value if isinstance(value, str) else _other_kind(name, "a text", value)
 
 
-def index_at(source: Mapping[str, Any], name: str) -> int:
+def index_at(source: Mapping[str, object], name: str) -> int:
     """Return the place under *name*; raises ``TypeError`` for what is no number of a place, none included."""
     value = source.get(name)
     return value if type(value) is int and value >= 0 else _other_kind(name, "a place", value)
 
 
-def count_of(value: Any) -> int | None:
+def count_of(value: object) -> int | None:
     """Return a number of tokens; ``None`` for what is none: other kinds, negative, broken and impossible numbers."""
     if type(value) is float and value.is_integer():
         value = int(value)
     return value if type(value) is int and 0 <= value <= MAX_COUNT else None
 
 
-def _other_kind(name: str, wanted: str, value: Any) -> NoReturn:
+def _other_kind(name: str, wanted: str, value: object) -> NoReturn:
     msg = f"{name!r} is {_kind(value)}, {wanted} was expected"
     raise TypeError(msg)
 
 
-def call_part(name: str, raw: Any, provider_data: Mapping[str, Any]) -> ToolCallPart:
+def call_part(name: str, raw: object, provider_data: Mapping[str, object]) -> ToolCallPart:
     """
     Return the call of *name* with the arguments *raw* as the model wrote them, unnumbered.
 
@@ -142,7 +142,7 @@ def call_part(name: str, raw: Any, provider_data: Mapping[str, Any]) -> ToolCall
     return ToolCallPart("", name, raw_input=raw_input, input_error=reason, provider_data=data)
 
 
-def _as_text(value: Any) -> str:
+def _as_text(value: object) -> str:
     try:
         return compact(value)
     except ValueError:
@@ -150,7 +150,7 @@ def _as_text(value: Any) -> str:
 
 
 def _object(text: str) -> JsonDict:
-    value: Any = text
+    value: object = text
     for _ in range(ROUNDS):
         if not isinstance(value, str):
             break
@@ -164,7 +164,7 @@ def _object(text: str) -> JsonDict:
     return JsonDict(frozen)
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     if isinstance(value, Mapping | list):
         return "an array" if isinstance(value, list) else "an object"
     if value is None:

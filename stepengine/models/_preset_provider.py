@@ -101,7 +101,7 @@ class PresetProvider(HttpProvider):
         api_key: str | Secret | None = None,
         base_url: str | None = None,
         key_env: str | None = None,
-        transport: Any = None,
+        transport: object = None,
         *,
         timeouts: Timeouts | None = None,
         headers: Mapping[str, str] | None = None,
@@ -137,7 +137,7 @@ class PresetProvider(HttpProvider):
         """
         if not self._preset.holds_files:
             return await super().upload(data, mime_type=mime_type, name=name, expires_in=expires_in)
-        until: dict[str, Any] = {}
+        until: dict[str, object] = {}
         if expires_in is not None:
             until["expires_after"] = {"anchor": "created_at", "seconds": expires_in}
         file = (name or "file", data, mime_type)
@@ -185,7 +185,7 @@ class PresetProvider(HttpProvider):
         told = {"input_file_id": made.id, "endpoint": url, "completion_window": "24h"}
         return self._batch_id(await self._batch_answer("/batches", compact(told).encode()))
 
-    async def batch_results(self, batch: str) -> Mapping[str, Any] | None:
+    async def batch_results(self, batch: str) -> Mapping[str, object] | None:
         """
         Return what came of a batch; ``None`` while it is not done.
 
@@ -204,7 +204,7 @@ class PresetProvider(HttpProvider):
                     said = ""
             msg = f"{self.name} refused the batch {batch}: {printable(said, MAX_SAID) or 'no reason given'}"
             raise ModelError(msg, kind="batch")
-        results: dict[str, Any] = {}
+        results: dict[str, object] = {}
         for member in ("output_file_id", "error_file_id"):
             file = told.get(member)
             if isinstance(file, str) and file:
@@ -241,7 +241,7 @@ class PresetProvider(HttpProvider):
 
     @property
     def _api_version(self) -> str:
-        """Azure's dated API, in place of the one without versions (EC114)."""
+        """Azure's dated API, in place of the one without versions (ecosystem:EC114)."""
         return os.environ.get(API_VERSION, "").strip() if self._preset.azure else ""
 
     def _sdk(self) -> Any:

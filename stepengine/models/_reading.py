@@ -1,7 +1,7 @@
 """
 How the bytes of a reply are received: in whatever pieces, under time limits and size limits, into an accumulator.
 
-Rules: reliability MP18 to MP29; the SDKs' own decoders are not used, because they take a cut-off reply for a whole one.
+The SDKs' own decoders are not used, because they take a cut-off reply for a whole one.
 """
 
 from __future__ import annotations
@@ -115,10 +115,10 @@ class Accumulator(ABC):
     def finish(self, tail: bytes, *, clean: bool = True) -> ModelReply:
         """Return the reply; *tail* is an unfinished event, *clean* whether the body ended as it should."""
 
-    def _decoded(self, message: Mapping[str, Any]) -> ModelReply:
+    def _decoded(self, message: Mapping[str, object]) -> ModelReply:
         return self.decoder(message, self._call, self._model, self._request_id)
 
-    def _failed(self, event: Mapping[str, Any]) -> ModelError:
+    def _failed(self, event: Mapping[str, object]) -> ModelError:
         return body_failure(event, None, {}, self._call, self.usage)
 
     def _broken(self, what: str) -> NoReturn:
@@ -159,7 +159,7 @@ class ReplyReader:
         Return what *chunk* adds.
 
         Raises:
-            ModelError: for an error event, a broken protocol, and a reply that does not end (reliability MP24).
+            ModelError: for an error event, a broken protocol, and a reply that does not end.
         """
         self._size += len(chunk)
         if self._size > MAX_REPLY:
@@ -197,7 +197,7 @@ def understood(call: Call, read: Callable[[], T], usage: Callable[[], Usage | No
     """
     Return what *read* makes of something that a provider sent.
 
-    Decoders are pure, so whatever else they raise than a ``ModelError`` says that it is not what it should be (R22).
+    Decoders are pure, so whatever else they raise than a ``ModelError`` says that it is not what it should be.
 
     Raises:
         ModelError: for a reply that breaks its protocol.
@@ -228,7 +228,7 @@ def read_lines(content: bytes, call: Call) -> list[Mapping[str, Any]]:
 
 
 def held(reply: ModelReply, call: Call) -> ModelReply:
-    """Return *reply* if its text is within the cap, whichever way it came (reliability MP24)."""
+    """Return *reply* if its text is within the cap, whichever way it came."""
     texts = [part.text for part in reply.content if isinstance(part, TextPart | ThinkingPart | RefusalPart)]
     if sum(map(len, texts)) > MAX_TEXT:
         raise too_large(call, f"{MAX_TEXT} characters of text", reply.usage)
@@ -236,7 +236,7 @@ def held(reply: ModelReply, call: Call) -> ModelReply:
 
 
 def too_large(call: Call, limit: str, usage: Usage | None = None) -> ModelError:
-    """Return the error for a reply that does not end; asking again would bring another one (reliability MP24, MP27)."""
+    """Return the error for a reply that does not end; asking again would bring another one."""
     msg = f"the reply of {call.model!r} is longer than {limit} and was cut"
     return ModelError(msg, kind="too_large", usage=usage)
 
@@ -265,7 +265,7 @@ class Exchange:
 
     @property
     def is_event_stream(self) -> bool:
-        """By the content type, whatever was asked for (reliability MP26)."""
+        """By the content type, whatever was asked for."""
         kind = self.response.headers.get("content-type", "").lower()
         return "text/event-stream" in kind or AWS_STREAM in kind
 
@@ -280,7 +280,7 @@ class Exchange:
         Return the whole body, decompressed, of at most *most* bytes: those of a reply by default.
 
         Raises:
-            ModelError: when it breaks off, takes too long or is too long (reliability MP27).
+            ModelError: when it breaks off, takes too long or is too long.
         """
         import httpx2
 
@@ -307,7 +307,7 @@ class Exchange:
         Return the object in *content*.
 
         Raises:
-            ModelError: for anything else, quoting its beginning (reliability MP15).
+            ModelError: for anything else, quoting its beginning.
         """
         kind = self.response.headers.get("content-type", "").partition(";")[0].strip().lower()
         try:
@@ -388,7 +388,7 @@ async def _next(chunks: AsyncIterator[bytes], call: Call, when: float) -> tuple[
 
 
 async def drained(chunks: AsyncIterator[bytes]) -> None:
-    """Read what follows the terminal marker, for a moment, so that the connection can be used again (MP29)."""
+    """Read what follows the terminal marker, for a moment, so that the connection can be used again."""
     import httpx2
 
     seen = 0

@@ -63,7 +63,7 @@ def reply_of(
     usage: Usage | None,
     answered: str | None,
     request_id: str | None,
-    kept: Mapping[str, Any],
+    kept: Mapping[str, object],
     cost: Decimal | None = None,
 ) -> ModelReply:
     """
@@ -91,14 +91,14 @@ def reply_of(
     )
 
 
-def kept_of(source: Mapping[str, Any], *names: str) -> dict[str, Any]:
+def kept_of(source: Mapping[str, object], *names: str) -> dict[str, Any]:
     """Return those members *names* of *source* that are there."""
     return {name: source[name] for name in names if source.get(name) is not None}
 
 
 def _stop_of(stop: StopReason | None, raw: str | None, content: tuple[AssistantPart, ...]) -> StopReason:
     """
-    Return the stop reason: the content decides between the end, tool use and refusal, and for words of the future (EC97).
+    Return the stop reason: the content decides between the end, tool use and refusal, and for words of the future (ecosystem:EC97).
 
     A word of the future is said once per process.
     """
@@ -114,7 +114,7 @@ def _stop_of(stop: StopReason | None, raw: str | None, content: tuple[AssistantP
 
 
 def _cut_off(content: tuple[AssistantPart, ...]) -> tuple[AssistantPart, ...]:
-    """Mark the last call of a reply that the output limit cut: it keeps its raw text (reliability MP55)."""
+    """Mark the last call of a reply that the output limit cut: it keeps its raw text."""
     parts = list(content)
     for index in range(len(parts) - 1, -1, -1):
         part = parts[index]
@@ -126,7 +126,7 @@ def _cut_off(content: tuple[AssistantPart, ...]) -> tuple[AssistantPart, ...]:
 
 
 def made_part(
-    written: Any, mime_type: str, provider_data: Mapping[str, Any], name: str = ""
+    written: object, mime_type: str, provider_data: Mapping[str, object], name: str = ""
 ) -> ImagePart | DocumentPart | None:
     """
     Return the image or file that a model made, of its base64 text; an empty type is found out from the bytes.
@@ -163,13 +163,13 @@ def cut_at_stops(reply: ModelReply, stops: tuple[str, ...]) -> ModelReply:
     return reply
 
 
-def billed(raw: Any) -> Decimal | None:
+def billed(raw: object) -> Decimal | None:
     """Return the US dollars that a usage of xAI states, server-side tools and discounts included; ``None`` when it does not."""
     ticks = raw.get("cost_in_usd_ticks") if isinstance(raw, Mapping) else None
     return Decimal(ticks) / TICKS if type(ticks) is int and 0 <= ticks <= MAX_TICKS else None
 
 
-def usage_in_totals(raw: Any, prompt: str, completion: str, *, hits: tuple[str, ...] = ()) -> Usage | None:
+def usage_in_totals(raw: object, prompt: str, completion: str, *, hits: tuple[str, ...] = ()) -> Usage | None:
     """
     Return in our buckets the usage of an API whose totals hold what was cached and what was thought.
 
@@ -184,27 +184,27 @@ def usage_in_totals(raw: Any, prompt: str, completion: str, *, hits: tuple[str, 
     written = min(whole - read, _figure(inside, "cache_write_tokens"))
     reasoning = _figure(outside, "reasoning_tokens")
     if reasoning and count_of(raw.get("total_tokens")) == whole + output + reasoning:
-        output += reasoning  # xAI counts it beside the completion (PV81)
+        output += reasoning  # xAI counts it beside the completion (providers:PV81)
     reasoning = min(output, reasoning)
     unsure = any(count_of(raw.get(name)) is None for name in (prompt, completion))
     return Usage(whole - read - written, output - reasoning, read, written, reasoning, at_least=unsure)
 
 
-def _figure(details: Any, name: str) -> int:
+def _figure(details: object, name: str) -> int:
     return count_of(details.get(name)) or 0 if isinstance(details, Mapping) else 0
 
 
 # --- what is shown of parts that only their provider understands: never a reason to refuse a reply --------------------
 
 
-def word_at(value: Any, *path: str) -> str:
+def word_at(value: object, *path: str) -> str:
     """Return the text at *path* of *value*; ``""`` where there is none."""
     for name in path:
         value = value.get(name) if isinstance(value, Mapping) else None
     return value if isinstance(value, str) else ""
 
 
-def seen(value: Any, *path: str) -> list[Mapping[str, Any]]:
+def seen(value: object, *path: str) -> list[Mapping[str, Any]]:
     """Return the objects in the list at *path* of *value*; none where there is no list."""
     for name in path:
         value = value.get(name) if isinstance(value, Mapping) else None

@@ -1,4 +1,4 @@
-"""JSON Schemas for servers that understand only part of JSON Schema (ecosystem EC102)."""
+"""JSON Schemas for servers that understand only part of JSON Schema."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def plain_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
 class _Plain:
     """Puts definitions in the places that refer to them."""
 
-    def __init__(self, definitions: Mapping[str, Any]) -> None:
+    def __init__(self, definitions: Mapping[str, object]) -> None:
         self._definitions = definitions
         self._made = 0
 
@@ -48,13 +48,13 @@ class _Plain:
             return self._referred(found.pop("$ref"), found, within)
         return {name: self._member(name, item, within) for name, item in found.items() if name not in DEFINITIONS}
 
-    def _referred(self, reference: Any, rest: Mapping[str, Any], within: tuple[str, ...]) -> Any:
+    def _referred(self, reference: Any, rest: Mapping[str, Any], within: tuple[str, ...]) -> object:
         if within.count(reference) > NESTED or len(within) >= MAX_DEPTH or self._made > MOST_PARTS:
             return {"type": "object"}
         target = self._definitions.get(reference, {"type": "object"})
         return self.of({**(target if isinstance(target, Mapping) else {}), **rest}, (*within, reference))
 
-    def _member(self, name: str, item: Any, within: tuple[str, ...]) -> Any:
+    def _member(self, name: str, item: object, within: tuple[str, ...]) -> Any:
         if name in {"enum", "default", "examples", "required", "const"}:
             return item
         if name in {"properties", "patternProperties"} and isinstance(item, Mapping):
@@ -62,7 +62,7 @@ class _Plain:
         return self.of(item, within)
 
 
-def _without_null(found: dict[str, Any]) -> dict[str, Any]:
+def _without_null(found: dict[str, Any]) -> dict[str, object]:
     """Return *found* without constants and null, one level deep."""
     if "const" in found and not isinstance(found["const"], Mapping):
         found["enum"] = [found.pop("const")]
@@ -97,7 +97,7 @@ class _Unfit(Exception):
     """The schema cannot be promised."""
 
 
-def strict_form(schema: Mapping[str, Any], wire: Literal["anthropic", "openai"]) -> dict[str, Any] | None:
+def strict_form(schema: Mapping[str, object], wire: Literal["anthropic", "openai"]) -> dict[str, Any] | None:
     """
     Return *schema* as a provider takes it that shall promise to keep to it; ``None`` when it cannot promise that.
 
@@ -111,7 +111,7 @@ def strict_form(schema: Mapping[str, Any], wire: Literal["anthropic", "openai"])
         return None
 
 
-def optional_in(schema: Mapping[str, Any], wire: Literal["anthropic", "openai"]) -> int | None:
+def optional_in(schema: Mapping[str, object], wire: Literal["anthropic", "openai"]) -> int | None:
     """Return how many optional members a schema has that can be promised; ``None`` for one that cannot. Found out once."""
     known = _counted.get((id(schema), wire))
     if known is not None and known[0] is schema:
@@ -168,7 +168,7 @@ class _Strict(ABC):
             raise _Unfit
         return [self.of(schema, level) for schema in schemas]
 
-    def members(self, schema: Mapping[str, Any], level: int) -> dict[str, Any]:
+    def members(self, schema: Mapping[str, object], level: int) -> dict[str, Any]:
         """Return the members of a closed object, and count them."""
         if schema.get("additionalProperties", False) is not False:
             raise _Unfit
@@ -202,9 +202,9 @@ class _Anthropic(_Strict):
             found["description"] = f"{found['description']}\n\n{told}" if "description" in found else told
         return found
 
-    def _parts(self, rest: dict[str, Any], level: int) -> dict[str, Any]:
+    def _parts(self, rest: dict[str, object], level: int) -> dict[str, object]:
         """Take out of *rest* what is made of further schemas, and what is kept of bounds and formats."""
-        found: dict[str, Any] = {}
+        found: dict[str, object] = {}
         for word in ("anyOf", "oneOf", "allOf"):
             if word in rest:
                 found["anyOf" if word == "oneOf" else word] = self.all(rest.pop(word), level + 1)
@@ -246,5 +246,5 @@ class _OpenAI(_Strict):
         return {**found, "required": names}
 
 
-def _looks_around(pattern: Any) -> bool:
+def _looks_around(pattern: object) -> bool:
     return isinstance(pattern, str) and any(word in pattern for word in ("(?=", "(?!", "(?<=", "(?<!"))

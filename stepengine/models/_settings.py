@@ -2,7 +2,7 @@
 Settings that only some wires have words for: what each becomes in a body, and what is left out and said so. Pure but for the log.
 
 A wire has a *way* for each of these settings that it knows: a function of the value that gives members of the body, or ``None``
-where the model does not take it. What has no way is dropped with a warning, never silently (requirements A15).
+where the model does not take it. What has no way is dropped with a warning, never silently.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def cache_members(lifetime: str, model: str, preset: Preset) -> Json | None:
     Return how long a service that caches by itself is told to do so; ``None`` when it cannot be told.
 
     Since gpt-5.6 OpenAI's cache can be told to wait for marks, which are never sent, and by Responses to hold for twelve
-    hours, the shortest time above an hour (PV66).
+    hours, the shortest time above an hour (providers:PV66).
     """
     if lifetime == "5m":
         return {} if preset.caches else None
@@ -135,6 +135,6 @@ def no_tool(item: ServerTool, model: str, provider: str, why: str = "") -> Model
     return ModelError(msg, kind="settings")
 
 
-def located(place: Mapping[str, Any] | None) -> Json | None:
+def located(place: Mapping[str, object] | None) -> Json | None:
     """Return where the asker is in the form of Anthropic and OpenAI."""
     return None if place is None else {"type": "approximate", **place}

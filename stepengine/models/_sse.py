@@ -1,8 +1,8 @@
 """
-Server-sent events from bytes, however they are cut and whatever line ends they use (reliability MP25).
+Server-sent events from bytes, however they are cut and whatever line ends they use.
 
 The SDKs' own decoders are not used: they hide the bytes of an event that was begun and not finished, which decide
-whether a reply that ends early may count (reliability MP20, MP21).
+whether a reply that ends early may count.
 """
 
 from __future__ import annotations

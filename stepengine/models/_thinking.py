@@ -299,7 +299,7 @@ def _at_groq(thinking: Thinking, model: str) -> Asked:
     )
 
 
-def _switch(state: str, **more: Any) -> Json:
+def _switch(state: str, **more: object) -> Json:
     return {"thinking": {"type": state, **more}}
 
 

@@ -1,5 +1,5 @@
 """
-What a server sends, unpacked and held to sizes before anybody reads it, whatever the status (reliability MP27, R23).
+What a server sends, unpacked and held to sizes before anybody reads it, whatever the status.
 
 The HTTP library unpacks each piece of a body whole, several times over when the server says so, and the SDKs read the
 whole body of a refusal. Here only one packing is known, the one that is asked for, and it is undone a little at a time.

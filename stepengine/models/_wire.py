@@ -68,7 +68,7 @@ __all__ = (
 )
 
 NUDGE = "Continue."
-"""Said in the user's place where a wire wants a user message and the history has none; in no record (EC100)."""
+"""Said in the user's place where a wire wants a user message and the history has none; in no record (ecosystem:EC100)."""
 
 BETAS = "anthropic-beta"
 RESERVED = frozenset({"headers", "body"})
@@ -107,22 +107,22 @@ def join_members(members: Mapping[str, bytes]) -> bytes:
     return b"{" + b",".join([encoded(name) + b":" + value for name, value in members.items()]) + b"}"
 
 
-def joined(values: Iterable[Any]) -> bytes:
+def joined(values: Iterable[object]) -> bytes:
     """Return *values* as the inside of a JSON array; those that are ``None`` are left out."""
     return b",".join([encoded(value) for value in values if value is not None])
 
 
-def is_own(data: Mapping[str, Any] | None, provider: str, model: str | None = None) -> TypeGuard[Mapping[str, Any]]:
+def is_own(data: Mapping[str, object] | None, provider: str, model: str | None = None) -> TypeGuard[Mapping[str, Any]]:
     """Return whether *provider*, and its *model* if one is given, made the part whose ``provider_data`` is *data*."""
     return data is not None and data.get("provider") == provider and (model is None or data.get("model") == model)
 
 
 def safe_name(name: str) -> str:
-    """Return a tool name that every wire takes; what a model made up may hold anything (reliability MP48)."""
+    """Return a tool name that every wire takes; what a model made up may hold anything."""
     return UNSAFE.sub("_", name)[:MAX_NAME] or "unknown"
 
 
-def arguments_of(part: ToolCallPart) -> Mapping[str, Any]:
+def arguments_of(part: ToolCallPart) -> Mapping[str, object]:
     """Return the arguments of a past call; those that could not be read are shown under one name, as an object."""
     return {"unreadable_arguments": part.raw_input or ""} if part.input_error is not None else part.input
 
@@ -159,14 +159,16 @@ def all_headers(*layers: Mapping[str, str]) -> dict[str, str]:
     return merged
 
 
-def members_of(request: ModelRequest, head: Mapping[str, Any], tools: bytes, *, extra: bool = True) -> dict[str, bytes]:
+def members_of(
+    request: ModelRequest, head: Mapping[str, object], tools: bytes, *, extra: bool = True
+) -> dict[str, bytes]:
     """
     Return the encoded members of a body, all but the conversation: *head* without ``None``, and *tools*.
 
     With *extra*, ``settings.extra`` is put on top, objects member by member: all its keys but ``"headers"`` and ``"body"``
     are members, and so are those of the object under ``"body"``. Tools in it go behind *tools*.
     """
-    given: Mapping[str, Any] = {name: value for name, value in head.items() if value is not None}
+    given: Mapping[str, object] = {name: value for name, value in head.items() if value is not None}
     own = request.settings.extra
     if extra and own:
         body = own.get("body")
@@ -182,12 +184,12 @@ def members_of(request: ModelRequest, head: Mapping[str, Any], tools: bytes, *, 
     return members
 
 
-def _both_tools(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def _both_tools(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str, object]:
     lists = [tools for tools in (below.get("tools"), above.get("tools")) if isinstance(tools, list)]
     return {"tools": [*lists[0], *lists[1]]} if len(lists) > 1 else {}
 
 
-def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def _merged(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str, object]:
     merged = dict(below)
     for name, value in above.items():
         old = merged.get(name)
@@ -195,14 +197,14 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
     return merged
 
 
-def schema_name(schema: Mapping[str, Any]) -> str:
+def schema_name(schema: Mapping[str, object]) -> str:
     """Return the name under which a structured output goes where a wire demands one."""
     title = schema.get("title")
     return safe_name(title) if isinstance(title, str) and title else "output"
 
 
 def is_paused(request: ModelRequest) -> bool:
-    """Return whether a reply that the provider paused is handed back as the last message, to be gone on with (MP56)."""
+    """Return whether a reply that the provider paused is handed back as the last message, to be gone on with."""
     return bool(request.tail) and type(request.tail[-1]) is AssistantMessage
 
 
@@ -210,7 +212,7 @@ def wire_ids(
     calls: Sequence[ToolCallPart], provider: str, *, own: bool = True, make: Callable[[str], str] | None = None
 ) -> dict[str, str]:
     """
-    Return the wire id of each call by its own id (EC83).
+    Return the wire id of each call by its own id (ecosystem:EC83).
 
     The provider's own id when it made the call and the id is not used twice in this message, else one that is made from
     ours and stays the same for ever. *own* false makes all of them. *make* is for wires with ids of a certain form.
@@ -262,7 +264,7 @@ def data_url(part: ImagePart | DocumentPart) -> str:
 
 
 def cannot_take(provider: str, part: ImagePart | DocumentPart, why: str) -> ModelError:
-    """Return the error for a part that the provider's wire cannot hold (requirements G24)."""
+    """Return the error for a part that the provider's wire cannot hold."""
     name = getattr(part, "name", "") or part.url or part.file_id or ""
     msg = f"{provider} cannot take the {type(part).__name__}{f' {name!r}' if name else ''} of type {part.mime_type!r}: {why}"
     return ModelError(msg, kind="unsupported_part")
@@ -321,7 +323,7 @@ def goes_on(before: AssistantPart | None, part: AssistantPart) -> bool:
     return type(before) is type(part) and _item_of(before) == _item_of(part)
 
 
-def _item_of(part: Any) -> Any:
+def _item_of(part: object) -> object:
     return (getattr(part, "provider_data", None) or {}).get("id")
 
 
@@ -361,8 +363,8 @@ class ToolsCache:
     def __init__(
         self,
         encode: Callable[[ToolSpec], Any],
-        last: Mapping[str, Any] | None = None,
-        search: Mapping[str, Any] | None = None,
+        last: Mapping[str, object] | None = None,
+        search: Mapping[str, object] | None = None,
     ) -> None:
         self._encode = encode
         self._on_last = last or {}
@@ -416,7 +418,7 @@ def turns_of(request: ModelRequest, flags: Hashable, encode: Callable[..., T]) -
     Return history and tail as turns. Each message is encoded once for the same *flags* (``Transcript.memo``).
 
     *flags* is what *encode* goes by beside the message, of a class of the wire's own. A message with an id of the
-    provider's that an earlier one has sent is encoded with ``own_ids=False`` (EC83).
+    provider's that an earlier one has sent is encoded with ``own_ids=False`` (ecosystem:EC83).
     """
     history = len(request.messages)
     turns = [*request.messages.memo(flags, lambda message: encode(message, flags))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, assert_never
 
 import attrs
@@ -270,7 +270,7 @@ class Provider(ABC):
         msg = f"{self.name} takes no batches; anthropic, openai and google do"
         raise ModelError(msg, kind="settings")
 
-    async def batch_results(self, batch: str) -> Mapping[str, Any] | None:
+    async def batch_results(self, batch: str) -> Mapping[str, object] | None:
         """
         Return what came of each request of a batch by its name, as ``batch_reply`` takes it; ``None`` while it is not done.
 
@@ -282,7 +282,7 @@ class Provider(ABC):
         msg = f"{self.name} takes no batches; anthropic, openai and google do"
         raise ModelError(msg, kind="settings")
 
-    def batch_reply(self, result: Any, request: ModelRequest) -> ModelReply:
+    def batch_reply(self, result: object, request: ModelRequest) -> ModelReply:
         """
         Return the reply that *result* holds; ``None`` stands for a request that the batch lost.
 
@@ -297,28 +297,25 @@ class Provider(ABC):
         return
 
 
-def deltas_of(reply: ModelReply) -> Iterator[ModelDelta]:
-    """Give the stream items that a finished *reply* would have come in, without the final ``ReplyDone``."""
-    calls = 0
+def deltas_of(reply: ModelReply) -> list[ModelDelta]:
+    """Return the stream items that a finished *reply* would have come in, without the final ``ReplyDone``."""
+    calls, deltas = 0, list[ModelDelta]()
     for part in reply.content:
-        yield from _part_deltas(part, calls)
+        deltas += _part_deltas(part, calls)
         calls += type(part) is ToolCallPart
+    return deltas
 
 
-def _part_deltas(part: AssistantPart, index: int) -> Iterator[ModelDelta]:
+def _part_deltas(part: AssistantPart, index: int) -> Sequence[ModelDelta]:
     match part:
         case TextPart() | RefusalPart():
-            if part.text:
-                yield TextChunk(part.text)
+            return (TextChunk(part.text),) if part.text else ()
         case ThinkingPart():
-            if part.text:
-                yield ThinkingChunk(part.text)
+            return (ThinkingChunk(part.text),) if part.text else ()
         case ToolCallPart():
             raw = part.raw_input if part.raw_input is not None else compact(part.input)
-            yield ToolCallStarted(index, part.tool_name)
-            yield ToolCallChunk(index, raw)
-            yield ToolCallEnded(index)
+            return (ToolCallStarted(index, part.tool_name), ToolCallChunk(index, raw), ToolCallEnded(index))
         case ImagePart() | DocumentPart() | OpaquePart() | CitationPart():
-            return
+            return ()
         case _ as never:
             assert_never(never)

@@ -1,5 +1,5 @@
 """
-Model calls of many runs, gathered into the batches of a provider: half the price, for whoever can wait (providers PV99 to PV102).
+Model calls of many runs, gathered into the batches of a provider: half the price, for whoever can wait.
 
 ``Batched`` is a provider around another one. A call waits in it until a batch goes out and comes back. Which batches are
 out stands in a file, so that a run that is resumed after a crash waits for the batch that it began and does not pay again.

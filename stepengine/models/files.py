@@ -1,4 +1,4 @@
-"""Files that providers hold, so that many requests name them and none carries them (providers PV53 to PV55)."""
+"""Files that providers hold, so that many requests name them and none carries them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import mimetypes
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from stepengine.data.messages import DocumentPart, ImagePart
 from stepengine.errors import DataError, InputError
@@ -46,7 +46,7 @@ def file_part(file: Mapping[str, object]) -> ImagePart | DocumentPart:
     Raises:
         DataError: for what ``upload`` did not return.
     """
-    given: Any = file
+    given: object = file
     words = [given.get(name, "") for name in MEMBERS] if isinstance(given, Mapping) else [""]
     if not all(isinstance(word, str) for word in words) or not words[0]:
         msg = (

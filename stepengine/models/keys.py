@@ -1,5 +1,5 @@
 """
-Where keys and base URLs come from: an explicit argument first, then the environment (requirements G23).
+Where keys and base URLs come from: an explicit argument first, then the environment.
 
 Nothing here runs at import. A key lives in a ``Secret`` from the moment it is read until the SDK client is built.
 """
@@ -11,7 +11,6 @@ import os
 import re
 import socket
 from collections.abc import Mapping, Sequence
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import attrs
@@ -43,7 +42,7 @@ WITHHELD = "withheld"
 
 
 class Secret:
-    """A text that no repr, str, format, pickle or traceback shows (reliability SC05). ``reveal()`` gives it."""
+    """A text that no repr, str, format, pickle or traceback shows. ``reveal()`` gives it."""
 
     __slots__ = ("_value",)
 
@@ -69,7 +68,7 @@ class Secret:
     def __hash__(self) -> int:
         return hash((Secret, self._value))
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return str, (HIDDEN,)
 
 
@@ -168,7 +167,7 @@ def base_url_for(explicit: str | None, variable: str | None, default: str | None
 
 def usable_variables(provider: str, variables: Sequence[str], url: str | None, default: str | None) -> Sequence[str]:
     """
-    Return those of *variables* whose key may be sent to *url*: a key goes to the host that it was made for (SC12).
+    Return those of *variables* whose key may be sent to *url*: a key goes to the host that it was made for (reliability:SC12).
 
     That is the host of the *default* address, and any address of a provider that has none of its own, or only one on this
     machine, since users give such a provider its address. Hosts in
@@ -198,7 +197,7 @@ def _is_local(host: str) -> bool:
 
 
 def given_to(provider: str, key: Secret | None, member: str = "api_key") -> None:
-    """Let nothing that is written hold *key*, which *provider* gets as its *member* (R11): ``<redacted:openai_api_key>``."""
+    """Let nothing that is written hold *key*, which *provider* gets as its *member*: ``<redacted:openai_api_key>``."""
     if key is not None:
         GIVEN.tell(key.reveal(), f"{provider}_{member}", os.environ)
 

@@ -1,5 +1,5 @@
 """
-Every OpenAI-compatible service that is known by name, as one table (ecosystem section 3, EC104 to EC115).
+Every OpenAI-compatible service that is known by name, as one table.
 
 A preset is data: where the service is, where its key comes from, and flags for what it does in its own way. Values come
 from the services' documents and from recorded traffic; no service was called to fill them in.

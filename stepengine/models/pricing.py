@@ -1,7 +1,5 @@
 """
 Prices and context windows from the data in ``genai_prices``, read on first use and never over the network.
-
-Rules: requirements G17 and G18, ecosystem EC77 and EC78.
 """
 
 from __future__ import annotations
@@ -26,6 +24,8 @@ from stepengine.models.routing import route_of
 __all__ = ("ListPrices", "cost_of", "family_and_name", "info_of", "nearest_names")
 
 PRICE_LISTS = {
+    "anthropic_aws": "anthropic",
+    "anthropic_google": "anthropic",
     "azure_responses": "azure",
     "bedrock": "aws",
     "bedrock_mantle": "aws",
@@ -44,7 +44,7 @@ FLAVORS = {
     **dict.fromkeys(("bedrock", "bedrock_mantle", "foundry", "vertex_claude"), "anthropic"),
 }
 """The form of usage, by the name that ``genai_prices`` gives it, where it is not that of chat completions."""
-DEFAULT_FLAVORS = frozenset({"anthropic", "google", "groq", "mistral", "vertex"})
+DEFAULT_FLAVORS = frozenset({"anthropic", "anthropic_aws", "anthropic_google", "google", "groq", "mistral", "vertex"})
 ORDINARY = frozenset(
     {
         *("input_tokens", "output_tokens", "total_tokens", "prompt_tokens", "completion_tokens", "cached_tokens"),
@@ -63,7 +63,17 @@ ORDINARY = frozenset(
 """Counts that every price of tokens takes in; any other count is looked at by the library of prices."""
 TIERS = frozenset({"fast", "flex", "priority"})
 WEB_SEARCH = dict.fromkeys(
-    ("anthropic", "openai", "azure_responses", "bedrock_mantle", "foundry", "vertex_claude"), Decimal("0.01")
+    (
+        "anthropic",
+        "anthropic_aws",
+        "anthropic_google",
+        "openai",
+        "azure_responses",
+        "bedrock_mantle",
+        "foundry",
+        "vertex_claude",
+    ),
+    Decimal("0.01"),
 )
 """US dollars for a search where the price list of a model has none, as the providers' price pages say."""
 FILE_SEARCH = Decimal("0.0025")
@@ -214,7 +224,7 @@ class _Book:
 
     def cost_of_reply(self, model: str, reply: ModelReply, at: datetime) -> Decimal | None:
         """Return what *reply* of *model* cost, with all that was reported of it, or ``None``."""
-        data: Mapping[str, Any] = reply.provider_data or {}
+        data: Mapping[str, object] = reply.provider_data or {}
         raw, provider = data.get("usage"), str(data.get("provider") or "")
         tokens = None if reply.usage is None else self.cost(model, reply.usage, at)
         if tokens is None or not isinstance(raw, Mapping):
@@ -269,7 +279,7 @@ class _Book:
 class _PriceList:
     """What one model costs during one time, tier by tier."""
 
-    def __init__(self, prices: Any) -> None:
+    def __init__(self, prices: object) -> None:
         self.prices = prices
         self._starts = sorted({tier.start for price in vars(prices).values() for tier in getattr(price, "tiers", ())})
         self._rates: dict[int, _Rates | None] = {}
@@ -283,12 +293,12 @@ class _PriceList:
         return None if rates is None else rates.of(usage)
 
 
-def _rates_of(prices: Any, prompt_tokens: int) -> _Rates | None:
+def _rates_of(prices: object, prompt_tokens: int) -> _Rates | None:
     """Return what *prices* come to at a prompt of that size; ``None`` when they cannot be applied."""
     from genai_prices.types import ModelPrice
     from genai_prices.types import Usage as PricedUsage
 
-    def at_size(price: Any) -> Any:
+    def at_size(price: object) -> Any:
         reached = [tier.price for tier in getattr(price, "tiers", ()) if prompt_tokens > tier.start]
         return reached[-1] if reached else getattr(price, "base", price)
 
@@ -316,7 +326,7 @@ def _rates_of(prices: Any, prompt_tokens: int) -> _Rates | None:
 # --- what a reply reports beside its tokens ---------------------------------------------------------------------------
 
 
-def _is_special(raw: Any) -> bool:
+def _is_special(raw: object) -> bool:
     """Return whether a usage counts anything that is priced otherwise than as text."""
     if isinstance(raw, Mapping):
         return any(
@@ -329,7 +339,7 @@ def _is_special(raw: Any) -> bool:
     return isinstance(raw, list | tuple) and any(_is_special(entry) for entry in raw)
 
 
-def _context_of(data: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, str]:
+def _context_of(data: Mapping[str, object], raw: Mapping[str, object]) -> dict[str, str]:
     """Return the tier and the speed at which a reply was made, as far as prices may hang on them."""
     tier = str(data.get("service_tier") or raw.get("service_tier") or raw.get("serviceTier") or "").lower()
     context = {"service_tier": tier} if tier in TIERS else {}
@@ -340,7 +350,7 @@ def _context_of(data: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, st
 
 def _searches_of(reply: ModelReply, provider: str, model: str) -> Decimal:
     """Return what the searches of *reply* cost that are no part of the price of its tokens."""
-    data: Mapping[str, Any] = reply.provider_data or {}
+    data: Mapping[str, object] = reply.provider_data or {}
     raw = data.get("usage")
     counted = raw.get("server_side_tool_usage_details") if isinstance(raw, Mapping) else None
     if provider == "xai" and isinstance(counted, Mapping):

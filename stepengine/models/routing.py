@@ -1,5 +1,5 @@
 """
-Fallback between models as an ordinary model string: ``"anthropic/a | openai/b"`` (requirements G12, reliability MP62).
+Fallback between models as an ordinary model string: ``"anthropic/a | openai/b"``.
 
 The string form is what makes it fit wherever a model string does: in a definition, in ``StepWith``, in a journal and on a
 command line. ``Models`` takes it apart. The reply names the model that answered, so that the choice is recorded.
@@ -176,7 +176,7 @@ class Fallback(Provider):
             self._left_off.popitem(last=False)
 
 
-def _sum(spent: Usage | None, more: Any) -> Usage | None:
+def _sum(spent: Usage | None, more: object) -> Usage | None:
     if not isinstance(more, Usage):
         return spent
     return more if spent is None else spent + more

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias, assert_never
 
 import attrs
 
@@ -56,6 +56,8 @@ __all__ = ("Tracing",)
 NAME = "stepengine"
 OTHER = "_OTHER"
 PROVIDERS = {
+    "anthropic_aws": "anthropic",
+    "anthropic_google": "anthropic",
     "google": "gcp.gemini",
     "mistral": "mistral_ai",
     "xai": "x_ai",
@@ -160,9 +162,58 @@ class Tracing:
 
     def on_event(self, event: Event) -> None:
         """Begin or end the span that *event* tells of."""
-        told = TOLD.get(type(event))
-        if told is not None:
-            told(self, event)
+        match event:
+            case TextDelta() | ThinkingDelta() | ToolInputDelta():
+                self._chunk(event)
+            case ModelStarted() | ModelFinished() | ModelRetry() | RateLimited():
+                self._of_model(event)
+            case StepStarted() | StepFinished() | ToolStarted() | ToolFinished():
+                self._of_step(event)
+            case RunStarted() | AgentSpawned() | AgentFinished() | RunFailed() | RunFinished():
+                self._of_run(event)
+            case QuestionAsked() | PermissionRequested() | PermissionDecided() | Compacted():
+                self._within_run(event)
+            case _:
+                pass
+
+    def _of_run(self, event: RunStarted | AgentSpawned | AgentFinished | RunFailed | RunFinished) -> None:
+        match event:
+            case RunStarted():
+                self._run_started(event)
+            case AgentSpawned():
+                self._agent_spawned(event)
+            case AgentFinished():
+                self._agent_finished(event)
+            case RunFailed():
+                self._run_failed(event)
+            case RunFinished():
+                self._run_finished(event)
+            case _:
+                assert_never(event)
+
+    def _of_step(self, event: StepStarted | StepFinished | ToolStarted | ToolFinished) -> None:
+        match event:
+            case StepStarted():
+                self._step_started(event)
+            case StepFinished():
+                self._step_finished(event)
+            case ToolStarted():
+                self._tool_started(event)
+            case ToolFinished():
+                self._tool_finished(event)
+            case _:
+                assert_never(event)
+
+    def _of_model(self, event: ModelStarted | ModelFinished | ModelRetry | RateLimited) -> None:
+        match event:
+            case ModelStarted():
+                self._model_started(event)
+            case ModelFinished():
+                self._model_finished(event)
+            case ModelRetry() | RateLimited():
+                self._within_call(event)
+            case _:
+                assert_never(event)
 
     # --- runs and steps -----------------------------------------------------------------------------------------------
 
@@ -206,7 +257,10 @@ class Tracing:
     def _step_finished(self, event: StepFinished) -> None:
         run = self._run(event)
         if run is not None and run.step is not None:
-            run.step.span.set_attribute("stepengine.ended_turn", event.ended_turn)
+            span = run.step.span
+            span.set_attributes({"stepengine.ended_turn": event.ended_turn, "stepengine.status": event.status.value})
+            if event.status is RunStatus.FAILED:
+                span.set_status(self._trace.StatusCode.ERROR)
             self._close(run.step)
             run.step = None
 
@@ -395,31 +449,6 @@ class Tracing:
         opened.span.end()
 
 
-TOLD: Mapping[type[Event], Callable[[Tracing, Any], None]] = {
-    RunStarted: Tracing._run_started,  # noqa: SLF001
-    AgentSpawned: Tracing._agent_spawned,  # noqa: SLF001
-    AgentFinished: Tracing._agent_finished,  # noqa: SLF001
-    RunFailed: Tracing._run_failed,  # noqa: SLF001
-    RunFinished: Tracing._run_finished,  # noqa: SLF001
-    StepStarted: Tracing._step_started,  # noqa: SLF001
-    StepFinished: Tracing._step_finished,  # noqa: SLF001
-    ModelStarted: Tracing._model_started,  # noqa: SLF001
-    ModelFinished: Tracing._model_finished,  # noqa: SLF001
-    ModelRetry: Tracing._within_call,  # noqa: SLF001
-    RateLimited: Tracing._within_call,  # noqa: SLF001
-    TextDelta: Tracing._chunk,  # noqa: SLF001
-    ThinkingDelta: Tracing._chunk,  # noqa: SLF001
-    ToolInputDelta: Tracing._chunk,  # noqa: SLF001
-    ToolStarted: Tracing._tool_started,  # noqa: SLF001
-    ToolFinished: Tracing._tool_finished,  # noqa: SLF001
-    QuestionAsked: Tracing._within_run,  # noqa: SLF001
-    PermissionRequested: Tracing._within_run,  # noqa: SLF001
-    PermissionDecided: Tracing._within_run,  # noqa: SLF001
-    Compacted: Tracing._within_run,  # noqa: SLF001
-}
-"""What is done at each kind of event; the others make no spans."""
-
-
 def _split(model: str) -> tuple[str, str]:
     """Return provider and name of a model string, whose first slash or colon stands between them."""
     at = min([place for place in (model.find("/"), model.find(":")) if place >= 0], default=-1)
@@ -456,18 +485,18 @@ def _shown_request(request: ModelRequest) -> Attributes:
     return shown
 
 
-def _message(message: Message) -> dict[str, Any]:
+def _message(message: Message) -> dict[str, object]:
     if isinstance(message, ToolMessage):
         response = {"type": "tool_call_response", "id": message.tool_call_id, "response": message.text}
         return {"role": "tool", "parts": [response]}
     return _role(message.role, message.content)
 
 
-def _role(role: str, parts: Any) -> dict[str, Any]:
+def _role(role: str, parts: Any) -> dict[str, object]:
     return {"role": role, "parts": [_part(part) for part in ((TextPart(parts),) if isinstance(parts, str) else parts)]}
 
 
-def _part(part: Any) -> dict[str, Any]:
+def _part(part: object) -> dict[str, object]:
     """Return a part in the form of the conventions; pictures and documents without their bytes."""
     match part:
         case TextPart():
@@ -481,5 +510,5 @@ def _part(part: Any) -> dict[str, Any]:
             return {"type": type(part).__name__}
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Literal
 
 import attrs
@@ -34,10 +34,26 @@ LAUNCHERS = frozenset((
     "setsid", "sh", "stdbuf", "strace", "sudo", "taskset", "time", "timeout", "unshare", "watch", "xargs", "zsh",
 ))  # fmt: skip
 """Programs that start the program which their arguments name."""
+RUNNERS = frozenset((
+    "at", "awk", "batch", "builtin", "bun", "bunx", "clisp", "coproc", "crontab", "csh", "dc", "deno", "docker", "eatmydata", "ed", "emacs",
+    "erl", "eval", "ex", "expect", "fakeroot", "faketime", "flock", "gawk", "gdb", "ghci", "guile", "iex", "ipython", "irb",
+    "jshell", "kubectl", "lldb", "ltrace", "m4", "mawk", "mysql", "nawk", "npx", "nsenter", "nvim", "osascript", "parallel", "pipx",
+    "pkexec", "pnpx", "podman", "powershell", "proxychains", "psql", "pwsh", "racket", "runghc", "runuser", "sbcl", "screen", "sed",
+    "setpriv", "socat", "source", "sqlite", "ssh", "su", "swift", "systemd-run", "tcsh", "tmux", "toybox", "uvx", "vi", "vim",
+    "wine", "wish", ".",
+))  # fmt: skip
+"""Programs that run whatever their arguments say, wherever that stands."""
+INTERPRETERS = frozenset((
+    "bpython", "elixir", "escript", "groovy", "java", "julia", "kotlin", "lua", "luajit", "mono", "node", "nodejs", "perl", "php",
+    "ptpython", "pypy", "python", "r", "raku", "rscript", "ruby", "scala", "tclsh", "ts-node", "tsx",
+))  # fmt: skip
+"""Programs that run the file which is their first argument, and give it all that stands behind it."""
 WORD = re.compile(r"[^\s;&|<>()`$\"']+")
 SECRET = PathRules(SECRETS, ())
 SHOWING = ("diff", "log", "show", "grep", "status")
 """What git shows files by."""
+NAMES_LEFT_OUT = 500
+"""How many names may be kept out of a listing one by one; a command line has no room for any number."""
 NO_RANGE = ("^!", "^@", "^-")
 """How words for git end that stand for a commit and its parents; it takes nothing but commits before these."""
 
@@ -171,20 +187,104 @@ def confined(form: CommandForm, denied: Sequence[str], root: Root, cwd: Sequence
     """
     if command[0] == "git":
         return _confined_git(form, denied, root, cwd, command)
-    operands = _Words.of(command[len(form.prefix) :]).operands
-    for path in operands[form.operands == "pattern" :]:
+    searched = _Words.of(command[len(form.prefix) :]).operands[form.operands == "pattern" :]
+    for path in searched:
         _check_path(root, cwd, path)
+    if command[0] == "ls":
+        return _confined_ls(root, cwd, command, searched or ["."])
+    if command[0] == "find":
+        return _confined_find(root, cwd, command)
     if command[0] != "rg":
         return command
-    names = ["**/" + "".join([f"[{c}]" if c in "*?[{" else c for c in "/".join(place)]) for place in root.other_names()]
-    secret = [f"--iglob=!{glob}" for glob in (*_globs(root, denied), *names)]
+    secret = [f"--iglob=!{glob}" for glob in (*_globs(root, denied), *_other_names(root, cwd))]
+    if cwd:
+        # Its globs begin in the working folder, those of rules at the root. Which word is a value, only rg knows.
+        secret += [f"--glob=!/{_literally(path.removeprefix('./'))}" for path in _hidden(root, cwd, [".", *searched])]
     at = command.index("--") if "--" in command else len(command)
     return (*command[:at], *secret, *command[at:])
 
 
+def _confined_ls(root: Root, cwd: Sequence[str], command: Argv, paths: Sequence[str]) -> Argv:
+    """Return a listing that names nothing of what is withheld."""
+    options = [word for word in command[1:] if _is_option(word)]
+    deep = any("R" in word if word[1] != "-" else word == "--recursive" for word in options)
+    below = [_withheld_below(root, cwd, path, deep=deep) for path in paths]
+    names = dict.fromkeys([place[-1] for found in below for place in found])
+    _check_count(names)
+    return (command[0], *[f"--ignore={_literally(name)}" for name in names], *command[1:])
+
+
+def _confined_find(root: Root, cwd: Sequence[str], command: Argv) -> Argv:
+    """
+    Return a search for files that names nothing of what is withheld.
+
+    Raises:
+        ToolError: for what joins two expressions: the second would not be bound by what stands before the first.
+    """
+    words = command[1:]
+    if odd := next((word for word in words if word in {",", "--"}), None):
+        msg = f"{odd!r} is not taken for find; give folders, then options, in one row"
+        raise ToolError(msg)
+    end = next((at for at, word in enumerate(words) if _is_option(word) or word in {"(", "!"}), len(words))
+    starts, rest = words[:end] or (".",), words[end:]
+    hidden = _hidden(root, cwd, starts)
+    leaves_out = [
+        word for path in map(_literally, hidden) for word in ("-not", "-path", path, "-not", "-path", f"{path}/*")
+    ]
+    depths = [at for at, word in enumerate(rest[:-1]) if word in {"-maxdepth", "-mindepth"}]
+    moved = [word for at in depths for word in rest[at : at + 2]]
+    tests = [word for at, word in enumerate(rest) if at not in depths and at - 1 not in depths]
+    return (command[0], *starts, *moved, *leaves_out, *tests)
+
+
+def _hidden(root: Root, cwd: Sequence[str], folders: Sequence[str]) -> list[str]:
+    """Return what is withheld below folders, each as a program names it that was given that folder."""
+    found = [
+        f"{folder.rstrip('/')}/{'/'.join(place)}"
+        for folder in folders
+        for place in _withheld_below(root, cwd, folder, deep=True)
+    ]
+    _check_count(found)
+    return found
+
+
+def _withheld_below(root: Root, cwd: Sequence[str], path: str, *, deep: bool) -> list[tuple[str, ...]]:
+    """Return what is withheld in a folder, by its place below it; nothing for what is no folder."""
+    try:
+        opened = root.open_folder(_place(cwd, path))
+    except ToolError:
+        return []
+    try:
+        return root.withheld_in(opened, deep=deep)
+    finally:
+        os.close(opened.fd)
+
+
+def _check_count(names: Collection[str]) -> None:
+    if len(names) > NAMES_LEFT_OUT:
+        msg = f"it would have to leave out {len(names):,} files that are kept from tools, and {NAMES_LEFT_OUT} are the most; name a folder with fewer"
+        raise ToolError(msg)
+
+
+def _literally(name: str) -> str:
+    """Return the glob that means exactly this name."""
+    return "".join([f"[{c}]" if c in "*?[{" else "\\\\" if c == "\\" else c for c in name])
+
+
+def _other_names(root: Root, cwd: Sequence[str] = ()) -> list[str]:
+    """Return globs, matched at any depth below a folder, of other names of files that are withheld."""
+    found = [place for place in root.other_names() if place[: len(cwd)] == tuple(cwd)]
+    return ["**/" + _literally("/".join(place[len(cwd) :])) for place in found]
+
+
+def _place(cwd: Sequence[str], path: str) -> str:
+    """Return the place below the root of a path that is relative to a folder below it."""
+    return "/".join([*cwd, *[part for part in path.split("/") if part not in {"", "."}]]) or "."
+
+
 def _check_path(root: Root, cwd: Sequence[str], path: str) -> bool:
     """Return whether something stands under a path that may be looked at; what stands nowhere is no harm."""
-    place = "/".join([*cwd, *[part for part in path.split("/") if part not in {"", "."}]]) or "."
+    place = _place(cwd, path)
     try:
         os.close(root.open_folder(place).fd)
     except Missing:
@@ -200,7 +300,9 @@ def _check_path(root: Root, cwd: Sequence[str], path: str) -> bool:
 def _globs(root: Root, denied: Sequence[str]) -> list[str]:
     """Return globs, matched at any depth, of what is secret below a root or denied."""
     secret = [f"{pattern}**" if pattern.endswith("/") else pattern for pattern in root.secrets.patterns]
-    return [f"**/{glob}" for pattern in (*secret, *denied) for glob in expanded(pattern.removeprefix("./"))]
+    found = [glob for pattern in (*secret, *denied) for glob in expanded(pattern.removeprefix("./"))]
+    # Git and rg take what ends so for what is in a folder, and not for a file of that name.
+    return [f"**/{glob}" for each in found for glob in dict.fromkeys((each, each.removesuffix("/**")))]
 
 
 def _confined_git(form: CommandForm, denied: Sequence[str], root: Root, cwd: Sequence[str], command: Argv) -> Argv:
@@ -229,6 +331,7 @@ def _confined_git(form: CommandForm, denied: Sequence[str], root: Root, cwd: Seq
     commits = [_committed(word) for word in words.operands if word not in paths]
     inside = "/".join([".."] * len(cwd)) or "."
     left = [f":(top,exclude,icase,glob){glob}" for glob in _globs(root, denied)]
+    left += [f":(top,exclude,glob){glob}" for glob in _other_names(root)]
     return (*command[:head], *words.kept, *commits, "--", *([*paths, *words.behind] or [inside]), *left)
 
 
@@ -293,6 +396,25 @@ def denies(form: CommandForm, command: Argv | Script) -> bool:
     if permits(form, command) or (_stands_in(form.prefix, command, anywhere=launches) and (launches or not form.exact)):
         return True
     return launches and any(_name(w) == first for word in command[1:] for w in WORD.findall(word) if w != word)
+
+
+def says_what_runs(prefix: Sequence[str]) -> bool:
+    """
+    Return whether the first words of a command say which code runs, whatever follows them.
+
+    With an interpreter that is its file, or with Python a module: ``python x.py`` and ``python -m pytest`` do, ``python`` and
+    ``python -c`` do not.
+    """
+    program = _name(prefix[0]).removesuffix(".exe")
+    stem = program.rstrip("0123456789.-") or program
+    if not {program, stem}.isdisjoint(LAUNCHERS | RUNNERS):
+        return False
+    if stem not in INTERPRETERS:
+        return True
+    is_module = stem in {"python", "pypy"} and tuple(prefix[1:2]) == ("-m",)
+    return (
+        len(prefix) > 1 + is_module and not _is_option(prefix[1 + is_module]) and prefix[1 + is_module] not in {"", "-"}
+    )
 
 
 def _name(word: str) -> str:

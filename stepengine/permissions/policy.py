@@ -1,5 +1,5 @@
 """
-``Policy``: rules and a mode, what they say about a call and why, and their form as a file (requirements M5-M12).
+``Policy``: rules and a mode, what they say about a call and why, and their form as a file.
 
 A matching deny wins, whatever its scope and priority. Otherwise scopes are asked in the order user, session, agent,
 global, within a scope higher priorities first, then in order of addition; the first rule that matches decides. When none
@@ -13,7 +13,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, lru_cache, partial
 from pathlib import Path as FilePath
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -28,7 +28,6 @@ from stepengine.errors import DefinitionError
 from stepengine.permissions.commands import CONFINED, READ_ONLY, CommandForm, confined
 from stepengine.permissions.rules import (
     ORDER,
-    PATHS,
     Call,
     Category,
     Command,
@@ -43,6 +42,7 @@ from stepengine.permissions.rules import (
     Scope,
     ToolNamed,
     When,
+    lowered,
 )
 from stepengine.system.atomic import replace_path
 from stepengine.system.guard import FileGuard, Guard
@@ -53,12 +53,13 @@ Mode: TypeAlias = Literal["default", "plan", "accept_edits", "dont_ask", "bypass
 
 MODES: tuple[Mode, ...] = get_args(Mode)
 VERSION = 1
+SAID = 256
 FILE_BYTES = 1024 * 1024
 PLAN = "Denied: in plan mode only tools that change nothing may be used; describe what you would do instead."
 ASKED = "Denied: this needs a person's approval, and the mode is not to ask."
 UNASKED = "leads to a file about which a person has to be asked first; name the file itself"
 INSTRUCTS = PathRules(INSTRUCTING, ())
-"""Who accepts edits of the work has not accepted edits of what instructs (requirements X60)."""
+"""Who accepts edits of the work has not accepted edits of what instructs (requirements:X60)."""
 CALL_KEYS = ("is", "input", "agent", "paths", "hosts", "prefix", "origins", "any_input")
 RULE_KEYS = ("id", "decision", "match", "scope", "priority", "message", "description")
 
@@ -211,6 +212,7 @@ class Policy:
             spec_of: Gives what is known of a tool by its name; an unknown tool is asked about like one that does anything.
                 By default that is what the agent's own ``Tool`` objects and the tool definitions of its state say.
         """
+        said = lru_cache(SAID)(Decision)  # nearly every call of a run is told the same
 
         def permission(ctx: HookContext, call: ToolCallPart) -> Decision:
             spec = _own_spec(ctx, call.tool_name) if spec_of is None else spec_of(call.tool_name)
@@ -223,14 +225,12 @@ class Policy:
                 context=ctx,
             )
             verdict = self.check(request)
-            offered = self._always(request) if verdict.decision == "ask" else []
-            return Decision(
-                verdict.decision,
-                verdict.message,
-                verdict.rule.id if verdict.rule else None,
-                remember=offered[0] if offered else None,
-                wider=offered[1:],
-            )
+            rule_id = verdict.rule.id if verdict.rule else None
+            if verdict.decision != "ask":
+                return said(verdict.decision, verdict.message, rule_id)
+            offered = self._always(request)
+            remember = offered[0] if offered else None
+            return Decision("ask", verdict.message, rule_id, remember=remember, wider=offered[1:])
 
         return permission
 
@@ -263,12 +263,13 @@ class Policy:
         rules = [rule for rule in self._ordered if rule.scope.holds(request)]
         first = self._first(rules, request)
         looks = first is not None and _only_looks(first) and isinstance(first.matcher, Command)
-        denied = [rule.matcher.glob for rule in rules if rule.decision == "deny" and isinstance(rule.matcher, Path)]
+        denied = [rule.matcher.denied for rule in rules if rule.decision == "deny" and isinstance(rule.matcher, Path)]
         guard = Guard(
             file=self._file_guard(rules, request),
             command=partial(confined, first.matcher.form, denied) if looks else None,  # type: ignore[union-attr]
+            named=() if request.tool.about is None else tuple(request.paths),
         )
-        return None if guard == Guard() else guard
+        return None if guard.file is None and guard.command is None else guard
 
     def _first(self, rules: Iterable[Rule], request: Request) -> Rule | None:
         """Return the first rule that allows a call or asks about it, predicates aside."""
@@ -283,19 +284,25 @@ class Policy:
         holding = {rule.id for rule in others if rule.matcher.matches(request, rule.decision)}
         has_when = any(isinstance(rule.matcher, When) for rule in rules)
         nobody_asked = not has_when and self.check(request).decision == "allow"
+        # A search asks about every file that it meets: what is the same for all of them is found out before.
+        fitting = [(rule, path) for rule in rules if (path := about_files.get(rule.id)) and path.is_of(request)]
+        always = next((at for at, rule in enumerate(rules) if rule.id in holding), len(rules))
+        order = {rule.id: at for at, rule in enumerate(rules)}
+
+        @cache
+        def said(first: int) -> str:
+            verdict = self._by_rule(rules[first], request) if first < len(rules) else self._by_mode(request)
+            return "" if verdict.decision == "allow" or not nobody_asked else UNASKED
 
         def judge(_root: Sequence[str], parts: Sequence[str]) -> str:
-            first: Rule | None = None
-            for rule in rules:
-                path = about_files.get(rule.id)
-                fits = rule.id in holding if path is None else path.is_of(request) and path.fits(parts, rule.decision)
-                if fits and rule.decision == "deny":
+            first, low = always, lowered(parts)
+            for rule, path in fitting:
+                if not path.fits(parts, low, rule.decision):
+                    continue
+                if rule.decision == "deny":
                     return rule.message or f"is kept from tools by the rule {rule.id!r}"
-                first = rule if fits and first is None else first
-            if not nobody_asked:
-                return ""
-            verdict = self._by_mode(request) if first is None else self._by_rule(first, request)
-            return "" if verdict.decision == "allow" else UNASKED
+                first = min(first, order[rule.id])
+            return said(first)
 
         return judge
 
@@ -344,7 +351,7 @@ class Policy:
         return stored | ({"remembered": [_stored(rule) for rule in self.remembered]} if self.remembered else {})
 
     @classmethod
-    def from_json(cls, data: Any, *, where: str = "the policy") -> Policy:
+    def from_json(cls, data: object, *, where: str = "the policy") -> Policy:
         """
         Return the policy that JSON describes.
 
@@ -464,7 +471,8 @@ class PolicyFile:
                 return "holds what people have allowed, and is kept from tools"
             return "" if judged is None else judged(root, parts)
 
-        return Guard(file=judge, command=None if ruled is None else ruled.command)
+        named = () if request.tool.about is None else tuple(request.paths)
+        return Guard(file=judge, command=None if ruled is None else ruled.command, named=named)
 
     @property
     def remembered(self) -> tuple[Rule, ...]:
@@ -521,7 +529,7 @@ def _only_looks(rule: Rule) -> bool:
 
 def _instructs(request: Request) -> bool:
     """Return whether a call names a file that instructs later runs."""
-    return any(INSTRUCTS.match(path.split("/")) for path in request.texts(PATHS))
+    return any(INSTRUCTS.match(path.split("/")) for path in request.paths)
 
 
 @contextmanager
@@ -557,7 +565,7 @@ def _near(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
-def _members(data: Any, known: tuple[str, ...], where: str) -> Mapping[str, Any]:
+def _members(data: object, known: tuple[str, ...], where: str) -> Mapping[str, Any]:
     if not isinstance(data, dict):
         msg = f"{where} is a {type(data).__name__}, not an object with {', '.join(known)}"
         raise DefinitionError(msg)
@@ -584,7 +592,7 @@ def _stored(rule: Rule) -> dict[str, Any]:
     }
 
 
-def _stored_matcher(rule: Rule) -> Any:
+def _stored_matcher(rule: Rule) -> object:
     match rule.matcher:
         case Every():
             return True
@@ -593,7 +601,7 @@ def _stored_matcher(rule: Rule) -> Any:
         case ToolNamed(name) | Category(name):
             return name
         case Command(form):
-            given: dict[str, Any] = {
+            given: dict[str, object] = {
                 "exact": form.exact or None,
                 "operands": form.operands if form.operands != "any" else None,
             }
@@ -606,7 +614,7 @@ def _stored_matcher(rule: Rule) -> Any:
             raise DefinitionError(msg)
 
 
-def _stored_call(call: Call) -> Any:
+def _stored_call(call: Call) -> object:
     narrowed = {name: getattr(call, name) for name in CALL_KEYS[1:]}
     given = {
         name: list(v) if isinstance(v, tuple) else v for name, v in narrowed.items() if v is not None and v is not False
@@ -632,7 +640,7 @@ def _loaded(data: Any, where: str) -> Rule:
         raise DefinitionError(msg) from None
 
 
-def _typed(value: Any, kind: type, where: str, what: str = "text") -> Any:
+def _typed(value: object, kind: type, where: str, what: str = "text") -> Any:
     if type(value) is not kind:
         msg = f"{where} is {value!r}, not {'a whole number' if kind is int else what}"
         raise DefinitionError(msg)
@@ -644,7 +652,7 @@ NARROWED: Mapping[str, Callable[[str, str | None], Matcher]] = {"path": Path, "d
 KINDS = ("all", *PLAIN, "call", "command", *NARROWED)
 
 
-def _loaded_matcher(data: Any, where: str) -> Matcher:
+def _loaded_matcher(data: object, where: str) -> Matcher:
     found = _members(data, KINDS, f"{where}: match")
     if len(found) != 1:
         msg = f"{where}: match has {len(found)} members; exactly one of {', '.join(KINDS)} is fine"
@@ -671,7 +679,7 @@ def _loaded_matcher(data: Any, where: str) -> Matcher:
     )
 
 
-def _loaded_call(value: Any, where: str) -> Call:
+def _loaded_call(value: object, where: str) -> Call:
     if isinstance(value, str):
         return Call(value)
     found = _members(value, CALL_KEYS, where)
@@ -690,14 +698,14 @@ def _loaded_call(value: Any, where: str) -> Call:
     return Call(_typed(found.get("is"), str, f"{where}.is"), **given)
 
 
-def _words(value: Any, where: str, example: str) -> list[str]:
+def _words(value: object, where: str, example: str) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
         msg = f"{where} is {value!r}, not a list of words such as {example}"
         raise DefinitionError(msg)
     return value
 
 
-def _loaded_form(value: Any, where: str) -> CommandForm:
+def _loaded_form(value: object, where: str) -> CommandForm:
     data: JsonDict = freeze_object(value if isinstance(value, dict) else {"prefix": value})
     found = _members(data, ("prefix", "exact", "flags", "operands"), where)
     for name in ("prefix", "flags"):

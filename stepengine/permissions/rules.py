@@ -1,5 +1,5 @@
 """
-``Rule``: what is allowed, denied or asked about, for which calls, within which scope (requirements M1-M4, M13, M14).
+``Rule``: what is allowed, denied or asked about, for which calls, within which scope.
 
 A rule is data: its matcher is one of a closed set of frozen classes, each with a form in JSON, except ``When``, which
 holds a function. Text of models meets no expression that can backtrack: regular expressions run on pydantic's engine,
@@ -21,7 +21,7 @@ from stepengine.data.json import JsonDict, canonical, freeze_object
 from stepengine.data.messages import strings
 from stepengine.data.tools import ToolSpec
 from stepengine.errors import DefinitionError, ToolError
-from stepengine.permissions.commands import LAUNCHERS, CommandForm, denies, permits
+from stepengine.permissions.commands import CommandForm, denies, permits, says_what_runs
 from stepengine.system.argv import Argv, Script, parse_command
 from stepengine.system.path_rules import folded
 from stepengine.system.patterns import GlobPattern
@@ -31,8 +31,13 @@ Effect: TypeAlias = Literal["allow", "deny", "ask"]
 COMMANDS = ("command", "argv")
 PATHS = ("path", "paths", "file", "files", "file_path", "folder", "directory", "directories", "cwd")
 URLS = ("url", "urls")
-PLACES = ("destination", "target", "endpoint")
+PLACES = (
+    "destination", "target", "endpoint", "to", "from", "dest", "dst", "src", "out", "output", "outfile", "output_file",
+    "output_path", "filename", "old_path", "new_path", "root", "uri", "href", "link", "base_url", "host", "hostname", "server",
+    "recipient", "recipients",
+)  # fmt: skip
 """Members that hold a path or a web address, as the tool likes; who allows a call for good has seen them."""
+METHODS = ("method", "http_method", "verb")
 DECLARED = frozenset({"read", "write", "network"})
 """Categories whose tools are about the files and addresses that they name; of other tools nobody knows what a call is about."""
 DURATIONS = frozenset({"timeout", "timeout_seconds"})
@@ -75,10 +80,45 @@ class Request:
 
     def texts(self, names: Sequence[str]) -> Iterator[str]:
         """Give the texts that stand in the input under one of *names*, in lists and objects of it too."""
-        yield from _texts(self.input, frozenset(names), inside=False)
+        yield from [text for _, text in named_texts(self.input, frozenset(names))]
+
+    @property
+    def paths(self) -> list[str]:
+        """The files that the call names: those that its tool declares, else those that stand in members such as ``path``."""
+        if self.tool.about is not None:
+            return [place for place in self._declared if "://" not in place]
+        return list(self.texts(PATHS))
+
+    @property
+    def urls(self) -> list[str]:
+        """The web addresses that the call names, as ``paths``."""
+        if self.tool.about is not None:
+            return [place for place in self._declared if "://" in place]
+        return list(self.texts(URLS))
+
+    @property
+    def _declared(self) -> tuple[str, ...]:
+        return self.tool.places(self.input)
 
 
-def _command_of(given: Any) -> Argv | Script:
+def names_files(spec: ToolSpec) -> bool:
+    """Return whether rules about files can judge calls of a tool: it says what they are about, or has members for paths."""
+    return spec.about is not None or any(name in PATHS for name in _members(spec.input_schema))
+
+
+def _members(schema: object) -> Iterator[str]:
+    """Give the names of the members that a schema speaks of, at any depth."""
+    if isinstance(schema, Mapping):
+        found = schema.get("properties")
+        yield from found if isinstance(found, Mapping) else ()
+        for part in schema.values():
+            yield from _members(part)
+    elif isinstance(schema, list):
+        for part in schema:
+            yield from _members(part)
+
+
+def _command_of(given: object) -> Argv | Script:
     words = (
         given if isinstance(given, str) else [str(word) for word in given] if isinstance(given, list) else str(given)
     )
@@ -88,16 +128,17 @@ def _command_of(given: Any) -> Argv | Script:
         return Script(words if isinstance(words, str) else "\n".join(words), error.message)
 
 
-def _texts(value: Any, names: frozenset[str], *, inside: bool) -> Iterator[str]:
+def named_texts(value: object, names: frozenset[str], under: str | None = None) -> Iterator[tuple[str, str]]:
+    """Give the texts that stand under one of *names*, in lists and objects of it too, each with the nearest of these names."""
     if isinstance(value, str):
-        if inside:
-            yield value
+        if under is not None:
+            yield under, value
     elif isinstance(value, Mapping):
         for name, member in value.items():
-            yield from _texts(member, names, inside=inside or name in names)
+            yield from named_texts(member, names, name if name in names else under)
     elif isinstance(value, list):
         for member in value:
-            yield from _texts(member, names, inside=inside)
+            yield from named_texts(member, names, under)
 
 
 def _same(name: str) -> str:
@@ -195,13 +236,15 @@ class Path:
     Calls about files below a root, by a glob for paths relative to it; ``*`` stays within a name, ``**`` does not.
 
     A deny or question matches when one of the paths in the input does, in any case of its letters and also as an absolute
-    path, an allow when all do as written and there is one. Paths stand in the members ``path``, ``paths``, ``file``,
-    ``files``, ``file_path``, ``folder``, ``directory``, ``directories`` and ``cwd``. With *tool* only calls of that tool are
-    meant.
+    path, an allow when all do as written and there is one. A deny or question about a folder is about all that is below it:
+    ``secrets`` is the same as ``secrets/**``, but ``src/*`` means no folder within a folder. Paths stand in the members ``path``, ``paths``, ``file``,
+    ``files``, ``file_path``, ``folder``, ``directory``, ``directories`` and ``cwd``, or are what the tool says that its calls
+    are about (``@tool(about=...)``). With *tool* only calls of that tool are meant.
 
     The bundled tools are bound by the files that they would touch or show, too, links and other names of a file resolved:
     what a deny fits is refused, or left out of listings and searches, which say so; and so is what would have been asked
-    about, when nobody was asked about the call. See ``Policy.guard``.
+    about, when nobody was asked about the call. A tool that says what it is about is bound by where these paths lead when the
+    call begins, links resolved. See ``Policy.guard``.
     """
 
     kind: ClassVar[str] = "path"
@@ -213,7 +256,7 @@ class Path:
     def __attrs_post_init__(self) -> None:
         try:
             object.__setattr__(self, "_exact", GlobPattern(self.glob))
-            object.__setattr__(self, "_folded", GlobPattern(folded([self.glob])))
+            object.__setattr__(self, "_folded", GlobPattern(folded([self.denied])))
         except ToolError as error:
             raise DefinitionError(error.message) from None
 
@@ -221,20 +264,24 @@ class Path:
         """Return whether the rule is about a call, by the paths in its input."""
         if not self.is_of(request):
             return False
-        paths = list(request.texts(PATHS))
+        paths = request.paths
         if decision == "allow":
             return bool(paths) and all(_stays(p) and self._exact.match(_parts(p)) for p in paths)
         return any(self._may_be(path) for path in paths)
+
+    @property
+    def denied(self) -> str:
+        """The glob by which a deny or a question means files: that of the rule, plainly written, and what is below a folder."""
+        names = _parts(self.glob)
+        return "/".join(names if names and not names[-1].strip("*") else (*names, "**"))
 
     def is_of(self, request: Request) -> bool:
         """Return whether the rule is about calls of this tool at all."""
         return _is_tool(self.tool, request)
 
-    def fits(self, parts: Sequence[str], decision: Effect) -> bool:
-        """Return whether the rule is about a file, by its place below the root of a tool, links resolved."""
-        if decision == "allow":
-            return self._exact.match(parts)
-        return self._folded.match(_parts(folded(parts)))
+    def fits(self, parts: Sequence[str], low: Sequence[str], decision: Effect) -> bool:
+        """Return whether the rule is about a file, by its place below the root of a tool, links resolved; *low*: see ``lowered``."""
+        return self._exact.match(parts) if decision == "allow" else self._folded.match(low)
 
     def _may_be(self, path: str) -> bool:
         parts = _climbed(_parts(folded([path])))
@@ -245,6 +292,11 @@ class Path:
 
     def __str__(self) -> str:
         return f"path {self.glob}" + (f" of {self.tool}" if self.tool else "")
+
+
+def lowered(parts: Sequence[str]) -> tuple[str, ...]:
+    """Return a path as denies and questions compare it, in whatever case its letters are."""
+    return _parts(folded(parts))
 
 
 def _stays(path: str) -> bool:
@@ -277,8 +329,8 @@ class Domain:
     """
     Calls that name a web address, by host: ``docs.example.org`` is that host, ``*.example.org`` every host below it.
 
-    A deny or question matches when one of the addresses in ``url`` or ``urls`` does, an allow when all do. With *tool* only
-    calls of that tool are meant.
+    A deny or question matches when one of the addresses in ``url`` or ``urls`` does, or of those that the tool says its calls
+    are about (``@tool(about=...)``), an allow when all do. With *tool* only calls of that tool are meant.
     """
 
     kind: ClassVar[str] = "domain"
@@ -295,7 +347,7 @@ class Domain:
         """Return whether the rule is about a call."""
         if not _is_tool(self.tool, request):
             return False
-        found = [self._is_host(url, decision) for url in request.texts(URLS)]
+        found = [self._is_host(url, decision) for url in request.urls]
         return all(found) and bool(found) if decision == "allow" else any(found)
 
     def _is_host(self, url: str, decision: Effect) -> bool:
@@ -420,11 +472,12 @@ class Call:
         input: Only calls whose input equals it, a command in it read word by word. With *prefix*, the input but for the
             command, members that are ``None``, and how long it may take.
         agent: Only calls of this agent.
-        paths: Only calls that name files, and no others than these.
-        hosts: Only calls that name web addresses, and of no other hosts than these.
+        paths: Only calls that name files, and no others than these; one that stands in a member such as ``destination`` is
+            written ``"destination: a.txt"``. Without *hosts* and *origins* they name no address.
+        hosts: Only calls that name web addresses, and of no other hosts than these. Without *paths* they name no file.
         prefix: Only calls of one command that begins with these words, whatever follows them; never a shell script.
         origins: Only calls that name web addresses, and no others than below these: scheme, host and port, and the call's
-            ``method`` in front where it has one, such as ``"POST https://api.example.org"``.
+            ``method`` in front where it has one, such as ``"POST https://api.example.org"``. Without *paths* they name no file.
         any_input: Somebody was told that any input is meant. It narrows nothing; without it a rule of a policy file that people
             once made, and that names no more than the tool, answers no question.
     """
@@ -465,14 +518,14 @@ class Call:
         """
         Return what else a person may allow for good who sees a call, the narrowest first.
 
-        Of a command that is each of its beginnings, of at most three words and not where the program starts others; at last
-        any input of the tool.
+        Of a command that is each of its beginnings, of at most three words and not where what follows may be any program or
+        code; at last any input of the tool.
         """
         agent, found, words = request.agent_id or None, list[Call](), _only_command(request)
-        if words and words[0].rpartition("/")[2].casefold() not in LAUNCHERS:
+        if words:
             rest = _beside_command(request)
-            lengths = range(min(PREFIX_WORDS, len(words)), 0, -1)
-            found += [cls(request.tool.name, rest, agent=agent, prefix=words[:length]) for length in lengths]
+            prefixes = [words[:length] for length in range(min(PREFIX_WORDS, len(words)), 0, -1)]
+            found += [cls(request.tool.name, rest, agent=agent, prefix=p) for p in prefixes if says_what_runs(p)]
         return (*found, cls(request.tool.name, agent=agent, any_input=True))
 
     def matches(self, request: Request, _decision: Effect) -> bool:
@@ -481,10 +534,11 @@ class Call:
             return False
         if self.prefix is not None and _only_command(request)[: len(self.prefix)] != self.prefix:
             return False
-        if self.input is not None and self.input != (_as_words if self.prefix is None else _beside_command)(request):
-            return False
-        is_there = _is_within(self.paths, _paths_in(request)) and _is_within(self.origins, _origins_in(request))
-        return is_there and _is_within(self.hosts, _hosts_in(request))
+        if self.input is not None:
+            found = (_as_words if self.prefix is None else _beside_command)(request)
+            if canonical(self.input) != canonical(found):  # as JSON: 1 is neither true nor 1.0
+                return False
+        return _names_only(self, request)
 
     def __str__(self) -> str:
         by = "" if self.agent is None else f" by {self.agent}"
@@ -501,24 +555,48 @@ class Call:
 
 
 def _paths_in(request: Request) -> set[str]:
-    named = [*request.texts(PATHS), *[place for place in request.texts(PLACES) if "://" not in place]]
-    return {_plain_path(path) for path in named}
+    """Return the files that a call names, each behind its role where the call may name others in other roles."""
+    named = [(role, place) for role, place in _places_of(request) if "://" not in place]
+    return {f"{role}: {_plain_path(path)}" if role else _alone(_plain_path(path)) for role, path in named}
 
 
-def _urls_in(request: Request) -> list[str]:
-    return [*request.texts(URLS), *[place for place in request.texts(PLACES) if "://" in place]]
+def _alone(path: str) -> str:
+    """Return a path so that it is none that stands behind a role."""
+    return f"./{path}" if ": " in path else path
+
+
+def _urls_in(request: Request) -> list[tuple[str, str]]:
+    return [(role, place) for role, place in _places_of(request) if "://" in place]
+
+
+def _places_of(request: Request) -> list[tuple[str, str]]:
+    """
+    Return the role and the text of each place that a call names.
+
+    From one file to another is not the same as back, so what is no plain file or address has the name of its member as its role,
+    and where a tool says several places, each of these is one.
+    """
+    about = request.tool.about
+    if about is not None:
+        return [
+            (place if len(about) > 1 else "", text)
+            for place in about
+            for text in attrs.evolve(request.tool, about=(place,)).places(request.input)
+        ]
+    found = named_texts(request.input, frozenset((*PATHS, *URLS, *PLACES)))
+    return [("" if name in PATHS[:-1] or name in URLS else name, text) for name, text in found]
 
 
 def _hosts_in(request: Request) -> set[str | None]:
-    return {_host_of(url) for url in _urls_in(request)}
+    return {_host_of(url) for _, url in _urls_in(request)}
 
 
 def _origins_in(request: Request) -> set[str | None]:
     """Return where a call reaches and how: each address by method, scheme, host and port; ``None`` for one that is not plain."""
-    method = request.input.get("method")
-    how = f"{method.upper()} " if isinstance(method, str) and method else ""
-    origins = [_origin_of(url) for url in _urls_in(request)]
-    return {None if origin is None else how + _shown_origin(origin) for origin in origins}
+    methods = [request.input[name] for name in METHODS if request.input.get(name) not in {None, ""}]
+    how = "".join([f"{str(method).upper()} " for method in methods])
+    origins = [(f"{role}: " if role else "", _origin_of(url)) for role, url in _urls_in(request)]
+    return {None if origin is None else how + role + _shown_origin(origin) for role, origin in origins}
 
 
 def _shown_origin(origin: _Origin) -> str:
@@ -530,6 +608,18 @@ def _shown_origin(origin: _Origin) -> str:
 
 def _is_within(allowed: Sequence[str] | None, found: set[Any]) -> bool:
     return allowed is None or (bool(found) and found <= set(allowed))
+
+
+def _names_only(call: Call, request: Request) -> bool:
+    """Return whether a call names the files and addresses of a rule, and nothing where the rule has none."""
+    if call.paths is None and call.origins is None and call.hosts is None:
+        return True
+    if call.paths is None and _paths_in(request):
+        return False
+    if call.origins is None and call.hosts is None and _urls_in(request):
+        return False
+    is_there = _is_within(call.paths, _paths_in(request)) and _is_within(call.origins, _origins_in(request))
+    return is_there and _is_within(call.hosts, _hosts_in(request))
 
 
 def _as_words(request: Request) -> JsonDict:
@@ -559,7 +649,7 @@ def _is_tool(name: str | None, request: Request) -> bool:
     return name is None or _starred(_same(name), _same(request.tool.name))
 
 
-def _not_empty(text: Any, what: str) -> None:
+def _not_empty(text: object, what: str) -> None:
     if not isinstance(text, str) or not text.strip():
         msg = f"a rule needs {what}, not {text!r}"
         raise DefinitionError(msg)

@@ -330,7 +330,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+def pytest_terminal_summary(terminalreporter: object, config: pytest.Config) -> None:
     """Print what was recorded, and the recordings that no test owns."""
     found = [
         path.relative_to(config.rootpath) if path.is_relative_to(config.rootpath) else path

@@ -1,5 +1,5 @@
 """
-No network in tests that replay (replay Y10).
+No network in tests that replay.
 
 One audit hook of the interpreter sees to it, so that code which kept a socket or a function of its own is seen, too.
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 __all__ = ("NetworkBlocked", "blocked")
 
@@ -33,7 +32,7 @@ _blocks: list[_Block] = []
 _installed: list[bool] = []
 
 
-def _audit(event: str, args: tuple[Any, ...]) -> None:
+def _audit(event: str, args: tuple[object, ...]) -> None:
     if not _blocks or (event not in SENDING and event not in LOOKUPS):
         return
     address = args[1] if event in SENDING else args[0]

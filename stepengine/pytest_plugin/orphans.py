@@ -1,5 +1,5 @@
 """
-Recordings that no test owns any more: listed when a whole suite was collected (replay Y12, Y13).
+Recordings that no test owns any more: listed when a whole suite was collected.
 
 Only files in the folder of a module count: shared files beside those folders are the project's own business.
 """

@@ -1,4 +1,4 @@
-"""Where the recordings of a test are: names that every file system takes, and no two tests share (replay Y7)."""
+"""Where the recordings of a test are: names that every file system takes, and no two tests share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What options, ini settings, marks and the environment say about a test (replay M5, M6, Y1, Y2, Y6)."""
+"""What options, ini settings, marks and the environment say about a test."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def may_record(config: pytest.Config) -> bool:
 
 def refuse_unusable(config: pytest.Config) -> None:
     """
-    Refuse modes that are none, and one that a forgotten option would spend money with (replay M5, M6).
+    Refuse modes that are none, and one that a forgotten option would spend money with.
 
     Raises:
         pytest.UsageError: when one of them is asked for.
@@ -76,7 +76,7 @@ def refuse_unusable(config: pytest.Config) -> None:
         raise pytest.UsageError(msg)
 
 
-def _check_mode(mode: Any) -> None:
+def _check_mode(mode: object) -> None:
     if mode not in MODES:
         msg = f"{mode!r} is no mode of recording; there are {', '.join(MODES)}"
         raise pytest.UsageError(msg)
@@ -89,7 +89,7 @@ def marked(item: pytest.Item) -> dict[str, Any]:
     Raises:
         pytest.UsageError: when one of them is unknown, or has a value that it cannot have.
     """
-    given: dict[str, Any] = {}
+    given: dict[str, object] = {}
     for mark in item.iter_markers("stepengine"):
         unknown = sorted(set(mark.kwargs) - MARK_ARGUMENTS)
         if mark.args or unknown:
@@ -165,7 +165,7 @@ def command_of(item: pytest.Item) -> str:
 
 @contextmanager
 def without_providers(*, hidden: bool) -> Iterator[None]:
-    """Take keys and addresses of providers out of the environment for a while: nobody needs them to replay (replay C27)."""
+    """Take keys and addresses of providers out of the environment for a while: nobody needs them to replay."""
     with pytest.MonkeyPatch.context() as patch:
         if hidden:
             from stepengine.models.presets import PRESETS

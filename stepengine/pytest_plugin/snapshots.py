@@ -1,4 +1,4 @@
-"""The snapshot fixtures: runs, requests and events as text files that people review (replay F20 to F22)."""
+"""The snapshot fixtures: runs, requests and events as text files that people review."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def events_snapshot(request: pytest.FixtureRequest) -> Any:
     return _snapshot(request, "EventsSnapshot")
 
 
-def _snapshot(request: pytest.FixtureRequest, name: str) -> Any:
+def _snapshot(request: pytest.FixtureRequest, name: str) -> object:
     if not request.config.pluginmanager.hasplugin("syrupy"):
         msg = f"{request.fixturename} needs the plugin syrupy: pip install 'stepengine[test]'"
         raise pytest.UsageError(msg)

@@ -1,4 +1,4 @@
-"""What is said about recordings: at a failure, after the last test, and with ``-v`` for every test (replay Y8, Y17, M9)."""
+"""What is said about recordings: at a failure, after the last test, and with ``-v`` for every test."""
 
 from __future__ import annotations
 

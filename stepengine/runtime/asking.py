@@ -1,5 +1,5 @@
 """
-What people are shown of a question, and who answers it (requirements K).
+What people are shown of a question, and who answers it.
 
 Answers come from what was given up front, from an interactor, from whoever holds the run's handle, or from nobody.
 """
@@ -39,7 +39,7 @@ from stepengine.tooling.definition import ToolPreview
 __all__ = ("Desk", "Remembered", "shown_questions")
 
 ASKED_AGAIN = 3
-"""How often an interactor whose answer is none is asked the same question again (requirements X54)."""
+"""How often an interactor whose answer is none is asked the same question again."""
 
 
 OF_INPUT = {"input", "prefix", "paths", "hosts", "origins"}
@@ -123,7 +123,7 @@ def rule_of(question: Question, answer: Answer) -> JsonDict | None:
     rule = covering_rule(question, answer.covers)
     if rule is None or not answer.agrees or answer.remember is None:
         return None
-    call: Any = rule["match"].get("call")
+    call: object = rule["match"].get("call")
     # A rule about what one input holds is not made of an answer that has put another one in its place.
     is_of_input = isinstance(call, Mapping) and bool(call.keys() & OF_INPUT)
     return rule if answer.edited_input is None or not is_of_input else None
@@ -159,7 +159,7 @@ class Desk:
         of_session: What people allowed for good in earlier runs of the conversation, and where that is kept for later ones.
 
     Attributes:
-        headless: Whether a permission that nobody gives is refused, instead of waiting for somebody (requirements M17).
+        headless: Whether a permission that nobody gives is refused, instead of waiting for somebody.
         patience: Seconds that a question stays open while nobody attends; ``None`` for ever.
         remembered: What people allowed for good in this run tree, recorded answers included.
 
@@ -341,8 +341,8 @@ class Desk:
         Answer an open question; may be called from any thread.
 
         Raises:
-            AnswerRejected: when no question with that id is open, it was answered already (requirements K12), or *answer*
-                is none, such as a text that is no option (requirements X54).
+            AnswerRejected: when no question with that id is open, it was answered already, or *answer*
+                is none, such as a text that is no option.
         """
         known = self._open.get(question_id)
         if known is None or known.future.done():
@@ -392,7 +392,7 @@ def _refusal(question: Question) -> Answer | None:
     return Answer(declined=True, by=REFUSED, reason=question.problem) if question.problem else None
 
 
-def _check_answer(value: Any, whose: str) -> None:
+def _check_answer(value: object, whose: str) -> None:
     if not isinstance(value, str | bool | Answer):
         msg = f"the answer {whose} is {value!r}; it is a string, a bool or an Answer"
         raise AnswerRejected(msg)
@@ -419,7 +419,7 @@ def shown_questions(item: Item) -> tuple[Question, ...]:
 def _preview(item: Item, question: Question) -> JsonDict | None:
     """Return what the tool says of the call; what is wrong with that is logged, and keeps nobody from being asked."""
     binding = item.plan.tools.get(question.tool_name or "")
-    tool: Any = binding.runs.tool if binding is not None and type(binding.runs) is Ordinary else None
+    tool: object = binding.runs.tool if binding is not None and type(binding.runs) is Ordinary else None
     render = getattr(tool, "preview", None)
     if render is None:
         return None

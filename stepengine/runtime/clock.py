@@ -24,7 +24,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's clocks; within a process only the monotonic one counts, so that a date that jumps changes nothing (MP32)."""
+    """The machine's clocks; within a process only the monotonic one counts, so that a date that jumps changes nothing (reliability:MP32)."""
 
     def now(self) -> datetime:
         """Return the date and time in UTC."""

@@ -1,12 +1,12 @@
 """
-One run while it is driven: the loop that feeds outcomes to its machine, and how it is told to end (design 3, 9).
+One run while it is driven: the loop that feeds outcomes to its machine, and how it is told to end.
 
 ``drive`` is the only place where a run waits. It knows no records, no replay and no limits: those wrap the performer. One
 effect is awaited in the run's own task; only the members of a ``Gather`` and the runs of children get tasks of their own.
 
 A run ends early because somebody stops it (``stop``) or because its task is cancelled from outside. Inside, ``stop``
 cancels the task too, to leave the effect under way; that cancellation is taken back (``uncancel``), the one from outside
-never is: it is passed on when the run has finished (reliability SS12, SS13, prototype N7).
+never is: it is passed on when the run has finished.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from stepengine.machine.plan import Finished
 from stepengine.machine.signals import is_callers
 from stepengine.runtime.effect_events import finished, started
 from stepengine.runtime.failfast import Group
-from stepengine.runtime.performer import Item, Performer, child_path, is_repeatable
+from stepengine.runtime.performer import Item, Performer, child_path, is_repeatable, quick_item
 from stepengine.runtime.performing import is_deferred
 
 if TYPE_CHECKING:
@@ -233,7 +233,7 @@ async def drive(machine: Generator[Any, Outcome | None, Finished], run: RunTask)
             if type(effect) is Gather:
                 outcome = await _gather(run, effect)
             else:
-                outcome = await _alone(run, Item(run.path, effect, run.plan))
+                outcome = await _alone(run, quick_item((run.path, effect, run.plan, None, False)))
             count += 1
             if count % BREATH == 0:
                 await _breathe(run)
@@ -247,7 +247,7 @@ async def drive(machine: Generator[Any, Outcome | None, Finished], run: RunTask)
 async def _alone(run: RunTask, item: Item) -> Single:
     """Perform one effect in the run's own task, and show it; whatever happens is an outcome."""
     tree, kind = run.tree, type(item.effect)
-    shows = tree.hub.watched and not _is_known(tree, item)
+    shows = tree.hub.watched and not (kind is AskPerson and _is_known(tree, item))
     began = _show_start(tree, item) if shows and kind is not AskPerson else None
     performer = run.performer_of(kind)
     outcome: Single
@@ -273,7 +273,8 @@ async def _alone(run: RunTask, item: Item) -> Single:
 async def _perform_member(run: RunTask, item: Item) -> Single:
     """Perform a member of a ``Gather`` that has begun, and show it; whatever happens is an outcome."""
     tree = run.tree
-    began = _show_start(tree, item) if tree.hub.watched and not _is_known(tree, item) else None
+    shows = tree.hub.watched and not (type(item.effect) is AskPerson and _is_known(tree, item))
+    began = _show_start(tree, item) if shows else None
     outcome: Single
     try:
         outcome = await tree.performer.perform(item, tree)
@@ -294,12 +295,12 @@ def _remember(tree: RunTree, effect: AskPerson, outcome: Single) -> None:
 
 
 def _is_known(tree: RunTree, item: Item) -> bool:
-    """Return whether an effect asks what somebody allowed for good: that is shown to nobody."""
-    return type(item.effect) is AskPerson and all(map(tree.desk.knows, item.effect.questions))
+    """Return whether a question asks what somebody allowed for good: that is shown to nobody."""
+    return all(map(tree.desk.knows, item.effect.questions))  # type: ignore[union-attr]
 
 
 def _show_start(tree: RunTree, item: Item) -> int:
-    if is_deferred(item):
+    if type(item.effect) is CallTool and is_deferred(item):
         # Whoever sees that it began may have its result at once, before the call has come to its body.
         tree.deferred.expect(item)
     for event in started(item, tree.desk.shown(item) if type(item.effect) is AskPerson else ()):
@@ -308,7 +309,7 @@ def _show_start(tree: RunTree, item: Item) -> int:
 
 
 def _show_end(tree: RunTree, item: Item, outcome: Single, began: int) -> None:
-    if is_deferred(item):
+    if type(item.effect) is CallTool and is_deferred(item):
         tree.deferred.forget(item)
     if type(item.effect) is AskPerson:
         tree.desk.forget_shown(item)
@@ -347,10 +348,11 @@ async def _gather(run: RunTask, effect: Gather) -> Gathered:
 
 class _Together:
     """
-    The members of one ``Gather`` on their way (requirements X50).
+    The members of one ``Gather`` on their way.
 
     They are admitted in request order, as far as the window is wide: that is when they begin for those who record and
-    reserve. Each starts as soon as there is room for its kind, so that children who wait keep nobody else waiting.
+    reserve. Each starts as soon as there is room for its kind, so that children who wait keep nobody else waiting. A tool call
+    is not admitted before there is room for it: one that is recorded as begun and has no result is in doubt after a crash.
     """
 
     def __init__(self, run: RunTask, effect: Gather) -> None:
@@ -385,7 +387,7 @@ class _Together:
         self._group = group
         while self._running or (self._run.stopping is None and self._next < len(self.items)):
             try:
-                if self._run.stopping is None and self._free and self._next < len(self.items):
+                if self._run.stopping is None and self._admissible():
                     await self._admit()
                 else:
                     await self._until_one_ended()
@@ -396,9 +398,19 @@ class _Together:
             except BaseException as error:  # noqa: BLE001
                 _account(self._run, error)
 
+    def _admissible(self) -> range:
+        """Return the members that may begin now: as many as the window is wide, up to the first tool call without room."""
+        room, end = self._room.get(CallTool, 0), min(self._next + self._free, len(self.items))
+        for index in range(self._next, end):
+            if type(self.items[index].effect) is CallTool:
+                if not room:
+                    return range(self._next, index)
+                room -= 1
+        return range(self._next, end)
+
     async def _admit(self) -> None:
-        """Let the next members begin, as many as the window has room for."""
-        batch = range(self._next, min(self._next + self._free, len(self.items)))
+        """Let the next members begin."""
+        batch = self._admissible()
         self._next += len(batch)
         self._free -= len(batch)
         await self._run.tree.performer.begin([self.items[index] for index in batch])

@@ -1,5 +1,5 @@
 """
-Giving up the siblings of a child that failed (reliability SP05).
+Giving up the siblings of a child that failed.
 
 It happens inside everything that records, so that what each sibling was stopped with is a recorded outcome like any other:
 one that has not begun is refused, one that runs has its next, or present, live effect answered with a ``Stop``.

@@ -1,4 +1,4 @@
-"""``RunHandle``: a run in the background, seen from outside (requirements N1-N8, N11, N12)."""
+"""``RunHandle``: a run in the background, seen from outside."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ Out = TypeVar("Out", default=Any)
 class Runner(Protocol):
     """What makes a handle's result."""
 
-    async def __call__(self) -> RunResult[Any]:
+    async def __call__(self) -> RunResult:
         """Run to the end."""
 
 
-Turns: TypeAlias = Callable[[RunResult[Any], str], tuple[RunTree, Runner]]
+Turns: TypeAlias = Callable[[RunResult, str], tuple[RunTree, Runner]]
 """Gives the next turn of a kept-open handle from how the last one ended and what the user says now."""
 
 
@@ -86,7 +86,7 @@ class RunHandle(Generic[Out]):
         self._tree = tree
         for _ in range(self._attending):
             tree.desk.attend()
-        self._task: asyncio.Task[RunResult[Any]] = self._loop.create_task(
+        self._task: asyncio.Task[RunResult] = self._loop.create_task(
             runner(), name=f"stepengine {tree.root.state.run_id}"
         )
         self._task.add_done_callback(self._turn_ended)
@@ -266,7 +266,7 @@ class RunHandle(Generic[Out]):
         """What was sent to the run and did not get to it yet; when it has ended, what never did."""
         return tuple([message.text for message in self._tree.inbox])
 
-    def send_tool_result(self, tool_call_id: str, result: Any, *, path: str | None = None) -> None:
+    def send_tool_result(self, tool_call_id: str, result: object, *, path: str | None = None) -> None:
         """
         Give a call of a deferred tool its result.
 
@@ -354,7 +354,7 @@ class RunHandle(Generic[Out]):
         # As the first turn: not in the context of whoever happens to say something, which may be another run's.
         self._context.copy().run(lambda: self._begin(*turns(last, text)))
 
-    def _turn_ended(self, _: asyncio.Task[RunResult[Any]]) -> None:
+    def _turn_ended(self, _: asyncio.Task[RunResult]) -> None:
         self._end_if_idle()
         late = [message.text for message in self._tree.inbox]
         if self.done or not late:
@@ -382,7 +382,7 @@ def _shown_call(item: Item) -> str:
     return f"{name} ({item.path}#{effect.seq})"
 
 
-async def _attended(handle: RunHandle[Any], events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
+async def _attended(handle: RunHandle, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
     handle._attend(1)  # noqa: SLF001
     try:
         async for event in events:

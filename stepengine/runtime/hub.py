@@ -1,5 +1,5 @@
 """
-The one ordered event stream of a run tree, and who is shown it (requirements N7-N10, O4, O5, X57).
+The one ordered event stream of a run tree, and who is shown it.
 
 Events reach observers and subscribers in the order in which they are emitted; each gets its place in the stream here. Those
 of a run that has a handle are kept for whoever comes late or comes back, as far as a ring of fixed size reaches. Nobody who
@@ -15,6 +15,7 @@ from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from operator import attrgetter
 from typing import Any, Protocol, TypeAlias
 
 import attrs
@@ -31,6 +32,8 @@ from stepengine.data.events import (
     ReplyDiscarded,
     RunFinished,
     RunStarted,
+    StepFinished,
+    StepStarted,
     TextDelta,
     ThinkingDelta,
     ToolInputDelta,
@@ -45,7 +48,7 @@ from stepengine.machine.signals import is_callers
 from stepengine.redaction import GIVEN, KNOWN, Trickle
 from stepengine.runtime.logs import LOGGER, write
 
-__all__ = ("Hub", "Observer", "ObserverLike", "Subscription", "Watcher")
+__all__ = ("WATCHED", "Hub", "Observer", "ObserverLike", "Subscription", "Watcher")
 
 MAX_QUEUE = 10_000
 MAX_KEPT_CHARS = 1_048_576
@@ -115,9 +118,13 @@ class Seat:
     agent_id: str
 
 
+WATCHED = attrgetter("watched")
+"""Whether the events of a hub have to be made; a machine asks often, and this answers without a call of Python."""
+
+
 class Curtain:
     """
-    Keeps secrets that the process knows out of events; the run itself has them (reliability R11, SC07).
+    Keeps secrets that the process knows out of events; the run itself has them.
 
     ``RunFinished`` passes as it is: its result is what the caller of the run gets. Only its JSON is clean.
     """
@@ -329,7 +336,7 @@ class Hub:
         resumed: Whether the root run goes on from its journal.
         goes_on: Whether another run follows in this stream when one has ended: that of a kept-open handle.
         watched: Whether anybody is shown events, or will be; while nobody is, they need not be made.
-        phase: What the root run is doing (requirements N11).
+        phase: What the root run is doing.
         history: Gives the history of the root run at this moment, while it runs.
         warnings: Observers that were dropped.
         crash: What an observer or the logger raised for the caller of the run, the first of it.
@@ -337,7 +344,7 @@ class Hub:
     """
 
     def __init__(
-        self, watchers: Iterable[Watcher] = (), logger: Any = LOGGER, *, shows: Callable[[Event], bool] | None = None
+        self, watchers: Iterable[Watcher] = (), logger: object = LOGGER, *, shows: Callable[[Event], bool] | None = None
     ) -> None:
         self._watchers = tuple(watchers)
         self._subscriptions: list[Subscription] = []
@@ -348,6 +355,7 @@ class Hub:
         self.goes_on = False
         self._epoch = ""
         self._index = 0
+        self._begun: dict[str, Event] = {}
         self._ring: Ring | None = None
         self._seats: dict[str, Seat] = {}
         self._last: RunFinished | None = None
@@ -359,10 +367,6 @@ class Hub:
         self.warnings: list[str] = []
         self.crash: BaseException | None = None
         self.on_crash: Callable[[BaseException], Any] | None = None
-
-    def is_watched(self) -> bool:
-        """Return whether the events of steps and phases have to be made at all."""
-        return self.watched
 
     @property
     def epoch(self) -> str:
@@ -399,13 +403,35 @@ class Hub:
 
     def emit(self, event: Event) -> None:
         """Give *event* its index and show it, if it is news."""
-        if self.shows is not None and not self.shows(event):
+        for news in (event,) if self.shows is None else self._news(event, self.shows):
+            if not GIVEN.names:
+                self._pass_on(news)
+                continue
+            for clean in self._curtain.through(news):
+                self._pass_on(clean)
+
+    def _news(self, event: Event, shows: Callable[[Event], bool]) -> Iterator[Event]:
+        """
+        Give what of *event* is shown of a run that goes on: the news, whole steps around them.
+
+        A step of which only the rest is news begins with the first of it, so that whoever is shown its end saw it begin.
+        """
+        path, kind, held = event.path, type(event), self._begun
+        if kind is StepStarted:
+            if not shows(event):
+                held[path] = event
+                return
+            held.pop(path, None)
+        elif kind is StepFinished:
+            if held.pop(path, None) is not None:
+                return
+        elif not shows(event):
             return
-        if not GIVEN.names:
-            self._pass_on(event)
-            return
-        for clean in self._curtain.through(event):
-            self._pass_on(clean)
+        for above in sorted([one for one in held if not one or path == one or path.startswith(f"{one}.")], key=len):
+            begun = held.pop(above)
+            object.__setattr__(begun, "resumed", True)  # nobody has seen it yet, as with its stamp
+            yield begun
+        yield event
 
     def finish(self, event: RunFinished) -> None:
         """Show the last event and end all subscriptions, unless another run follows; those that come later get it too."""
@@ -422,6 +448,7 @@ class Hub:
     def end(self) -> None:
         """End all subscriptions, unless another run follows."""
         self.history = None
+        self._begun.clear()
         if self.goes_on:
             return
         self._is_over = True
@@ -436,7 +463,7 @@ class Hub:
             after: The ``id`` of the last event that the subscriber has; what comes after it is what it gets.
 
         Raises:
-            StepEngineError: when the run has 100 subscribers already (reliability RS10), or *after* is no id of an event.
+            StepEngineError: when the run has 100 subscribers already, or *after* is no id of an event.
         """
         if len(self._subscriptions) >= MAX_SUBSCRIBERS:
             msg = f"this run has {MAX_SUBSCRIBERS} subscribers already; close one, or pass events on from one of them"
@@ -460,7 +487,7 @@ class Hub:
             self.watched = True
         return subscription
 
-    def _place(self, after: Any) -> int | None:
+    def _place(self, after: object) -> int | None:
         """Return the index of an event's id; ``None`` for one of another epoch."""
         epoch, _, index = after.partition("-") if isinstance(after, str) else ("", "", "")
         is_epoch = len(epoch) == 2 * EPOCH_BYTES and EPOCH_DIGITS.issuperset(epoch)
@@ -489,12 +516,23 @@ class Hub:
         self._index += 1
 
     def _pass_on(self, event: Event) -> None:
-        tap = TAPS.get(type(event))
-        if tap is not None:
-            tap(self, event)
-        if not self.watched:
-            return
-        self._stamp(event)
+        match event:
+            case LogLine():
+                self.log(event, event.data, step=event.step)
+            case PhaseChanged(path=""):
+                self.phase = event.phase
+            case RunStarted(path="") if self.resumed:
+                object.__setattr__(event, "resumed", True)  # nobody has seen it yet, as with its stamp
+            case _:
+                pass
+        if self.watched:
+            self._stamp(event)
+            if self._watchers:
+                self._show(event)
+            if self._ring is not None or self._subscriptions:
+                self._hand_out(event)
+
+    def _show(self, event: Event) -> None:
         for watcher in self._watchers:
             try:
                 warning = watcher.show(event)
@@ -503,8 +541,6 @@ class Hub:
             else:
                 if warning is not None:
                     self.warnings.append(warning)
-        if self._ring is not None or self._subscriptions:
-            self._hand_out(event)
 
     def _hand_out(self, event: Event) -> None:
         if self._ring is not None:
@@ -512,7 +548,7 @@ class Hub:
         for subscription in self._subscriptions:
             subscription.put(event)
 
-    def log(self, event: LogLine | ToolLog, data: Any = None, *, step: int = 0) -> None:
+    def log(self, event: LogLine | ToolLog, data: object = None, *, step: int = 0) -> None:
         """Write a log line where the engine logs; the event itself is shown by ``emit``."""
         seat = self._seats.get(event.path) or Seat("", "")
         if KNOWN.suspicious(f"{event.message} {data!r}"):
@@ -529,25 +565,6 @@ class Hub:
         self.crash = self.crash or error
         if self.on_crash is not None:
             self.on_crash(error)
-
-    def _run_started(self, event: RunStarted) -> None:
-        if self.resumed and not event.path:
-            object.__setattr__(event, "resumed", True)  # nobody has seen it yet, as with its stamp
-
-    def _log_line(self, event: LogLine) -> None:
-        self.log(event, event.data, step=event.step)
-
-    def _phase_changed(self, event: PhaseChanged) -> None:
-        if not event.path:
-            self.phase = event.phase
-
-
-TAPS: Mapping[type[Event], Callable[[Hub, Any], None]] = {
-    LogLine: Hub._log_line,  # noqa: SLF001
-    PhaseChanged: Hub._phase_changed,  # noqa: SLF001
-    RunStarted: Hub._run_started,  # noqa: SLF001
-}
-"""What a hub does with some events beside showing them; unbound, so that a hub does not refer to itself."""
 
 
 class Subscription:

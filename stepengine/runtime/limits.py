@@ -1,5 +1,5 @@
 """
-Budgets of a run tree (reliability R6, SP01, SP02, SP07, MP63, MP65).
+Budgets of a run tree.
 
 Each run has a ledger that knows its parent's, so that whatever a child spends counts for all above it. The ``Meter`` is
 the outermost performer: it reserves before effects begin and adds up what they used, replayed ones included. The ``Gate``
@@ -122,7 +122,7 @@ class Ledger:
         """
         Count *count* more children here and above, or return why there must be none of them.
 
-        A limit that somebody set holds for every child; the default holds for those that models asked for (requirements X50).
+        A limit that somebody set holds for every child; the default holds for those that models asked for (requirements:X50).
         """
         ledger: Ledger | None = self
         while ledger is not None:

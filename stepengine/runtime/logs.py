@@ -1,7 +1,7 @@
 """
 Where log lines go: the standard logger ``stepengine``, silent until somebody configures it, or the caller's own.
 
-Every record carries the run's id, agent, path and step (requirements O1, O4).
+Every record carries the run's id, agent, path and step.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Lines(ABC):
     def line(self, level: str, message: str, data: dict[str, Any]) -> None:
         """Log one line."""
 
-    def debug(self, message: str, /, **data: Any) -> None:
+    def debug(self, message: str, /, **data: object) -> None:
         """Log for developers."""
         self.line("debug", message, data)
 
@@ -60,7 +60,7 @@ class Lines(ABC):
         """Log for users who asked for detail."""
         self.line("info", message, data)
 
-    def warning(self, message: str, /, **data: Any) -> None:
+    def warning(self, message: str, /, **data: object) -> None:
         """Log what somebody should look at."""
         self.line("warning", message, data)
 
@@ -108,7 +108,7 @@ def write(logger: Any, level: str, message: str, context: Mapping[str, Any], dat
             method(message)
 
 
-def _takes(method: Callable[..., Any]) -> Literal["keywords", "data", "second", "message"]:
+def _takes(method: Callable[..., object]) -> Literal["keywords", "data", "second", "message"]:
     """Return how a logger's method is told more than a message; one whose signature is not known takes keywords."""
     try:
         parameters = list(inspect.signature(method).parameters.values())
@@ -140,7 +140,7 @@ class LogObserver:
     - ``on_complete(result)`` when a root run has ended, with its ``RunResult``.
     """
 
-    def __init__(self, logger: Any) -> None:
+    def __init__(self, logger: object) -> None:
         self._logger = logger
         self._steps: dict[tuple[str, str], int] = {}
 
@@ -170,17 +170,17 @@ class LogObserver:
             case _:
                 pass
 
-    def _line(self, event: Event, level: str, message: str, **data: Any) -> None:
+    def _line(self, event: Event, level: str, message: str, **data: object) -> None:
         if isinstance(self._logger, logging.Logger | logging.LoggerAdapter):
             write(self._logger, level, message, {"run_id": event.run_id, "path": event.path}, data)
 
-    def _call(self, name: str, *arguments: Any) -> None:
+    def _call(self, name: str, *arguments: object) -> None:
         method = getattr(self._logger, name, None)
         if method is not None:
             method(*arguments)
 
 
-def _ending(result: RunResult[Any]) -> dict[str, Any]:
+def _ending(result: RunResult) -> dict[str, object]:
     """Return how a run ended, in numbers and names."""
     return {
         "agent_id": result.state.agent_id,
@@ -223,7 +223,7 @@ class EventFile:
     def _of(self, event: Event) -> dict[str, Any]:
         if isinstance(event, RunFinished):
             # The hub shows the result as its caller gets it, which may hold a key.
-            told: dict[str, Any] = KNOWN.value((event if self._full else _brief(event)).to_json())
+            told: dict[str, object] = KNOWN.value((event if self._full else _brief(event)).to_json())
             return told
         return (
             attrs.evolve(event, request=None) if isinstance(event, ModelStarted) and not self._full else event

@@ -8,6 +8,7 @@ order in which the driver begins them, and may answer instead of the performer t
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import NamedTuple, Protocol, TypeAlias
 
 from stepengine.data.effects import CallFunction, CallTool, Gather, Leaf
@@ -17,7 +18,7 @@ from stepengine.data.state import AgentState
 from stepengine.data.usage import Usage
 from stepengine.machine.plan import Finished, RunPlan
 
-__all__ = ("IO", "Item", "Middleware", "Performer", "child_path", "is_repeatable")
+__all__ = ("IO", "Item", "Middleware", "Performer", "child_path", "is_repeatable", "quick_item")
 
 
 class Item(NamedTuple):
@@ -29,7 +30,8 @@ class Item(NamedTuple):
         effect: What it asks for; its address is ``(path, effect.seq)``.
         plan: What that run was started with.
         gather: The effects that it was asked for together with; ``None`` when it was asked for alone.
-        has_begun: Whether it is recorded as a child that ran, so that no limit can refuse it any more.
+        has_begun: Whether it is recorded as a child that ran, so that no limit can refuse it any more, or as a call whose body
+            has returned, so that it only waits for its result.
     """
 
     path: str
@@ -42,6 +44,10 @@ class Item(NamedTuple):
     def is_first(self) -> bool:
         """Whether it was asked for alone, or is the first of those that were asked for together."""
         return self.gather is None or self.gather.effects[0].seq == self.effect.seq
+
+
+quick_item = partial(tuple.__new__, Item)
+"""Makes an item of a tuple of all its fields; by the class it is a call of Python for each effect."""
 
 
 class IO(Protocol):
@@ -59,6 +65,9 @@ class IO(Protocol):
 
     def begun(self, item: Item) -> Begun | None:
         """Return what a model call had used that was stopped; ``None`` when nothing is known of that."""
+
+    def waits(self, item: Item) -> Awaitable[None]:
+        """Take note that the body of a deferred tool has returned: from now on its call waits for its result, and for nothing else."""
 
     def drive(self, plan: RunPlan, state: AgentState, path: str) -> Awaitable[Finished]:
         """Run a child to its end in a task of its own; cancelling the wait ends the child first."""
@@ -83,7 +92,7 @@ Middleware: TypeAlias = Callable[[Performer], Performer]
 
 
 def is_repeatable(item: Item) -> bool:
-    """Return whether an effect may simply happen again when nobody knows whether it has (reliability R3)."""
+    """Return whether an effect may simply happen again when nobody knows whether it has."""
     effect = item.effect
     if type(effect) is CallTool:
         binding = item.plan.tools.get(effect.tool_name)

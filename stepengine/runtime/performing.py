@@ -2,14 +2,14 @@
 What performs effects: model calls, tool calls, functions, questions and children, each by one method of ``Innermost``.
 
 Everything here stands inside of what records, limits and traces. Outcomes are stamped with the run's time and hand over what
-was sent to the run meanwhile (design 3).
+was sent to the run meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from datetime import datetime
 from decimal import Decimal
@@ -88,7 +88,7 @@ class _Nothing:
 
     __slots__ = ()
 
-    def __await__(self) -> Iterator[Any]:
+    def __await__(self) -> Iterator[object]:
         return iter(())
 
 
@@ -118,9 +118,21 @@ class Innermost:
 
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
         """Perform one effect."""
-        return BY_KIND[type(item.effect)](self, item, io)
+        effect = item.effect
+        match effect:
+            case CallModel():
+                return self._call_model(item, io)
+            case CallTool():
+                return self._call_tool(item, io)
+            case CallFunction():
+                return self._call_function(item, io)
+            case Spawn():
+                return self._spawn(item, io)
+            case AskPerson():
+                return self._ask(item, io)
+        assert_never(effect)
 
-    def _value(self, item: Item, value: Any) -> Single:
+    def _value(self, item: Item, value: object) -> Single:
         late = self._tree.too_late(item.path) if self._tree.deadlines else None
         if late is not None:
             # What did not end in time is cut off, also where nothing could cut it off in time; it is paid for nevertheless.
@@ -200,7 +212,7 @@ class Innermost:
         raise raised
 
     def _refuse_oversize(self, request: ModelRequest) -> None:
-        """Raise for a request that is longer than its model's window (PV84)."""
+        """Raise for a request that is longer than its model's window."""
         window = None if "|" in request.model else self._services.window(request.model)
         if window is None or (size := estimated_tokens(request)) <= window:
             return
@@ -273,26 +285,36 @@ class Innermost:
             if binding is None or tool is None:
                 msg = f"the tool {effect.tool_name!r} of agent {item.plan.definition.id!r} cannot be carried out here"
                 raise StepEngineError(msg)  # noqa: TRY301
+            if item.has_begun:
+                return self._value(item, await self._delivered(item, None, io))
             arguments = effect.arguments
             if arguments is None:
                 arguments = binding.validate(effect.input).arguments
             ctx: ToolContext = _Unmade(item, effect, self._tree)  # type: ignore[assignment]
             running = tool.execute(arguments, ctx, overrides=self._services.tools.overrides)
             if self._services.tools.guard is not None:
-                running = _guarded(running, self._services.tools.guard(_request(item, effect, binding.spec)))
-            result = await (self._delivered(item, running) if is_deferred(item) else running)
+                guard = self._services.tools.guard(_request(item, effect, binding.spec))
+                running = _guarded(running, guard, self._services.tools.workspace)
+            result = await (self._delivered(item, running, io) if is_deferred(item) else running)
         except StepEngineError as error:
             return self._failure(item, error)
         return self._value(item, result)
 
-    async def _delivered(self, item: Item, running: Awaitable[ToolResult]) -> ToolResult:
-        """Return what comes from outside, once the body has begun the work; its error, when it could not."""
+    async def _delivered(self, item: Item, running: Awaitable[ToolResult] | None, io: IO) -> ToolResult:
+        """
+        Return what comes from outside, once the body has begun the work; its error, when it could not.
+
+        Where it has done so in a process before, *running* is ``None``: then the result is all that is missing.
+        """
         deferred = self._tree.deferred
         delivered = deferred.expect(item)
         try:
-            result = await running
-            if result.is_error:
-                return result
+            if running is not None:
+                result = await running
+                if result.is_error:
+                    return result
+                if not delivered.done():
+                    await io.waits(item)
             deferred.waits(item)
             return await delivered
         finally:
@@ -319,7 +341,7 @@ class Innermost:
             WORKSPACE.reset(token)
         return self._value(item, value)
 
-    async def _returned(self, name: str, body: Callable[[], Any], fn: Any) -> Any:
+    async def _returned(self, name: str, body: Callable[[], Any], fn: object) -> object:
         if inspect.iscoroutinefunction(_innermost(fn)):
             return await body()
         threads, leaked = self._services.tools.threads, self._tree.leaked
@@ -348,7 +370,7 @@ class Innermost:
             plan, state = self._services.planner(item.plan, effect, path)
         except StepEngineError as error:
             error.__traceback__ = None
-            refused: ChildResult[Any] = ChildResult(agent_id=effect.agent_id, status=RunStatus.FAILED, error=error)
+            refused: ChildResult = ChildResult(agent_id=effect.agent_id, status=RunStatus.FAILED, error=error)
             return self._value(item, refused)
         self._tree.spawned_by[path] = effect.tool_call_id
         finished = await io.drive(plan, state, path)
@@ -365,16 +387,6 @@ class Innermost:
         return attrs.evolve(ended, child=child) if type(ended) is Stop else ended
 
 
-BY_KIND: Mapping[type[Any], Callable[[Innermost, Item, IO], Awaitable[Single]]] = {
-    CallModel: Innermost._call_model,  # noqa: SLF001
-    CallTool: Innermost._call_tool,  # noqa: SLF001
-    CallFunction: Innermost._call_function,  # noqa: SLF001
-    AskPerson: Innermost._ask,  # noqa: SLF001
-    Spawn: Innermost._spawn,  # noqa: SLF001
-}
-"""The method for each kind of effect; unbound, so that the performer does not refer to itself."""
-
-
 def _interactor_of(item: Item) -> Interactor | None:
     """Return who was given to the tool that asks, ``ask_user_tool(interactor)``; ``None`` for nobody."""
     effect = cast("AskPerson", item.effect)
@@ -383,13 +395,13 @@ def _interactor_of(item: Item) -> Interactor | None:
     return binding.runs.interactor if binding is not None and type(binding.runs) is Asking else None
 
 
-def _innermost(fn: Any) -> Any:
+def _innermost(fn: object) -> object:
     while isinstance(fn, partial):
         fn = fn.func
     return fn if inspect.isroutine(fn) else getattr(fn, "__call__", fn)  # noqa: B004
 
 
-def _caught(body: Callable[[], Any]) -> tuple[Any, Exception | None]:
+def _caught(body: Callable[[], object]) -> tuple[Any, Exception | None]:
     """Return what *body* returns or raises: a ``StopIteration`` cannot travel through a future."""
     try:
         return body(), None
@@ -547,7 +559,7 @@ def _is_stop(raised: BaseException) -> bool:
     return not isinstance(raised, Exception)
 
 
-def _with_use(late: Stop, value: Any) -> Stop:
+def _with_use(late: Stop, value: object) -> Stop:
     """Return *late*, the outcome of what came too late, with what it had used if it is a reply."""
     if not isinstance(value, ModelReply) or value.usage is None:
         return late
@@ -601,8 +613,13 @@ def _request(item: Item, effect: CallTool, spec: ToolSpec) -> Request:
     )
 
 
-async def _guarded(running: Awaitable[ToolResult], guard: Guard | None) -> ToolResult:
-    """Await a call whose files are bound by *guard*; its threads see it, too."""
+async def _guarded(
+    running: Coroutine[object, Any, ToolResult], guard: Guard | None, workspace: Workspace | None
+) -> ToolResult:
+    """Await a call whose files are bound by *guard*; its threads see it, too. It does not begin where *guard* refuses it."""
+    if guard is not None and (why := guard.refusal(None if workspace is None else workspace.root)):
+        running.close()
+        return ToolResult.error(why)
     token = GUARD.set(guard)
     try:
         return await running
@@ -620,7 +637,7 @@ def is_deferred(item: Item) -> bool:
 
 
 class Deferred:
-    """The calls of one run tree whose results come from outside (requirements E27)."""
+    """The calls of one run tree whose results come from outside."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, str], asyncio.Future[ToolResult]] = {}
@@ -648,7 +665,7 @@ class Deferred:
         self._open.pop(key, None)
         self._waiting.discard(key)
 
-    def deliver(self, call_id: str, result: Any, path: str | None = None) -> None:
+    def deliver(self, call_id: str, result: object, path: str | None = None) -> None:
         """
         Give a call that waits its result; may be called from any thread.
 
@@ -683,7 +700,7 @@ class _Unmade:
         self._tree = tree
         self._made: ToolContext | None = None
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if self._made is None:
             self._made = _context(self._item, self._effect, self._tree)
         return getattr(self._made, name)
@@ -750,7 +767,7 @@ class _Voice(Lines):
             self._tree.hub.log(event, step=self._effect.step_index)
         self._tree.emit_from_anywhere(event)
 
-    def line(self, level: str, message: str, data: dict[str, Any]) -> None:
+    def line(self, level: str, message: str, data: dict[str, object]) -> None:
         """Show a line, and log it."""
         event = ToolLog(
             path=self._item.path,

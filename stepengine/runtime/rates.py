@@ -1,5 +1,5 @@
 """
-How often providers are asked, whatever the number of runs: ``RateLimit``, and the queue that holds it (requirements N15).
+How often providers are asked, whatever the number of runs: ``RateLimit``, and the queue that holds it.
 
 ``queued`` puts the queue around a provider. An engine has one limiter for each provider, shared by all its runs in all its event loops. Calls are let through in the
 order in which they came. Limits count over the last 60 seconds, not per calendar minute, so no burst doubles them. Where limiters
@@ -341,11 +341,11 @@ class _Queued(Provider):
                         used(delta.reply)
                     yield delta
 
-    async def _wait_for_turn(self, request: ModelRequest) -> Any:
+    async def _wait_for_turn(self, request: ModelRequest) -> object:
         return await self._limiter.enter(expected_tokens(request), lambda obstacle: self._notice(self.name, obstacle))
 
     @contextmanager
-    def _estimate_corrected(self, ticket: Any) -> Iterator[Callable[[ModelReply], None]]:
+    def _estimate_corrected(self, ticket: object) -> Iterator[Callable[[ModelReply], None]]:
         """Correct the estimate by what the request used; where nobody knows that, the estimate stays."""
         usage: Usage | None = None
 

@@ -1,5 +1,5 @@
 """
-The one retry coordinator (reliability R21, MP06-MP15, MP30-MP33): who waits how long before a model is asked again.
+The one retry coordinator: who waits how long before a model is asked again.
 
 SDK retries are off, so that attempts never multiply. Which failures may be tried again is said by the provider, on the
 error itself; here is decided whether and when.
@@ -91,7 +91,7 @@ def known_usage(error: ModelError) -> Usage | None:
     Return what a failed attempt counts for; ``None`` for nothing.
 
     A provider that answered with an error status did not bill; an attempt whose answer was lost may have been billed, so
-    the total is only a lower bound (reliability MP30).
+    the total is only a lower bound.
     """
     if isinstance(error.usage, Usage):
         return error.usage

@@ -1,4 +1,4 @@
-"""How many tokens a request has, estimated before it is sent (requirements I1)."""
+"""How many tokens a request has, estimated before it is sent."""
 
 from __future__ import annotations
 

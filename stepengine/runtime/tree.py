@@ -34,7 +34,7 @@ from stepengine.runtime.failfast import Brake
 from stepengine.runtime.hub import Hub
 from stepengine.runtime.limits import Gate, Ledger, Ledgers, Meter, Refusals, Repeats
 from stepengine.runtime.performer import Item, Middleware, Performer
-from stepengine.runtime.performing import Deferred, Innermost, ModelRegistry, Pricing, ToolSetting
+from stepengine.runtime.performing import NOTHING, Deferred, Innermost, ModelRegistry, Pricing, ToolSetting
 from stepengine.runtime.rates import Rates
 from stepengine.runtime.retry import Retries, RetryPolicy
 from stepengine.runtime.watchdog import Watchdog
@@ -254,6 +254,10 @@ class RunTree:
 
     def attempt(self, failure: Failure, usage: Usage | None) -> None:
         """Take note of a failed attempt; whoever records wraps this."""
+
+    def waits(self, item: Item) -> Awaitable[None]:
+        """Take note that a call only waits for its result; whoever records wraps this."""
+        return NOTHING
 
     def begun(self, item: Item) -> Begun | None:
         """Return what a model call had used that was stopped."""
@@ -481,7 +485,7 @@ def _broken_off(finished: Finished, error: BaseException | None) -> Finished:
 
 
 def _lost(run: RunTask, error: BaseException) -> Finished:
-    """Return how a run ends whose machine broke: it takes nothing else down (requirements N14)."""
+    """Return how a run ends whose machine broke: it takes nothing else down."""
     if not isinstance(error, StepEngineError):
         msg = f"the run of {run.plan.definition.id!r} broke with {type(error).__name__}: {error}"
         wrapped = StepEngineError(msg)

@@ -1,5 +1,5 @@
 """
-Says who blocks the event loop (reliability GN05, TL08).
+Says who blocks the event loop.
 
 Nothing in a process can stop a handler that never yields, or synchronous code in an async tool; but it can be named. From
 the first moment of a run on, a thread asks its loop four times a second whether it is alive. A loop that does not answer

@@ -1,5 +1,5 @@
 """
-A conversation around a run: loaded before it, saved after it (requirements H15, L3, X39).
+A conversation around a run: loaded before it, saved after it.
 
 ``AnyStore`` makes whole sessions of what any store gives, and ``left`` says what a run leaves of one. An engine with sessions
 does it with them, and so do the hooks of ``session_hooks``.
@@ -129,7 +129,7 @@ def left(
     usage: Usage,
     model: str | None,
     user_id: str | None,
-    metadata: Mapping[str, Any],
+    metadata: Mapping[str, object],
     turns: int,
     children: tuple[str, ...] = (),
     journal: str | None = None,

@@ -2,7 +2,7 @@
 What a stored conversation is, what a store can do, and how a history that another program broke is mended.
 
 A session is a frozen value: it is loaded, a run goes on from it, and the new one is saved. A loaded session does not change
-when the run goes on (requirements L14).
+when the run goes on.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ def messages_to_json(messages: Iterable[Message]) -> list[dict[str, Any]]:
     return [codec.bare(message) for message in messages]
 
 
-def messages_from_json(data: Iterable[Any]) -> list[Message]:
+def messages_from_json(data: Iterable[object]) -> list[Message]:
     """
     Return the messages that ``messages_to_json`` wrote down.
 

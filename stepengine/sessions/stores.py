@@ -1,5 +1,5 @@
 """
-The stores that come with the package: in memory, in files, in SQLite (requirements L8-L15).
+The stores that come with the package: in memory, in files, in SQLite.
 
 All keep whole sessions, compare versions before they save, and may be used from several threads; files and SQLite also from
 several processes. Their methods block for as long as the disk takes; the engine calls them in a thread.
@@ -137,7 +137,7 @@ class Store(ABC):
         """Return the free JSON of a session."""
         return self.load(session_id).info.metadata
 
-    def set_metadata(self, session_id: str, key: str, value: Any) -> None:
+    def set_metadata(self, session_id: str, key: str, value: object) -> None:
         """Set a member of a session's free JSON; ``None`` removes it."""
 
         def change(session: Session) -> Session:
@@ -234,7 +234,7 @@ class MemorySessions(Store):
         return None if _is_over(until, self._clock()) else value
 
     @override
-    def set_cached(self, key: str, value: Any, ttl: float | None = None) -> None:
+    def set_cached(self, key: str, value: object, ttl: float | None = None) -> None:
         now = self._clock()
         with self._lock:
             for old in [k for k, (until, _) in self._cache.items() if _is_over(until, now)]:
@@ -281,7 +281,7 @@ def _time(value: datetime | None) -> str | None:
     return None if value is None else value.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-def _metadata(session: Session) -> dict[str, Any]:
+def _metadata(session: Session) -> dict[str, object]:
     """Return the members that seed 003 fixes, and behind them what we need beside them."""
     info = session.info
     return {
@@ -334,7 +334,7 @@ def _described(data: Any, session_id: str, where: str) -> Session:
     return Session(info=info, turns=turns, journal=journal, version=version, usage=usage)
 
 
-def _typed(value: Any, *kinds: type) -> Any:
+def _typed(value: object, *kinds: type) -> Any:
     if type(value) not in kinds:
         msg = f"{str(value)[:80]!r} is a {type(value).__name__}, not {' or '.join(k.__name__ for k in kinds)}"
         raise TypeError(msg)
@@ -348,7 +348,7 @@ def _instant(text: str | None) -> datetime | None:
     return made if made.tzinfo else made.replace(tzinfo=UTC)
 
 
-def _stored_state(session: Session) -> dict[str, Any] | None:
+def _stored_state(session: Session) -> dict[str, object] | None:
     """Return the state without its history, which is stored beside it, and with the size and digest of that history."""
     state = session.state
     if state is None:
@@ -370,7 +370,7 @@ def _digest(lines: Sequence[bytes]) -> str:
     return made.hexdigest()
 
 
-def _with_contents(session: Session, messages: list[Message], stored: Any, where: str) -> Session:
+def _with_contents(session: Session, messages: list[Message], stored: object, where: str) -> Session:
     """Return a session with its messages, mended when need be, and its state when it is the state of just these messages."""
     transcript, repairs = mended(messages)
     session = attrs.evolve(session, messages=transcript, repairs=repairs)
@@ -524,7 +524,7 @@ class FileSessions(Store):
         return freeze(found.get("value"))
 
     @override
-    def set_cached(self, key: str, value: Any, ttl: float | None = None) -> None:
+    def set_cached(self, key: str, value: object, ttl: float | None = None) -> None:
         path = self._cache_file(key)
         path.parent.mkdir(mode=FOLDER, exist_ok=True)
         kept = canonical({"key": key, "until": _until(ttl, self._clock()), "value": freeze(value)})
@@ -563,7 +563,7 @@ def _read_file(path: Path) -> bytes | None:
         return file.read()
 
 
-def _read_json(path: Path) -> Any:
+def _read_json(path: Path) -> object:
     return _parsed(_read_file(path), repr(str(path)))
 
 
@@ -722,7 +722,7 @@ class SqliteSessions(Store):
         return freeze(_parsed(row[1], f"{str(self.path)!r}, cache {key!r}"))
 
     @override
-    def set_cached(self, key: str, value: Any, ttl: float | None = None) -> None:
+    def set_cached(self, key: str, value: object, ttl: float | None = None) -> None:
         now = self._clock()
         with self._transaction() as database:
             database.execute("DELETE FROM cache WHERE until <= ?", (now.timestamp(),))
@@ -743,7 +743,7 @@ def _made_private(path: Path) -> None:
             raise SessionError(msg) from None
 
 
-def _parsed(text: str | bytes | None, where: str) -> Any:
+def _parsed(text: str | bytes | None, where: str) -> object:
     if text is None:
         return None
     try:

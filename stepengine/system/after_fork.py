@@ -52,7 +52,7 @@ def rests(before: Callable[[], None], after: Callable[[], None]) -> None:
     _resting.append((before, after))
 
 
-def leave(*things: Any) -> None:
+def leave(*things: object) -> None:
     """Keep in this child what is its parent's, so that nothing of it is ever closed here."""
     _left.extend(things)
 

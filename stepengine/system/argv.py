@@ -1,5 +1,5 @@
 """
-What a command is: an argument list, or a shell script (reliability 3.7).
+What a command is: an argument list, or a shell script.
 
 A string is an argument list only when every POSIX shell would split it into the same words and do nothing else with it;
 ``parse_command`` tells. Everything else is a ``Script``, a different kind of call, which matches no rule for argument
@@ -229,7 +229,7 @@ def _refuse(problem: str) -> NoReturn:
 
 def shown_command(command: Argv | Script) -> str:
     """
-    Return how a command looks to the person who is asked about it (reliability UI05).
+    Return how a command looks to the person who is asked about it.
 
     An argument list of printable ASCII characters is one quoted line, and such a script is shown as it is. Otherwise
     each element of the list, or line of the script, is a line of its own with everything else escaped, and the hidden

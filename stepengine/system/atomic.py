@@ -1,5 +1,5 @@
 """
-Writes a whole file so that there is always the old content or the new one, never half (reliability FS19, FP3).
+Writes a whole file so that there is always the old content or the new one, never half.
 
 The new content goes to a temporary file in the same folder, which then takes the name. An existing file is never opened
 for writing, so a hard link to it keeps the old content.
@@ -50,7 +50,7 @@ def _none_held() -> None:
 
 @contextmanager
 def lock_for(folder: int, name: str) -> Iterator[None]:
-    """Hold the lock of one file within this process, so that read-change-write is done by one at a time (FS18)."""
+    """Hold the lock of one file within this process, so that read-change-write is done by one at a time."""
     info = os.fstat(folder)
     with _guard:
         found = _locks.setdefault((info.st_dev, info.st_ino, name), _Lock())
@@ -135,7 +135,7 @@ def make_folder(folder: Path, mode: int) -> None:
 
 def sync_folder(folder: Path) -> None:
     """
-    Make the names in a folder as durable as the content of their files, where its file system can (reliability JR12).
+    Make the names in a folder as durable as the content of their files, where its file system can.
 
     Raises:
         OSError: when too many files are open to do it, which says nothing of the file system.

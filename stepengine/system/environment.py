@@ -1,7 +1,7 @@
 """
-What a command sees: a clean environment, its private folders, the programs on its search path (HP2, SH06, SH16).
+What a command sees: a clean environment, its private folders, the programs on its search path.
 
-To it belongs what keeps git from running programs that a repository's own configuration names (reliability PM14).
+To it belongs what keeps git from running programs that a repository's own configuration names.
 Every command gets the few settings whose names are known. Filters and diff drivers have names of their own, so
 before a git command that only looks its configuration is read, which runs nothing, and each of those settings is
 overridden by name. Commands that change something keep the repository's filters: a file added without its filter would
@@ -53,6 +53,8 @@ LOOKING: Mapping[str, str] = {
     # A merge that is made again runs merge drivers.
     "log.diffMerges": "separate",
     "log.showSignature": "false",
+    # What looks like a repository may be files that a model wrote, and its configuration may lead anywhere.
+    "safe.bareRepository": "explicit",
     # `%G?` in a format checks signatures, with these programs, which are git's own defaults.
     "gpg.program": "gpg",
     "gpg.openpgp.program": "gpg",
@@ -154,7 +156,7 @@ def _overridden(names: bytes) -> dict[str, str]:
 
 
 MARKER = "STEPENGINE_CALL"
-"""The variable by which processes are found that left the command's process group (SH03)."""
+"""The variable by which processes are found that left the command's process group."""
 
 SECRET_CHARS = 6
 """How short a value is too short to be a secret; replacing shorter ones would garble what is logged."""
@@ -208,7 +210,7 @@ def check_names(names: Sequence[str], *, env_secrets: bool) -> tuple[str, ...]:
 
 
 def without_secrets(text: str) -> str:
-    """Return *text* with the values of our own variables that look like secrets replaced by their names (rule HP7)."""
+    """Return *text* with the values of our own variables that look like secrets replaced by their names."""
     for name, value in os.environ.items():
         if len(value) >= SECRET_CHARS and value in text and _is_private(name):
             text = text.replace(value, f"[{name}]")

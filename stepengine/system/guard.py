@@ -1,5 +1,5 @@
 """
-``Guard``: what the rules of a run say about the call that runs now (requirements X70).
+``Guard``: what the rules of a run say about the call that runs now.
 
 A rule judges the words of a call before it runs. Which files those words lead to is known only when they are opened, and a
 search names none at all. So whoever carries a call out says here what the rules make of each file, and every ``Root`` asks:
@@ -10,7 +10,9 @@ own arguments, some of them in threads, which take the context variables of thei
 from __future__ import annotations
 
 import contextvars
+import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
@@ -42,14 +44,42 @@ class Guard:
     Attributes:
         file: Judges single files; ``None`` where no rule is about files.
         command: Confines a command that is allowed because it only looks; ``None`` for other calls.
+        named: The paths that the tool says the call is about; empty where it does not say.
     """
 
     file: FileGuard | None = None
     command: CommandGuard | None = None
+    named: tuple[str, ...] = ()
+
+    def refusal(self, folder: Path | None) -> str:
+        """
+        Return why the call must not begin, by where the paths lead that its tool says it is about; ``""`` when it may.
+
+        Args:
+            folder: Where relative paths start, by default the working directory. Rules are about places below it, and of what
+                is outside of it about every end of its path.
+        """
+        if self.file is None or not self.named:
+            return ""
+        folder = folder or Path.cwd()
+        top = _steps(os.path.realpath(folder))
+        for path in self.named:
+            try:
+                real = _steps(os.path.realpath(folder / path))
+            except (OSError, ValueError) as error:
+                return f"{path!r} cannot be resolved: {error}"
+            starts = [len(top)] if real[: len(top)] == top else range(len(real))
+            if why := next(filter(None, [self.file(real[:at], real[at:]) for at in starts]), ""):
+                return f"{path!r} {why}"
+        return ""
 
 
 GUARD: contextvars.ContextVar[Guard | None] = contextvars.ContextVar("stepengine_guard", default=None)
 """What binds the call that runs now."""
+
+
+def _steps(path: str) -> tuple[str, ...]:
+    return tuple(filter(None, path.split("/")))
 
 
 def file_guard() -> FileGuard | None:

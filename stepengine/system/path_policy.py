@@ -16,7 +16,7 @@ def _patterns(given: Sequence[str]) -> tuple[str, ...]:
 @attrs.frozen(kw_only=True)
 class Policy:
     """
-    What a set of tools may touch below its root (reliability 4.1).
+    What a set of tools may touch below its root.
 
     Attributes:
         withhold: Patterns of files that are not shown either, such as the journal of the run.

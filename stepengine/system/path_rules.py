@@ -1,5 +1,5 @@
 """
-Which files the bundled tools never show, and which they never write (reliability FS21, FS22).
+Which files the bundled tools never show, and which they never write.
 
 A pattern without ``/`` matches the name of a file or folder at any depth, and what is below it. With ``/`` inside it
 matches those names in a row, at any depth. ``*`` and ``?`` stay within a name, ``**`` does not. Names are compared
@@ -34,7 +34,7 @@ PROTECTED = (
 """Not written, because something runs them without being asked; ``allow_protected`` opens paths."""
 
 INSTRUCTION_FILES = ("AGENTS.md", "CLAUDE.md", "knowledge.md")
-"""What a project tells agents, in the order in which those of one folder are read (requirements X60)."""
+"""What a project tells agents, in the order in which those of one folder are read."""
 
 INSTRUCTING = (
     *INSTRUCTION_FILES, *PROTECTED, "GEMINI.md", "SKILL.md", ".agents/", ".claude/", ".cursorrules", ".windsurfrules",

@@ -1,5 +1,5 @@
 """
-Patterns of paths and of text, matched in time that no pattern can blow up (reliability RS12, FS23).
+Patterns of paths and of text, matched in time that no pattern can blow up.
 
 ``GlobPattern`` is what tools take (``*``, ``?``, ``[...]``, ``**``, ``{a,b}``), ``IgnorePattern`` is a line of a
 ``.gitignore`` file, read as git reads it. A component becomes an expression that never goes back over what a ``*``
@@ -84,7 +84,7 @@ def expanded(pattern: str) -> list[str]:
 
 
 def _compiled(form: str, pattern: str) -> list[Component]:
-    names = [n for n in form.split("/") if n]
+    names = [n for n in form.split("/") if n not in {"", "."}]
     if len(names) > COMPONENTS:
         msg = f"the pattern {pattern!r} cannot be used: it has more than {COMPONENTS} components"
         raise ToolError(msg)
@@ -98,6 +98,8 @@ def _compiled(form: str, pattern: str) -> list[Component]:
 
 
 def _matches(form: Sequence[Component], parts: Sequence[str]) -> bool:
+    if form and parts and form[0] is not None and not form[0](parts[0]):
+        return False  # so it is with most files that a rule is not about
     places = _reached(form, {0})
     for part in parts:
         if not places:

@@ -1,5 +1,5 @@
 """
-``Root``: a folder that is opened once and held, and the walk that never leaves it (reliability FP1, FP2).
+``Root``: a folder that is opened once and held, and the walk that never leaves it.
 
 Each component of a path is opened relative to the descriptor of the one before it, and never through a symbolic link.
 There is no ``realpath``, no comparison of path prefixes, and no check that is followed by a second look-up by path: what
@@ -159,7 +159,7 @@ class Root:
         return self._reach(path, lambda folder, name: os.open(name, FOLDER, dir_fd=folder))
 
     def check_secret(self, parts: Sequence[str], path: str) -> None:
-        """Refuse a secret path (reliability FS21)."""
+        """Refuse a secret path."""
         if self.secrets.match(parts):
             which = self.secrets.which(parts)
             msg = f"{path!r} may hold secrets (it matches {which!r}) and is not available to tools"
@@ -175,7 +175,7 @@ class Root:
         return self.secrets.match(parts) or (guard is not None and bool(guard(self.real, parts)))
 
     def check_file(self, opened: Opened, path: str) -> None:
-        """Refuse what is no regular file, or another name of a secret one (FP4, FS09)."""
+        """Refuse what is no regular file, or another name of a secret one."""
         mode = opened.info.st_mode
         if stat.S_ISDIR(mode):
             msg = f"{path!r} is a folder; use list_directory"
@@ -221,6 +221,34 @@ class Root:
             return []
         found = self._files(lambda place: not self.withholds(place))
         return [place for place, info in found if (info.st_dev, info.st_ino) in linked]
+
+    def withheld_in(self, folder: Opened, *, deep: bool) -> list[tuple[str, ...]]:
+        """
+        Return what listings leave out of an open folder, by its place below that; of a folder that is left out not its files.
+
+        Args:
+            folder: The folder; it stays open.
+            deep: Whether what folders in it hold counts, too.
+
+        Raises:
+            ToolError: when the tree is too large to tell.
+        """
+        found: list[tuple[str, ...]] = []
+        start = len(folder.parts)
+
+        def enter(place: tuple[str, ...], _: int) -> bool:
+            if not self.withholds(place):
+                return True
+            found.append(place[start:])
+            return False
+
+        budget = Budget(SECRET_SCAN_ENTRIES)
+        with closing(walk(self.holds if deep else lambda _: False, folder.fd, folder.parts, budget, enter)) as entries:
+            found += [place[start:] for place, entry in entries if not entry.is_dir() and self.withholds(place)]
+        if budget.cut:
+            msg = f"what may be listed of it could not be told: {budget.cut}; name a smaller folder"
+            raise ToolError(msg)
+        return found
 
     def _files(self, wanted: Callable[[Sequence[str]], bool]) -> Iterator[tuple[tuple[str, ...], os.stat_result]]:
         """Yield the places of files that are wanted, with what the system says of them."""

@@ -1,5 +1,5 @@
 """
-Agent Skills: folders with a ``SKILL.md`` that a model reads when it needs them (requirements X60, interfaces IF91).
+Agent Skills: folders with a ``SKILL.md`` that a model reads when it needs them.
 
 Only names and descriptions are shown beforehand. A skill is foreign text: it is read below a held root, within caps, and
 what it says of allowed tools is shown and never obeyed.
@@ -336,7 +336,7 @@ def _read(root: Root, folder: str) -> tuple[Mapping[str, Any], str]:
     return _mapping(head), body.partition("\n")[2].strip() + cut
 
 
-def _mapping(head: str) -> Mapping[str, Any]:
+def _mapping(head: str) -> Mapping[str, object]:
     import yaml
 
     if sum([head.count(bracket) for bracket in "[{"]) > BRACKETS:

@@ -1,4 +1,4 @@
-"""Text of files: what is text at all, in which encoding, and windows of lines (reliability FS15, FS16)."""
+"""Text of files: what is text at all, in which encoding, and windows of lines."""
 
 from __future__ import annotations
 

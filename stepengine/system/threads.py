@@ -2,8 +2,8 @@
 ``ThreadPool``: where synchronous tool bodies run.
 
 A thread cannot be killed. A body that does not stop when its call ends is *abandoned*: its thread keeps running under a
-name that the run reports, and its place in the pool is given to somebody else, so that it starves nobody
-(reliability TL07). Threads are daemons and end when they have had nothing to do for a while.
+name that the run reports, and its place in the pool is given to somebody else, so that it starves nobody.
+Threads are daemons and end when they have had nothing to do for a while.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ CANCEL_GRACE_SECONDS = 5.0
 IDLE_SECONDS = 10.0
 
 
+Told: TypeAlias = "Callable[[Any, BaseException | None], object]"
+"""Is given what a body returned, or what it raised."""
+
+
 class CancelSignal(Protocol):
     """Something that says whether the call should stop, such as a ``threading.Event``."""
 
     def is_set(self) -> bool:
         """Return whether the call should stop."""
-
-
-Told: TypeAlias = "Callable[[Any, BaseException | None], object]"
-"""Is given what a body returned, or what it raised."""
 
 
 class Settable(Protocol):
@@ -63,7 +63,7 @@ class _Job:
     )
 
     def __init__(
-        self, name: str, body: Callable[[], Any], loop: asyncio.AbstractEventLoop, tells: Told | None = None
+        self, name: str, body: Callable[[], object], loop: asyncio.AbstractEventLoop, tells: Told | None = None
     ) -> None:
         self.name = name
         self.body = body

@@ -1,5 +1,5 @@
 """
-Which web addresses may be reached: the one parser of URLs, and the table of IP addresses (reliability 3.10, NW01-NW08, NW18).
+Which web addresses may be reached: the one parser of URLs, and the table of IP addresses.
 
 What the parser returns is what is judged and what is connected to. It takes less than the standards do: a host is a
 dotted-quad IPv4 address, an IPv6 address in brackets, or a name that has an IDNA form; everything that resolvers and

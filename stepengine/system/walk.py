@@ -1,4 +1,4 @@
-"""Goes through a tree below a root by descriptors, without following links, within a budget (reliability FP5, FS23)."""
+"""Goes through a tree below a root by descriptors, without following links, within a budget."""
 
 from __future__ import annotations
 

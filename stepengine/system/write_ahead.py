@@ -127,7 +127,7 @@ def _begin(database: sqlite3.Connection, seconds: float) -> None:
             return
 
 
-def _commits_of_others(database: sqlite3.Connection) -> Any:
+def _commits_of_others(database: sqlite3.Connection) -> object:
     """Return what changes with each commit of another connection."""
     return database.execute("PRAGMA data_version").fetchone()[0]
 
@@ -189,7 +189,7 @@ class Database:
 
     def connection(self) -> sqlite3.Connection:
         """
-        Return the connection that writes, for whoever holds ``lock``; a commit is durable (reliability JR39).
+        Return the connection that writes, for whoever holds ``lock``; a commit is durable.
 
         Raises:
             OSError: when the file was replaced.

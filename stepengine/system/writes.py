@@ -93,7 +93,7 @@ class FileWrite:
 
     def form(self) -> dict[str, Any]:
         """Return the write as JSON."""
-        form: dict[str, Any] = {"root": self.root, "path": self.path, "before": None, "after": self.after}
+        form: dict[str, object] = {"root": self.root, "path": self.path, "before": None, "after": self.after}
         if self.before is not None:
             old = self.before
             form["before"] = {"hash": old.hash, "mode": old.mode, **_content_form(old)}
@@ -124,7 +124,7 @@ class FileWrite:
         return made
 
 
-def _content_form(old: OldFile) -> dict[str, Any]:
+def _content_form(old: OldFile) -> dict[str, object]:
     """Return a content as text where it is text and does not swell as such, so that journals stay readable."""
     if old.content is None:
         return {"lost": old.lost}
@@ -137,7 +137,7 @@ def _content_form(old: OldFile) -> dict[str, Any]:
     return {"base64": base64.b64encode(old.content).decode()}
 
 
-def _old_of(form: Mapping[str, Any]) -> OldFile:
+def _old_of(form: Mapping[str, object]) -> OldFile:
     mode = form["mode"]
     if type(mode) is not int or not 0 <= mode <= 0o777:  # noqa: PLR2004  (permission bits)
         msg = f"{mode!r} are no permission bits"
@@ -157,7 +157,7 @@ def _old_of(form: Mapping[str, Any]) -> OldFile:
     return OldFile(digest, mode, content)
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     if not isinstance(value, str):
         msg = f"{value!r} should be text"
         raise TypeError(msg)

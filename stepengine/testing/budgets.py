@@ -1,5 +1,5 @@
 """
-The budgets of a simulated tree (reliability I8).
+The budgets of a simulated tree.
 
 Here stand the meter and the gate of real runs, driven without an event loop, and a second count that judges what they let
 through.
@@ -25,6 +25,7 @@ from stepengine.errors import AgentError
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.limits import Gate, Ledgers, Meter, Refusals
 from stepengine.runtime.performer import IO, Item, Middleware, Performer
+from stepengine.runtime.performing import NOTHING
 from stepengine.runtime.sizes import expected_tokens
 from stepengine.testing.invariants import Watched, name_of, refuse
 
@@ -98,6 +99,10 @@ class _Unheard:
     def begun(self, item: Item) -> Begun | None:
         """Return that nothing is known."""
 
+    def waits(self, item: Item) -> Awaitable[None]:
+        """Do nothing."""
+        return NOTHING
+
     def drive(self, plan: RunPlan, state: AgentState, path: str) -> Awaitable[Finished]:
         """Refuse: the world drives children without a task."""
         msg = f"a simulated world drives the run at {path!r} itself"
@@ -107,7 +112,7 @@ class _Unheard:
 IN_SILENCE = _Unheard()
 
 
-def at_once(awaitable: Awaitable[Any]) -> Any:
+def at_once(awaitable: Awaitable[object]) -> Any:
     """Return what *awaitable* gives; nothing in a simulated world waits."""
     try:
         awaitable.__await__().send(None)

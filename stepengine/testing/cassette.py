@@ -1,9 +1,9 @@
 """
-``Cassette``: recorded HTTP traffic, looked up by what a request says and never by where it stands (replay C).
+``Cassette``: recorded HTTP traffic, looked up by what a request says and never by where it stands.
 
 Headers do not count unless they are asked for. JSON counts as a value: the order of keys and the form of numbers do not
-matter, the order of arrays does (C8, C10). A miss tells the nearest recorded requests, the fields that differ, and a guess
-at the cause (C14). Files are the business of ``cassette_files``, HTTP objects that of ``transport``.
+matter, the order of arrays does. A miss tells the nearest recorded requests, the fields that differ, and a guess
+at the cause. Files are the business of ``cassette_files``, HTTP objects that of ``transport``.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Matcher:
         return tree
 
 
-def json_body(request: RecordedRequest) -> Any:
+def json_body(request: RecordedRequest) -> object:
     """Return the JSON value of a body, whole floats as ints; ``ABSENT`` when it is no JSON."""
     if not is_json(request) and request.body[:1].strip() not in (b"{", b"["):
         return ABSENT
@@ -159,7 +159,7 @@ def _without_boundary(body: bytes, content_type: str) -> bytes:
     return body.replace(found[1].encode(), b"BOUNDARY") if found else body
 
 
-def _remove(tree: Any, pointer: str) -> None:
+def _remove(tree: object, pointer: str) -> None:
     *path, last = [part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:]] or [""]
     for part in path:
         tree = _member(tree, part)
@@ -169,7 +169,7 @@ def _remove(tree: Any, pointer: str) -> None:
         del tree[int(last)]
 
 
-def _member(tree: Any, part: str) -> Any:
+def _member(tree: object, part: str) -> Any:
     if isinstance(tree, dict):
         return tree.get(part)
     return tree[int(part)] if isinstance(tree, list) and part.isdigit() and int(part) < len(tree) else None
@@ -225,7 +225,7 @@ class Situation:
 
 
 def reason_of(request: RecordedRequest, at: Situation) -> str:
-    """Return why *request* is missing: one of the words of replay C14."""
+    """Return why *request* is missing, in one of a few words that ``CassetteMiss`` tells."""
     if not at.recorded:
         return "empty" if at.exists else "no_file"
     here = place_of(request.url)
@@ -264,7 +264,7 @@ def nearest(request: RecordedRequest, at: Situation) -> tuple[Candidate, ...]:
     return tuple(sorted(found, key=lambda c: (len(c.differences), c.used, c.index))[:MAX_CANDIDATES])
 
 
-def _in_body(recorded: Any, now: Any) -> list[Difference]:
+def _in_body(recorded: object, now: object) -> list[Difference]:
     return [each._replace(pointer=each.pointer or "(body)") for each in differences(recorded, now)]
 
 
@@ -307,7 +307,7 @@ def _field(difference: Difference) -> str:
     return f"    {difference.pointer:<{POINTER_WIDTH}} recorded {recorded:<{RECORDED_WIDTH}} now {now}"
 
 
-def _shown(value: Any, other: Any) -> str:
+def _shown(value: object, other: object) -> str:
     """Return *value* as JSON, cut to a window that begins shortly before it and *other* part ways."""
     if value is ABSENT:
         return repr(ABSENT)
@@ -320,7 +320,7 @@ def _shown(value: Any, other: Any) -> str:
     )
 
 
-def _json(value: Any) -> str:
+def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -407,7 +407,7 @@ class CassetteUnused(AssertionError):
 @attrs.define(eq=False)
 class Slot:
     """
-    A place in a cassette, taken when a request starts (replay C5).
+    A place in a cassette, taken when a request starts.
 
     Attributes:
         interaction: What was recorded; ``None`` while it is under way, and for ever when it is not to be kept.

@@ -1,5 +1,5 @@
 """
-Recorded requests with their responses, and the files that hold them: vcrpy's YAML version 1, readable in a diff (replay C1-C5).
+Recorded requests with their responses, and the files that hold them: vcrpy's YAML version 1, readable in a diff.
 
 Bodies are bytes as they are handed over; header names are lower-case, and values that came several times are several pairs.
 Reading constructs strings, bytes, numbers, lists and mappings, and nothing else: every other tag is refused. Size, aliases
@@ -258,7 +258,7 @@ def _read_interaction(item: Any, source: str, index: int) -> Interaction:
     )
 
 
-def _read_body(message: dict[str, Any], source: str, at: str, *, bare: bool) -> tuple[bytes, bool]:
+def _read_body(message: dict[str, object], source: str, at: str, *, bare: bool) -> tuple[bytes, bool]:
     """Return the body's bytes and whether the file holds it as text or a tree."""
     if "parsed_body" in message:
         return _json_bytes(message["parsed_body"], source, f"{at}.parsed_body"), True
@@ -280,7 +280,7 @@ def _read_body(message: dict[str, Any], source: str, at: str, *, bare: bool) -> 
     )
 
 
-def _typed_body(body: dict[str, Any], source: str, at: str) -> tuple[bytes, bool]:
+def _typed_body(body: dict[str, object], source: str, at: str) -> tuple[bytes, bool]:
     _known(body, {"type", "content"}, source, at)
     content = body.get("content")
     match body["type"]:
@@ -300,7 +300,7 @@ def _typed_body(body: dict[str, Any], source: str, at: str) -> tuple[bytes, bool
     raise _misfit(body["type"], "none, json, text or binary with content of that kind", source, f"{at}.type")
 
 
-def _json_bytes(tree: Any, source: str, at: str) -> bytes:
+def _json_bytes(tree: object, source: str, at: str) -> bytes:
     try:
         return json.dumps(thaw(freeze(tree)), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     except DataError as error:
@@ -308,7 +308,7 @@ def _json_bytes(tree: Any, source: str, at: str) -> bytes:
         raise DataError(msg, path=at) from None
 
 
-def _status(status: Any, source: str, at: str) -> tuple[int, str]:
+def _status(status: object, source: str, at: str) -> tuple[int, str]:
     code, message = (status.get("code"), status.get("message")) if isinstance(status, dict) else (status, "")
     if isinstance(code, int) and not isinstance(code, bool) and isinstance(message or "", str):
         return code, message or ""
@@ -324,7 +324,7 @@ def _header_pairs(headers: Any, source: str, at: str) -> Headers:
     )
 
 
-def _values(values: Any, source: str, at: str) -> Iterator[str]:
+def _values(values: object, source: str, at: str) -> Iterator[str]:
     for value in values if isinstance(values, list) else [values]:
         if isinstance(value, bytes):
             yield value.decode("latin-1")
@@ -341,7 +341,7 @@ def _encoded(text: str, source: str, at: str) -> bytes:
         raise _misfit(text, "text that UTF-8 can hold", source, at) from None
 
 
-def _text(value: Any, source: str, at: str) -> str:
+def _text(value: object, source: str, at: str) -> str:
     if isinstance(value, bytes):
         return value.decode("latin-1")
     if isinstance(value, str):
@@ -349,7 +349,7 @@ def _text(value: Any, source: str, at: str) -> str:
     raise _misfit(value, "a text", source, at)
 
 
-def _address(value: Any, source: str, at: str) -> str:
+def _address(value: object, source: str, at: str) -> str:
     text = _text(value, source, at)
     try:
         _ = urlsplit(text).port
@@ -363,14 +363,14 @@ def _mapping(value: Any, source: str, at: str) -> None:
         raise _misfit(value, "a mapping", source, at)
 
 
-def _known(value: dict[str, Any], known: set[str], source: str, at: str) -> None:
+def _known(value: dict[str, object], known: set[str], source: str, at: str) -> None:
     for key in value:
         if key not in known:
             msg = f"{source}: {at} has the unknown key {key!r}; known are {sorted(known)}"
             raise DataError(msg, path=f"{at}.{key}")
 
 
-def _misfit(value: Any, fine: str, source: str, at: str) -> DataError:
+def _misfit(value: object, fine: str, source: str, at: str) -> DataError:
     shown = repr(value)
     shown = shown if len(shown) <= SHOWN_CHARACTERS else f"{shown[:SHOWN_CHARACTERS]}..."
     return DataError(f"{source}: {at} is {shown}; {fine} would be fine", path=at)
@@ -393,13 +393,13 @@ def dump_cassette(interactions: Iterable[Interaction]) -> bytes:
 
 
 @functools.cache
-def _dumper() -> Any:
+def _dumper() -> object:
     import yaml
 
     base: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
     class Dumper(base):  # type: ignore[misc]
-        def ignore_aliases(self, data: Any) -> bool:
+        def ignore_aliases(self, data: object) -> bool:
             return True
 
     def text(dumper: Any, value: str) -> Any:
@@ -409,9 +409,9 @@ def _dumper() -> Any:
     return Dumper
 
 
-def _written_interaction(interaction: Interaction) -> dict[str, Any]:
+def _written_interaction(interaction: Interaction) -> dict[str, object]:
     request, response = interaction.request, interaction.response
-    tree: dict[str, Any] = {
+    tree: dict[str, object] = {
         "request": {
             "method": request.method,
             "uri": request.url,

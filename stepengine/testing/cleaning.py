@@ -1,5 +1,5 @@
 """
-Taking secrets out of recorded traffic, and finding those that are left (replay K, reliability SC01-SC03, SC10).
+Taking secrets out of recorded traffic, and finding those that are left.
 
 Headers pass by an allow-list, query values too. JSON and form members with telling names, texts that look like keys, and
 the values of a request's own secret headers are replaced wherever they appear. The same is done to a live request before
@@ -9,7 +9,7 @@ A secret may come in pieces, spread over many server-sent events: the texts that
 events, such as ``/delta/text``, are looked at joined, and what is found is taken out of every piece that holds a part of it.
 
 The same is said to vcrpy, which people use to record HTTP that their tools make: what a tool did is in the journal anyway, and
-our own cassettes never go through vcrpy (replay C42).
+our own cassettes never go through vcrpy.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def clean_events(stream: str, redactor: Redactor) -> str:
     return "".join(lines)
 
 
-def _trees(lines: list[str]) -> dict[int, Any]:
-    trees: dict[int, Any] = {}
+def _trees(lines: list[str]) -> dict[int, object]:
+    trees: dict[int, object] = {}
     for number, line in enumerate(lines):
         if line.startswith("data:") and line[5:].lstrip()[:1] in ("{", "["):
             try:
@@ -104,7 +104,7 @@ def _pieces(trees: Mapping[int, Any]) -> dict[Path, list[Piece]]:
     return pieces
 
 
-def _texts(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
+def _texts(value: object, path: Path) -> Iterator[tuple[Path, str]]:
     if isinstance(value, str):
         yield path, value
         return
@@ -176,7 +176,7 @@ def _basic(credential: str) -> Iterable[str]:
 
 def is_credential_exchange(request: RecordedRequest) -> bool:
     """
-    Return whether *request* deals in credentials, so that it is passed on and never recorded (replay K15, SC04).
+    Return whether *request* deals in credentials, so that it is passed on and never recorded.
 
     These are token requests of OAuth, cloud metadata, requests with a signature instead of a key (SigV4), and those that
     carry a service account.
@@ -245,7 +245,7 @@ class Cleaner:
         return RecordedResponse(response.status, response.reason, headers, body)
 
     def body(self, body: bytes, content_type: str = "") -> bytes:
-        """Return *body* cleaned as the JSON, form or text that it is; binary bodies only lose known values (replay K12)."""
+        """Return *body* cleaned as the JSON, form or text that it is; binary bodies only lose known values."""
         try:
             text = body.decode()
         except UnicodeDecodeError:
@@ -345,7 +345,7 @@ def _provider_hosts() -> list[str]:
     return sorted({*PROVIDER_HOSTS, *hosts} - {"", *LOCAL_HOSTS})
 
 
-def _clean(redactor: Redactor, value: Any) -> Any:
+def _clean(redactor: Redactor, value: object) -> object:
     """Return a text or bytes without secrets; whatever else as it is."""
     if isinstance(value, str):
         return redactor.json_text(value)

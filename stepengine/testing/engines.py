@@ -1,4 +1,4 @@
-"""Engines for tests: providers behind a cassette, a clock that tests set, and the same chance every time (replay Y5, C43)."""
+"""Engines for tests: providers behind a cassette, a clock that tests set, and the same chance every time."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class SeededEngine(Engine):
         self._launcher.seed = SEED
 
 
-def recorded_models(transport: Callable[[], Any], key: str | None) -> Models:
+def recorded_models(transport: Callable[[], object], key: str | None) -> Models:
     """
     Return the registry of the package's own adapters, each behind a transport of its own and at its provider's own address.
 
@@ -85,7 +85,13 @@ def recorded_models(transport: Callable[[], Any], key: str | None) -> Models:
         key: The API key of all of them; ``None`` leaves it to the environment.
     """
     from stepengine.models.anthropic import AnthropicProvider
-    from stepengine.models.clouds import BedrockProvider, FoundryProvider, VertexProvider
+    from stepengine.models.clouds import (
+        AnthropicAwsProvider,
+        AnthropicGoogleProvider,
+        BedrockProvider,
+        FoundryProvider,
+        VertexProvider,
+    )
     from stepengine.models.google import GoogleProvider
     from stepengine.models.openai import OpenAIProvider
     from stepengine.models.openai_chat import OpenAIChatProvider
@@ -100,7 +106,7 @@ def recorded_models(transport: Callable[[], Any], key: str | None) -> Models:
         found = find_key(name, given, variables, required=required, argument=argument)
         return make(name=name, api_key=found.key, base_url=url, transport=transport())
 
-    def behind(cloud: Callable[..., Provider], given: Mapping[str, Any]) -> Provider:
+    def behind(cloud: Callable[..., Provider], given: Mapping[str, object]) -> Provider:
         return cloud(transport=transport(), **given)
 
     models = Models()
@@ -113,10 +119,16 @@ def recorded_models(transport: Callable[[], Any], key: str | None) -> Models:
         adapter = OpenAIProvider if preset.adapter == "openai" else OpenAIChatProvider
         variables = (preset.key_variable,) if preset.key_variable else ()
         models.register(name, partial(made, adapter, name, preset.base_url, variables, required=preset.key_required))
-    in_clouds: tuple[tuple[str, Callable[..., Provider], dict[str, Any]], ...] = (
+    in_clouds: tuple[tuple[str, Callable[..., Provider], dict[str, object]], ...] = (
         ("bedrock", BedrockProvider, {"api_key": key, "region": "us-east-1"}),
         ("vertex", VertexProvider, {"credentials": key, "project": "replay"}),
         ("foundry", FoundryProvider, {"api_key": key, "resource": "replay"}),
+        ("anthropic_aws", AnthropicAwsProvider, {"api_key": key, "region": "us-east-1", "workspace_id": "replay"}),
+        (
+            "anthropic_google",
+            AnthropicGoogleProvider,
+            {"credentials": key, "project": "replay", "workspace_id": "replay"},
+        ),
     )
     for name, cloud, given in in_clouds:
         models.register(name, partial(behind, cloud, given if key is not None else {}))
@@ -154,7 +166,7 @@ class EngineFactory:
         self._made.append(engine)
         return engine
 
-    def _note(self, event: Any) -> None:
+    def _note(self, event: object) -> None:
         if isinstance(event, ModelFinished) and event.reply is not None and self._cassette is not None:
             self._cassette.calls += 1
             cost = event.reply.cost

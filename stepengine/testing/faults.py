@@ -1,5 +1,5 @@
 """
-What can go wrong at an effect of a simulated run, and what the machine is then sent (reliability 2, R2).
+What can go wrong at an effect of a simulated run, and what the machine is then sent.
 
 A fault names its effect by path and number, so that a list of them, with a seed, is a whole world.
 """

@@ -1,5 +1,5 @@
 """
-What must hold for every run, whatever its world does: the checks of ``simulate`` (reliability 2).
+What must hold for every run, whatever its world does: the checks of ``simulate``.
 
 They look at what a run shows from outside - effects, events, the states that its handler is sent, its end - and build on
 nothing that the machine itself uses to keep its promises.
@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import attrs
 
 from stepengine.data.effects import CallFunction, CallModel, CallTool, Effect, Gather, Leaf, Notify, Spawn
-from stepengine.data.events import PhaseChanged, StepStarted, ToolFinished
+from stepengine.data.events import PhaseChanged, StepFinished, StepStarted, ToolFinished
 from stepengine.data.messages import AssistantMessage, Message, ToolMessage, ToolResult, UserMessage
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Failure, Single, Stop, Value
@@ -110,7 +110,7 @@ def expect_same_end(row: str, when: str, finished: Finished, due: Finished) -> N
         refuse(row, f"{when}, {problem}")
 
 
-def _difference(whose: str, one: Any, other: Any, *but: str) -> str:
+def _difference(whose: str, one: Any, other: object, *but: str) -> str:
     for field in attrs.fields(type(one)):
         name = field.name
         ours, theirs = getattr(one, name), getattr(other, name)
@@ -119,7 +119,7 @@ def _difference(whose: str, one: Any, other: Any, *but: str) -> str:
     return ""
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     said = repr(value)
     return said if len(said) <= WIDTH else f"{said[:WIDTH]}... ({len(said)} characters)"
 
@@ -158,11 +158,13 @@ class Watched:
     _stop: Stop | None = None
     _states: list[tuple[AgentState, list[Message], list[Message]]] = attrs.field(factory=list)
     _used: Usage = Usage()
-    _children: list[ChildResult[Any]] = attrs.field(factory=list)
+    _children: list[ChildResult] = attrs.field(factory=list)
     _results: dict[str, ToolResult] = attrs.field(factory=dict)
     _inputs: list[UserMessage] = attrs.field(factory=list)
     _replaced: bool = False
     _is_over: bool = False
+    _step: int | None = None
+    _left_as: RunStatus | None = None
     _limit: LimitExceeded | None = None
 
     def __attrs_post_init__(self) -> None:
@@ -174,7 +176,7 @@ class Watched:
 
     # --- the handler's side -------------------------------------------------------------------------------------------
 
-    def _watching(self, handler: Callable[[Any], Any]) -> Callable[[Any], Generator[Any, Any, Any]]:
+    def _watching(self, handler: Callable[[Any], object]) -> Callable[[Any], Generator[Any, Any, Any]]:
         def watched(ctx: Any) -> Generator[Any, Any, Any]:
             self.entered += 1
             self._saw(ctx.agent_state)
@@ -185,7 +187,7 @@ class Watched:
 
         return watched
 
-    def sent(self, asked: Any, result: Any) -> None:
+    def sent(self, asked: object, result: object) -> None:
         """Look at what the handler is sent for *asked*."""
         if not isinstance(result, StepResult):
             return
@@ -203,7 +205,7 @@ class Watched:
             self._find("I1", f"the child {asked.agent_id!r} was answered with {result.value!r}")
 
     def thrown(self, error: BaseException) -> None:
-        """Look at what is thrown into the handler: a stop never is (design 3)."""
+        """Look at what is thrown into the handler: a stop never is."""
         if not isinstance(error, StepEngineError | LimitReached | GeneratorExit):
             self._find("I12", f"the handler was thrown {error!r}, which it must not see")
 
@@ -250,10 +252,15 @@ class Watched:
                 refuse("I2", f"{token_of(leaf)} has the number {leaf.seq}, and {self._next} is due")
             self._next += 1
 
-    def _noted(self, event: Any) -> None:
+    def _noted(self, event: object) -> None:
         if isinstance(event, ToolFinished) and event.tool_name == "set_messages" and not event.result.is_error:
             self._replaced = True
+        if isinstance(event, StepFinished):
+            self._finished_step(event)
         if isinstance(event, StepStarted):
+            if self._step is not None:
+                refuse("I9", f"step {event.step} began while step {self._step} was under way")
+            self._step = event.step
             self._replied = False
             limit = self.plan.limits.max_steps
             if limit is not None and self._steps >= limit:
@@ -261,6 +268,17 @@ class Watched:
         if isinstance(event, PhaseChanged) and event.phase in (RunPhase.DONE, RunPhase.FAILED):
             self._is_over = True
             self.expect_closed()
+            if self._step is not None:
+                refuse("I9", f"the run is over, and step {self._step} has no end")
+
+    def _finished_step(self, event: StepFinished) -> None:
+        if event.step != self._step:
+            refuse("I9", f"step {event.step} ended while step {self._step} was under way")
+        self._step = None
+        if self._stop is not None:
+            self._left_as = event.status
+        elif event.status not in (RunStatus.COMPLETED, RunStatus.FAILED):
+            refuse("I9", f"step {event.step} ended as {event.status.value}, and nothing stopped it")
 
     def expect_closed(self) -> None:
         """Check that every handler that was entered was left once (I6)."""
@@ -299,7 +317,7 @@ class Watched:
             if isinstance(outcome, Failure):
                 used = getattr(outcome.error, "usage", None)
             if effect.purpose == "step" and isinstance(outcome, Value) and not self._replied:
-                # A step whose call failed does not count (reliability MP01).
+                # A step whose call failed does not count (reliability:MP01).
                 self._replied = True
                 self._steps += 1
             self._used = self._used + attrs.evolve(used or Usage(), requests=int(isinstance(outcome, Value)))
@@ -337,6 +355,8 @@ class Watched:
         if self._stop is not None and finished.status is not due[self._stop.kind]:
             refuse("I12", f"the run was stopped ({self._stop.kind}) and ended as {finished.status.value}")
         limited = (RunStatus.FAILED, RunStatus.MAX_STEPS)
+        if self._left_as not in (None, finished.status):
+            refuse("I12", f"a step that was stopped ended as {self._left_as}, its run as {finished.status.value}")
         if self._stop is None and self._limit is not None and finished.status not in limited:
             refuse("I8", f"the run was refused more ({self._limit.kind}) and ended as {finished.status.value}")
         if (finished.status is RunStatus.FAILED) != (finished.error is not None) and self._stop is None:
@@ -404,7 +424,7 @@ class Unwatched(Watched):
         """Look away."""
 
 
-def _with(frozen: Any, name: str, value: Any) -> Any:
+def _with(frozen: object, name: str, value: object) -> Any:
     """Return *frozen* with one field replaced, without the checks that it went through when it was made."""
     copied = copy(frozen)
     object.__setattr__(copied, name, value)
@@ -430,7 +450,7 @@ class _Spy:
     def __iter__(self) -> _Spy:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> object:
         self._asked = next(self._steps)
         return self._asked
 

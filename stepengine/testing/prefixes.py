@@ -1,10 +1,9 @@
-"""``assert_prefix_stable``: requests of one run may only grow, or the provider's prompt cache is lost (replay Y15)."""
+"""``assert_prefix_stable``: requests of one run may only grow, or the provider's prompt cache is lost."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator
-from typing import Any
 
 from stepengine.data.json import parting
 from stepengine.data.state import RunResult
@@ -19,7 +18,7 @@ __tracebackhide__ = True  # a failed test ends at its author's line
 WINDOW = 40
 
 
-def assert_prefix_stable(run: JournalLike | RunResult[Any], *, cut_at: Collection[str] = ()) -> None:
+def assert_prefix_stable(run: JournalLike | RunResult, *, cut_at: Collection[str] = ()) -> None:
     """
     Check that each request of a run begins with the one before it: system prompt, tools and messages, byte for byte.
 
@@ -61,7 +60,7 @@ def _pieces(history: History, intent: Intent) -> Iterator[tuple[str, str]]:
         yield f"/messages/{index}", _text({k: v for k, v in message.items() if k != "tags"})
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=dict)
 
 

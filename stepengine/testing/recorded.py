@@ -1,5 +1,5 @@
 """
-A simulated world whose replies, results and answers are those of a recorded run (judging JG83).
+A simulated world whose replies, results and answers are those of a recorded run.
 
 What a run asks for at the place where it was recorded gives what it gave; what is asked elsewhere gives what an equal effect
 gave that nobody came by yet. Where a fault led the run away from its record, the world says what a simulated one says.

@@ -1,5 +1,5 @@
 """
-What a test records once and repeats from then on, as its fixtures give it (replay M, Y3, Y4).
+What a test records once and repeats from then on, as its fixtures give it.
 
 ``CassetteFixture`` is a test's HTTP, ``JournalFixture`` its runs.
 
@@ -208,7 +208,7 @@ class CassetteFixture(Cassette):
 
         return MixedTransport(self, self.fresh, inner, cut)
 
-    def clients(self, inner: Any = None) -> Clients:
+    def clients(self, inner: object = None) -> Clients:
         """
         Return SDK clients that use this cassette: ``anthropic``, ``async_anthropic``, ``openai``, ``async_openai``, ``google``.
 
@@ -308,7 +308,7 @@ class CassetteFixture(Cassette):
 
 
 def interactions_of(path: Path) -> tuple[Interaction, ...]:
-    """Return what the file at *path* holds; a file that several tests read is parsed once (replay Y13)."""
+    """Return what the file at *path* holds; a file that several tests read is parsed once."""
     status = path.stat()
     return _parsed(path, status.st_mtime_ns, status.st_size)
 

@@ -30,7 +30,7 @@ class _Line:
     expected: Any
     reply: Any = NOTHING
 
-    def fits(self, asked: Any) -> bool:
+    def fits(self, asked: object) -> bool:
         """Return whether *asked* is what is expected: an equal value, an instance of a class, or what a function accepts."""
         if isinstance(self.expected, YIELDABLES):
             return is_same_yield(self.expected, asked)
@@ -38,20 +38,20 @@ class _Line:
             return isinstance(asked, self.expected)
         return bool(self.expected(asked))
 
-    def answer(self, asked: Any) -> Any:
+    def answer(self, asked: object) -> Any:
         """Return what is sent for *asked*."""
         return self.reply(asked) if callable(self.reply) else self.reply
 
 
 def run_with(
     agent: Handler,
-    script: Iterable[Any],
+    script: Iterable[object],
     prompt: str = "",
-    params: Any = None,
+    params: object = None,
     *,
     state: AgentState | None = None,
     model: str | None = None,
-) -> Any:
+) -> object:
     """
     Run a handler against *script* and return what it returned.
 
@@ -94,7 +94,7 @@ def run_with(
     return walk.returned
 
 
-def _line(item: Any, index: int) -> _Line:
+def _line(item: object, index: int) -> _Line:
     parts = item if isinstance(item, tuple) else (item,)
     if 1 <= len(parts) <= 2 and (isinstance(parts[0], YIELDABLES) or callable(parts[0])):  # noqa: PLR2004
         return _Line(*parts)
@@ -125,7 +125,7 @@ def _answer(walk: Walk, line: _Line) -> None:
         walk.send(reply)
 
 
-def _is_value(asked: Any, reply: BaseException) -> bool:
+def _is_value(asked: object, reply: BaseException) -> bool:
     """A failed ``Perform`` is a value at a bare yield; every other error arrives at the yield itself."""
     return isinstance(asked, Perform) and isinstance(reply, PerformError)
 
@@ -164,11 +164,11 @@ def _named(expected: Any) -> str:
     return f"what {_name_of(expected)} accepts"
 
 
-def _name_of(function: Callable[..., Any]) -> str:
+def _name_of(function: Callable[..., object]) -> str:
     return getattr(function, "__qualname__", repr(function))
 
 
-def _short(value: Any, of: _Line | None = None) -> str:
+def _short(value: object, of: _Line | None = None) -> str:
     """Return *value* in one line; an answer is shown as the script has it, since a ``StepResult`` holds a whole state."""
     if of is not None and not isinstance(value, BaseException) and not callable(of.reply):
         value = of.reply

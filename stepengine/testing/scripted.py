@@ -84,7 +84,7 @@ def text(
 
 def tool_call(
     tool: str | ToolLike,
-    input: Mapping[str, Any] | str | None = None,
+    input: Mapping[str, object] | str | None = None,
     *,
     text: str = "",
     usage: Usage | None = None,
@@ -295,7 +295,7 @@ def _played(item: Any, request: ModelRequest) -> ModelReply:
     return reply
 
 
-def _item(item: Any, index: int | None = None, *, asked: Any = None) -> Any:
+def _item(item: object, index: int | None = None, *, asked: object = None) -> Any:
     """Return an item of a script, or what the function *asked* returned, as it is played."""
     if isinstance(item, str):
         return ModelReply(item)
@@ -316,7 +316,7 @@ def _item(item: Any, index: int | None = None, *, asked: Any = None) -> Any:
     raise DataError(msg)
 
 
-def _hint_for(item: Any) -> str:
+def _hint_for(item: object) -> str:
     """Return what is meant, most likely, by what no script can play."""
     if isinstance(item, BaseException) or (isinstance(item, type) and issubclass(item, BaseException)):
         return "; wrap an exception in failure(...)"
@@ -329,7 +329,7 @@ def _hint_for(item: Any) -> str:
     return "; calls of tools are written tool_call(name, input)" if isinstance(item, Mapping) else ""
 
 
-def _name_of(function: Any) -> str:
+def _name_of(function: object) -> str:
     return getattr(function, "__qualname__", repr(function))
 
 
@@ -355,7 +355,7 @@ def _message_text(message: Any) -> str:
     return _cut(message.text + calls)
 
 
-def _shown(item: Any) -> str:
+def _shown(item: object) -> str:
     if type(item) is Failing:
         return f"failure({item.error!r})"
     return _message_text(item) if type(item) is ModelReply else repr(item)

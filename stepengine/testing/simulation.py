@@ -1,5 +1,5 @@
 """
-``simulate``: the whole machine in a synchronous, seeded world in which things go wrong (reliability 2, K1).
+``simulate``: the whole machine in a synchronous, seeded world in which things go wrong.
 
 No event loop, no model, no tool is run. What lives here takes the seeds, shrinks what fails and tells it;
 world, faults, answers and checks stand in modules of their own.
@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -45,7 +45,7 @@ REPEATED = 2
 MAX_RECORDED, MAX_PLACES = 40, 200
 """Effects of a recorded run at which everything goes wrong once, and at how many places of a longer one."""
 MAX_EFFECTS = 12
-"""Effects of a run that is gone through exhaustively (reliability 2)."""
+"""Effects of a run that is gone through exhaustively."""
 RULES: Mapping[str, str] = {
     "I1": "every tool call has one result, its own, in call order",
     "I2": "effects are numbered 0, 1, 2, ... on every path",
@@ -103,17 +103,17 @@ class SimulationFailed(AssertionError):
 
 
 def simulate(
-    agent: AgentDefinition[Any],
+    agent: AgentDefinition,
     seeds: Iterable[int] | None = range(100),
     *,
     prompt: str = "go",
-    params: Any = None,
+    params: object = None,
     replies: Replies = None,
     tools: Iterable[ToolLike] = (),
-    results: Mapping[str, Any] | None = None,
+    results: Mapping[str, object] | None = None,
     answers: Mapping[str, AnswerLike] | None = None,
     faults: Iterable[str | Fault] | None = None,
-    agents: Iterable[AgentDefinition[Any]] = (),
+    agents: Iterable[AgentDefinition] = (),
     may_raise: tuple[type[BaseException], ...] = (),
     from_journal: JournalLike | None = None,
     invariants: Iterable[Invariant] = (),
@@ -229,7 +229,7 @@ def _recorded(setting: Setting, history: History) -> Setting:
     )
 
 
-def _unlisted(agents: Iterable[AgentDefinition[Any]], history: History | None) -> dict[str, Any]:
+def _unlisted(agents: Iterable[AgentDefinition], history: History | None) -> dict[str, object]:
     """Return the tools that a recorded run called, and that no agent brings along."""
     if history is None:
         return {}
@@ -260,7 +260,7 @@ def _on_record(setting: Setting, given: Sequence[str | Fault]) -> Iterator[tuple
         yield 0, Given([fault])
 
 
-def _catalog(agents: Sequence[AgentDefinition[Any]], tools: Iterable[ToolLike], results: Mapping[str, Any]) -> Catalog:
+def _catalog(agents: Sequence[AgentDefinition], tools: Iterable[ToolLike], results: Mapping[str, object]) -> Catalog:
     from stepengine.data.hooks import Hooks
     from stepengine.engine.catalog import Catalog
 

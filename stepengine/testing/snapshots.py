@@ -1,5 +1,5 @@
 """
-Snapshots of runs, requests and events for syrupy: files that people review (replay F).
+Snapshots of runs, requests and events for syrupy: files that people review.
 
 ``run_snapshot``, ``request_snapshot`` and ``events_snapshot`` are fixtures of the pytest plugin; the classes here are what
 they use. A snapshot is text with one fact per line, in a file per assertion below ``__snapshots__``, and ``pytest
@@ -35,7 +35,7 @@ DELTAS = (TextDelta, ThinkingDelta, ToolInputDelta)
 UNSEEN = re.compile("[\x7f-\x9f\u2028\u2029\ufeff]")
 
 
-def tree_of(run: Any, *, cost: bool = False) -> dict[str, Any]:
+def tree_of(run: object, *, cost: bool = False) -> dict[str, Any]:
     """
     Return a run as the JSON value that its snapshot shows, without secrets and without folders of this machine.
 
@@ -57,7 +57,7 @@ def tree_of(run: Any, *, cost: bool = False) -> dict[str, Any]:
         raise DataError(msg)
     if not cost:
         del tree["cost_usd"]
-    clean: dict[str, Any] = clean_tree(tree, portable=True)
+    clean: dict[str, object] = clean_tree(tree, portable=True)
     return clean
 
 
@@ -68,7 +68,7 @@ class _Text(SingleFileSnapshotExtension):
 
     def serialize(
         self,
-        data: Any,
+        data: object,
         *,
         exclude: PropertyFilter | None = None,
         include: PropertyFilter | None = None,
@@ -81,7 +81,7 @@ class _Text(SingleFileSnapshotExtension):
         """Return the JSON value that the snapshot shows."""
         return tree_of(data) if not isinstance(data, Mapping) else dict(data)
 
-    def written(self, value: Any) -> str:
+    def written(self, value: object) -> str:
         """Return the text of the file."""
         return _indented(value)
 
@@ -142,7 +142,7 @@ class EventsSnapshot(_Text):
         return "".join([f"{visible(str(line), strict=True)}\n" for line in value])
 
 
-def _indented(value: Any) -> str:
+def _indented(value: object) -> str:
     """Return JSON with one member per line, in which every character can be seen."""
     text = json.dumps(value, ensure_ascii=False, indent=2, default=str)
     return UNSEEN.sub(lambda found: json.dumps(found[0])[1:-1], text) + "\n"
@@ -154,7 +154,7 @@ def _filtered(
     exclude: PropertyFilter | None,
     include: PropertyFilter | None,
     matcher: PropertyMatcher | None,
-) -> Any:
+) -> object:
     """Return a JSON value as syrupy's filters and matchers want it; *path* holds the keys above it with their types."""
     if matcher is not None:
         value = matcher(data=value, path=path)

@@ -1,10 +1,10 @@
 """
 The transports that stand between an SDK's client and the network: one plays a cassette, one records into it.
 
-All are sync and async transports of httpx2 at once, so that one object serves every client of a test (replay C20-C22). That
+All are sync and async transports of httpx2 at once, so that one object serves every client of a test. That
 of a test that records plays what the cassette knows; the rest goes to the network and is kept.
 
-``Clients`` are ready clients of the SDKs over one of them, for tests of code that uses the SDKs itself (C20-C28, Y4).
+``Clients`` are ready clients of the SDKs over one of them, for tests of code that uses the SDKs itself.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class RecordTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
             headers = [(n, v) for n, v in headers if n.lower() != "content-encoding"]
         kept = RecordedResponse(response.status_code, response.reason_phrase, headers, raw)
         cleaner = Cleaner(slot.secrets, base=self.cassette.redactor)
-        extras: dict[str, Any] = {} if complete else {"complete": False}
+        extras: dict[str, object] = {} if complete else {"complete": False}
         clean = cleaner.response(kept)
         if self._keep_chunks and is_stream(kept) and clean.body == b"".join(pieces):
             extras["chunks"] = [len(piece) for piece in pieces]
@@ -401,17 +401,17 @@ class Clients:
         )
         return sdk.Client(api_key=self._key, vertexai=False, http_options=options)
 
-    def _anthropic(self, name: str, http_client: Any) -> Any:
+    def _anthropic(self, name: str, http_client: object) -> Any:
         from stepengine.models.anthropic import AnthropicProvider
 
         return self._client(AnthropicProvider("replay"), name, http_client)
 
-    def _openai(self, name: str, http_client: Any) -> Any:
+    def _openai(self, name: str, http_client: object) -> object:
         from stepengine.models.openai import OpenAIProvider
 
         return self._client(OpenAIProvider("replay"), name, http_client)
 
-    def _client(self, provider: Any, name: str, http_client: Any) -> Any:
+    def _client(self, provider: Any, name: str, http_client: object) -> Any:
         make = getattr(provider._sdk(), name)  # noqa: SLF001 - it alone may import the SDK
         url = provider.settings().base_url
         return make(api_key=self._key, base_url=url, max_retries=0, http_client=http_client)

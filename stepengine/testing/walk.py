@@ -57,7 +57,7 @@ NOTHING: Final = _Nothing()
 MISFIT = " is no answer to "
 
 
-def answer_to(asked: Any, answer: Any, state: AgentState) -> StepResult:
+def answer_to(asked: object, answer: object, state: AgentState) -> StepResult:
     """
     Return the ``StepResult`` that *answer* stands for when *asked* was yielded in *state*.
 
@@ -75,7 +75,7 @@ def answer_to(asked: Any, answer: Any, state: AgentState) -> StepResult:
         raise DataError(msg) from None
 
 
-def _result(asked: Any, answer: Any, state: AgentState) -> StepResult:
+def _result(asked: object, answer: object, state: AgentState) -> StepResult:
     if isinstance(asked, Sentinel | StepWith):
         return _stepped(asked, answer, state)
     if isinstance(asked, Parallel):
@@ -89,7 +89,7 @@ def _result(asked: Any, answer: Any, state: AgentState) -> StepResult:
     return StepResult(state, value=_reply(asked, answer) if isinstance(asked, Complete) else _member(asked, answer))
 
 
-def _gathered(asked: Parallel[Any], answer: Any, state: AgentState) -> StepResult:
+def _gathered(asked: Parallel[Any], answer: object, state: AgentState) -> StepResult:
     answers = _items(asked, answer)
     if len(answers) != len(asked.calls):
         raise _misfit(asked, answer, f"a list with one answer for each of its {len(asked.calls)} members")
@@ -97,7 +97,7 @@ def _gathered(asked: Parallel[Any], answer: Any, state: AgentState) -> StepResul
     return StepResult(state, tuple([v for v in value if isinstance(v, ToolResult)]), value=value)
 
 
-def _entry(asked: Any, answer: Any) -> Any:
+def _entry(asked: object, answer: object) -> Any:
     """Return the entry of a member of a ``Parallel``, in which an error is a value: that of what failed."""
     if not isinstance(answer, Exception):
         return _member(asked, answer)
@@ -128,7 +128,7 @@ def _as_performed(asked: Perform[Any], error: Exception) -> PerformError:
     return failed
 
 
-def _member(asked: Any, answer: Any) -> Any:
+def _member(asked: object, answer: Any) -> Any:
     if isinstance(asked, ToolCall):
         return _tool_result(asked, answer)
     if answer is NOTHING:
@@ -141,7 +141,7 @@ def _member(asked: Any, answer: Any) -> Any:
     return answer if isinstance(answer, PerformError) else freeze(answer)
 
 
-def _tool_result(asked: ToolCall, answer: Any) -> ToolResult:
+def _tool_result(asked: ToolCall, answer: object) -> ToolResult:
     if answer is NOTHING:
         raise _misfit(asked, answer, "a ToolResult, a text or a JSON value")
     result = _block_result(answer)
@@ -154,7 +154,7 @@ def _block_result(answer: Any) -> ToolResult:
     return ToolResult.text(answer) if isinstance(answer, str) else ToolResult.json(answer)
 
 
-def _child(asked: AgentCall[Any], answer: Any) -> ChildResult[Any]:
+def _child(asked: AgentCall, answer: object) -> ChildResult:
     if isinstance(answer, ChildResult):
         return answer
     if isinstance(answer, BaseException):
@@ -162,7 +162,7 @@ def _child(asked: AgentCall[Any], answer: Any) -> ChildResult[Any]:
     return ChildResult(agent_id=asked.agent_id, output=answer, text=answer if isinstance(answer, str) else "")
 
 
-def _stepped(asked: Any, answer: Any, state: AgentState) -> StepResult:
+def _stepped(asked: object, answer: object, state: AgentState) -> StepResult:
     if answer is NOTHING:
         return StepResult(state, steps_complete=asked is Sentinel.STEP_ALL)
     if isinstance(answer, AgentState):
@@ -176,11 +176,11 @@ def _stepped(asked: Any, answer: Any, state: AgentState) -> StepResult:
     return StepResult(after, steps_complete=complete)
 
 
-def _reply(asked: Any, answer: Any) -> ModelReply:
+def _reply(asked: object, answer: object) -> ModelReply:
     return ModelReply(answer) if isinstance(answer, str) else _of(ModelReply, asked, answer)
 
 
-def _items(asked: Any, answer: Any, *, empty: bool = False) -> Sequence[Any]:
+def _items(asked: object, answer: object, *, empty: bool = False) -> Sequence[Any]:
     if answer is NOTHING and empty:
         return ()
     if isinstance(answer, list | tuple):
@@ -188,17 +188,17 @@ def _items(asked: Any, answer: Any, *, empty: bool = False) -> Sequence[Any]:
     raise _misfit(asked, answer, "a list")
 
 
-def _of(kind: type[Any], asked: Any, answer: Any) -> Any:
+def _of(kind: type[object], asked: object, answer: object) -> Any:
     if isinstance(answer, kind):
         return answer
     raise _misfit(asked, answer, "a string" if kind is str else f"a string or a {kind.__name__}")
 
 
-def _misfit(asked: Any, answer: Any, fine: str) -> DataError:
+def _misfit(asked: object, answer: object, fine: str) -> DataError:
     return DataError(f"{answer!r}{MISFIT}{asked!r}; send {fine}, or a StepResult")
 
 
-Handler: TypeAlias = "Callable[[StepContext[Any]], Generator[Any, Any, Any]] | AgentDefinition[Any]"
+Handler: TypeAlias = "Callable[[StepContext], Generator[Any, Any, Any]] | AgentDefinition"
 
 
 @attrs.frozen
@@ -269,7 +269,7 @@ class Walk:
         self,
         handler: Handler,
         prompt: str = "",
-        params: Any = None,
+        params: object = None,
         state: AgentState | None = None,
         *,
         model: str | None = None,
@@ -313,7 +313,7 @@ class Walk:
         return self._error is not None or isinstance(self._asked, Finished)
 
     @property
-    def returned(self) -> Any:
+    def returned(self) -> object:
         """
         What the handler returned.
 
@@ -414,7 +414,7 @@ class Walk:
             if error is not self._error:
                 raise
 
-    def _advance(self, resume: Callable[[], Any]) -> Walk:
+    def _advance(self, resume: Callable[[], object]) -> Walk:
         try:
             asked = resume()
             if not isinstance(asked, YIELDABLES):
@@ -428,7 +428,7 @@ class Walk:
             self._asked = asked
         return self
 
-    def _refuse(self, foreign: Any) -> Any:
+    def _refuse(self, foreign: object) -> Any:
         asked = self._steps.throw(describe_yield(self._name, foreign, self.location))
         return asked if isinstance(asked, YIELDABLES) else self._refuse(asked)
 
@@ -445,30 +445,30 @@ class _Notes:
     def __init__(self, notes: list[Note]) -> None:
         self._notes = notes
 
-    def debug(self, message: str, /, **data: Any) -> None:
+    def debug(self, message: str, /, **data: object) -> None:
         self._keep("debug", message, data)
 
     def info(self, message: str, /, **data: Any) -> None:
         self._keep("info", message, data)
 
-    def warning(self, message: str, /, **data: Any) -> None:
+    def warning(self, message: str, /, **data: object) -> None:
         self._keep("warning", message, data)
 
     def error(self, message: str, /, **data: Any) -> None:
         self._keep("error", message, data)
 
-    def _keep(self, kind: str, message: str, data: dict[str, Any]) -> None:
+    def _keep(self, kind: str, message: str, data: dict[str, object]) -> None:
         self._notes.append(Note(kind, message, freeze(data) if data else None))
 
 
 def _notify(notes: list[Note]) -> Callable[[str, Any], None]:
-    def notify(message: str, data: Any = None) -> None:
+    def notify(message: str, data: object = None) -> None:
         notes.append(Note("notify", message, freeze(data)))
 
     return notify
 
 
-def _handler_of(handler: Any) -> tuple[Callable[[Any], Generator[Any, Any, Any]], AgentDefinition[Any] | None]:
+def _handler_of(handler: Any) -> tuple[Callable[[Any], Generator[object, Any, object]], AgentDefinition | None]:
     if not isinstance(handler, AgentDefinition):
         if isinstance(handler, str):
             msg = f"a handler or an AgentDefinition is walked, not {handler!r}; load_agent(id) gives the agent of an id"
@@ -481,7 +481,7 @@ def _handler_of(handler: Any) -> tuple[Callable[[Any], Generator[Any, Any, Any]]
     return handler.handle_steps, handler
 
 
-def _params_of(definition: AgentDefinition[Any] | None, params: Any) -> Any:
+def _params_of(definition: AgentDefinition | None, params: object) -> object:
     schema = definition.input_schema.params if definition and definition.input_schema else None
     validate = getattr(schema, "model_validate", None)
     if validate is not None and not isinstance(params, schema):  # type: ignore[arg-type]
@@ -491,7 +491,7 @@ def _params_of(definition: AgentDefinition[Any] | None, params: Any) -> Any:
     return freeze(params) if isinstance(params, dict) else params
 
 
-def _expect_same(name: str, index: int, before: Any, walk: Walk) -> None:
+def _expect_same(name: str, index: int, before: object, walk: Walk) -> None:
     if is_same_yield(before, walk.asked):
         return
     where = f" ({walk.location})" if walk.location else ""
@@ -503,7 +503,7 @@ def _expect_same(name: str, index: int, before: Any, walk: Walk) -> None:
     raise ReplayDivergence(msg)
 
 
-def is_same_yield(a: Any, b: Any) -> bool:
+def is_same_yield(a: object, b: object) -> bool:
     """Compare two yields; functions of ``Perform`` by name, since a handler makes its lambdas anew on every run."""
     if isinstance(a, Perform) and isinstance(b, Perform):
         return (a.name, a.args, a.kwargs, a.is_idempotent) == (b.name, b.args, b.kwargs, b.is_idempotent)

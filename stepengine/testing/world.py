@@ -1,5 +1,5 @@
 """
-The world of a simulated run: machines and trees of them, driven without an event loop, that die and go on (reliability 2).
+The world of a simulated run: machines and trees of them, driven without an event loop, that die and go on.
 
 When nothing goes wrong, replies, results and answers come from a seed.
 """
@@ -74,7 +74,7 @@ PLAIN: Mapping[str, Callable[[Random], Any]] = {
 LAST = "done"
 
 
-def stand_in(name: str) -> Tool[..., Any]:
+def stand_in(name: str) -> Tool:
     """Return a tool that nobody described: it takes every input."""
     return Tool(name, "", {}, lambda _: None)
 
@@ -120,7 +120,7 @@ class Canned:
         # By address, so that a call that is made again after a crash gets the same reply.
         index = self._asked.setdefault((path, effect.seq), len(self._asked))
         if self.replies is None:
-            item: Any = drawn(effect.request, random, self.agents)
+            item: object = drawn(effect.request, random, self.agents)
         elif callable(self.replies):
             item = self.replies(effect.request, random)
         else:
@@ -139,7 +139,7 @@ class Canned:
             return made
         return ToolResult.text(made) if isinstance(made, str) else ToolResult.json(made)
 
-    def _performed(self, effect: CallFunction) -> Any:
+    def _performed(self, effect: CallFunction) -> object:
         call = effect.call
         made = self.results.get(call.name)
         return made(*call.args, **call.kwargs) if callable(made) else made
@@ -177,7 +177,7 @@ class _Drawing:
             return "x"
         if "$ref" in schema:
             return self.value(self.known.get(schema["$ref"].rpartition("/")[2]), depth + 1)
-        choices: Iterable[Any] = schema.get("enum") or ([schema["const"]] if "const" in schema else ())
+        choices: Iterable[object] = schema.get("enum") or ([schema["const"]] if "const" in schema else ())
         if choices:
             return self.random.choice(list(choices))
         for word in ("anyOf", "oneOf"):
@@ -185,7 +185,7 @@ class _Drawing:
                 return self.value(self.random.choice(list(schema[word])), depth + 1)
         return self._of_type(schema, schema.get("type", "object" if "properties" in schema else "string"), depth + 1)
 
-    def _of_type(self, schema: Mapping[str, Any], kind: Any, depth: int) -> Any:
+    def _of_type(self, schema: Mapping[str, Any], kind: object, depth: int) -> object:
         random = self.random
         if kind == "object":
             required, members = schema.get("required", ()), schema.get("properties", {}).items()
@@ -196,7 +196,7 @@ class _Drawing:
         made = PLAIN.get(kind) if isinstance(kind, str) else None
         return made(random) if made is not None else random.choice(TEXTS)
 
-    def _member(self, name: str, schema: Any, depth: int) -> Any:
+    def _member(self, name: str, schema: object, depth: int) -> Any:
         if name in NAMING and self.agents:
             return self.random.choice(self.agents)
         return self.value(schema, depth)
@@ -250,7 +250,7 @@ class Setting:
     """
 
     catalog: Catalog
-    agent: AgentDefinition[Any]
+    agent: AgentDefinition
     prompt: str
     params: Any
     canned: Callable[[int], Saying]
@@ -427,7 +427,7 @@ class World:
 
     # --- the author's own invariants ------------------------------------------------------------------------------------
 
-    def _expect_own_before(self, effect: Effect, machine: Any, path: str) -> None:
+    def _expect_own_before(self, effect: Effect, machine: object, path: str) -> None:
         if not self._setting.invariants or self._again:
             return
         if isinstance(effect, Notify):
@@ -636,7 +636,7 @@ def _advanced(machine: Generator[Effect, Outcome | None, Finished], outcome: Out
         raise Violation(UNSOUND, problem) from error
 
 
-def _state_in(machine: Any) -> AgentState | None:
+def _state_in(machine: object) -> AgentState | None:
     """Return the state of a run whose machine waits."""
     for part in parts_of(machine):
         frame = getattr(part, "gi_frame", None)

@@ -1,5 +1,5 @@
 """
-The input of a tool that is a function: JSON Schema from its signature, validation by pydantic (ecosystem EC42b).
+The input of a tool that is a function: JSON Schema from its signature, validation by pydantic.
 
 pydantic validates a *capture function* with the same parameters, which returns its arguments instead of running the tool.
 """
@@ -56,7 +56,7 @@ class _Parameters:
     def adapter(self) -> TypeAdapter[Any]:
         from pydantic import ConfigDict, TypeAdapter
 
-        def capture(**arguments: Any) -> dict[str, Any]:
+        def capture(**arguments: object) -> dict[str, Any]:
             return arguments
 
         capture.__signature__ = inspect.Signature(self.kept)  # type: ignore[attr-defined]
@@ -126,7 +126,7 @@ def _nameless(annotation: Any) -> Any:
     return Annotated[(annotation.__origin__, *kept)] if kept else annotation.__origin__
 
 
-def without_titles(schema: Any) -> Any:
+def without_titles(schema: object) -> Any:
     """
     Return a schema without the titles that pydantic makes from names; they tell a model nothing.
 
@@ -139,7 +139,7 @@ def without_titles(schema: Any) -> Any:
     return {key: _untitled(key, value) for key, value in schema.items() if key != "title"}
 
 
-def _untitled(keyword: str, value: Any) -> Any:
+def _untitled(keyword: str, value: object) -> object:
     if keyword in NAMED_SCHEMAS and isinstance(value, dict):
         return {name: without_titles(schema) for name, schema in value.items()}
     return without_titles(value) if keyword in SCHEMAS else value
@@ -222,7 +222,7 @@ class FunctionInputs:
             arguments = self._as_json_text(value, error)
         return quick_validated(self._as_input(value, arguments), arguments)
 
-    def _as_json_text(self, value: JsonDict, first: ValidationError) -> Any:
+    def _as_json_text(self, value: JsonDict, first: ValidationError) -> object:
         """Validate the same input as JSON text: strict types take more forms from JSON than from Python objects."""
         try:
             return self._adapter.validate_json(compact(value))
@@ -240,8 +240,8 @@ class FunctionInputs:
             return f"{where}: is not a parameter; the parameters are: {known}"
         return f"{where}: {error['msg']}" if where else error["msg"]
 
-    def _as_input(self, given: JsonDict, arguments: Mapping[str, Any]) -> JsonDict:
-        changed: dict[str, Any] = {}
+    def _as_input(self, given: JsonDict, arguments: Mapping[str, object]) -> JsonDict:
+        changed: dict[str, object] = {}
         for name, value in arguments.items():
             place = self._place(name, given) if name in self._aliases else name
             if place in given:
@@ -260,7 +260,7 @@ class FunctionInputs:
         known = self._aliases[name]
         return next((alias for alias in known if alias in given), known[0])
 
-    def _encode(self, name: str, value: Any, given: JsonDict) -> Any:
+    def _encode(self, name: str, value: Any, given: JsonDict) -> object:
         encoder = self._encoders.get(name)
         if encoder is None:
             from pydantic import TypeAdapter

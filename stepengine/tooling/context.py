@@ -59,12 +59,12 @@ class ResourceMap:
 
     __slots__ = ("_values",)
 
-    def __init__(self, values: Iterable[Any] = ()) -> None:
+    def __init__(self, values: Iterable[object] = ()) -> None:
         self._values: dict[type[Any], Any] = {}
         for value in values:
             self.insert(value)
 
-    def insert(self, value: Any, *, as_type: type[Any] | None = None) -> None:
+    def insert(self, value: object, *, as_type: type[Any] | None = None) -> None:
         """Add *value*, or replace what is filed under its type."""
         self._values[type(value) if as_type is None else as_type] = value
 
@@ -132,7 +132,7 @@ class CallScope:
 class SilentLogger:
     """A logger for where nobody listens."""
 
-    def debug(self, message: str, /, **data: Any) -> None:
+    def debug(self, message: str, /, **data: object) -> None:
         """Drop the line."""
 
     info = warning = error = debug

@@ -1,5 +1,5 @@
 """
-The tools that a run carries out itself, and ``ask_user`` (requirements F10, F17, F19, K1).
+The tools that a run carries out itself, and ``ask_user``.
 
 Here stand their texts, their schemas, and the checks of their inputs; what a control tool does to a run stands in the
 machine, which is given these as bindings.
@@ -139,7 +139,7 @@ FREE_OUTPUT = JsonDict(
 )
 
 
-def checked(spec: ToolSpec, runs: Runs, also: Callable[[JsonDict], Iterator[str]] | None = None) -> Tool[..., Any]:
+def checked(spec: ToolSpec, runs: Runs, also: Callable[[JsonDict], Iterator[str]] | None = None) -> Tool:
     """Return a tool that a run carries out: inputs are mended, then checked by its schema and *also*."""
     validate = validator(spec.name, spec.input_schema, also)
     mend, rename = repairer(spec.input_schema, ALIASES), renamer(spec.input_schema, ALIASES)
@@ -165,7 +165,7 @@ def _control(
     schema: JsonDict,
     also: Callable[[JsonDict], Iterator[str]] | None = None,
     **flags: Any,
-) -> Tool[..., Any]:
+) -> Tool:
     flags = {
         "category": "control",
         "annotations": HARMLESS,
@@ -176,7 +176,7 @@ def _control(
     return checked(ToolSpec(name, description, schema, **flags), Control(name), also)
 
 
-CONTROL_TOOLS: Mapping[str, Tool[..., Any]] = MappingProxyType(
+CONTROL_TOOLS: Mapping[str, Tool] = MappingProxyType(
     {
         tool.name: tool
         for tool in (
@@ -247,7 +247,7 @@ def set_output_binding(schema: JsonDict) -> ToolBinding:
     return ToolBinding(spec, lambda value: Validated(value, value), runs=free.runs)
 
 
-def control_tools() -> list[Tool[..., Any]]:
+def control_tools() -> list[Tool]:
     """
     Return ``set_output``, ``end_turn``, ``task_completed``, ``write_todos`` and ``think_deeply``.
 
@@ -271,7 +271,7 @@ def _questions(value: JsonDict) -> list[Question]:
     ]
 
 
-def _descriptions(options: Sequence[Any]) -> list[str]:
+def _descriptions(options: Sequence[object]) -> list[str]:
     """Return what is said of each option; nothing when nothing is said of any."""
     said = [str(option.get("description") or "") if isinstance(option, Mapping) else "" for option in options]
     return said if any(said) else []
@@ -287,7 +287,7 @@ def _answers(answers: Sequence[Answer]) -> ToolResult:
     return ToolResult.json({"answers": entries})
 
 
-def ask_user_tool(interactor: Interactor | None = None) -> Tool[..., Any]:
+def ask_user_tool(interactor: Interactor | None = None) -> Tool:
     """
     Return ``ask_user``, which puts the model's questions to a person.
 

@@ -1,5 +1,5 @@
 """
-What a body returns becomes JSON and a result, and a result the annotated type again (requirements E11, E13, E14).
+What a body returns becomes JSON and a result, and a result the annotated type again.
 
 The caps of what a model is shown stand here, too.
 """
@@ -91,7 +91,7 @@ def as_result(value: Any, max_chars: int | None = None) -> ToolResult:
         return ToolResult.error(f"the tool's result is not serialisable: a {kind.__name__} raised {error_text(error)}")
 
 
-def _result(value: Any) -> ToolResult:
+def _result(value: object) -> ToolResult:
     if isinstance(value, ToolResult):
         return value
     if isinstance(value, str):
@@ -176,7 +176,7 @@ def error_text(error: BaseException) -> str:
 
 
 def told(text: str) -> str:
-    """Return the first 4,000 characters of what an error says, without secrets that the process knows (TL01, TL05)."""
+    """Return the first 4,000 characters of what an error says, without secrets that the process knows."""
     return cut_end(KNOWN.beginning(text, ERROR_CHARS), ERROR_CHARS)
 
 
@@ -193,7 +193,7 @@ TEXTS: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
 )
 
 
-def encode(value: Any) -> Any:
+def encode(value: object) -> Any:
     """
     Return *value* as frozen JSON.
 
@@ -210,7 +210,7 @@ class _Encoder:
     def __init__(self) -> None:
         self._open: set[int] = set()
 
-    def encode(self, value: Any, path: str) -> Any:
+    def encode(self, value: object, path: str) -> Any:
         if value is None or type(value) in {str, int, float, bool, JsonDict, JsonList}:
             return value
         if isinstance(value, Enum):
@@ -222,7 +222,7 @@ class _Encoder:
             return value
         return self._container(value, path)
 
-    def _container(self, value: Any, path: str) -> Any:
+    def _container(self, value: object, path: str) -> object:
         if id(value) in self._open:
             msg = f"a {type(value).__name__} at {path} contains itself, which JSON cannot"
             raise DataError(msg, path=path)
@@ -252,7 +252,7 @@ class _Encoder:
         raise DataError(msg, path=path)
 
 
-def _key(key: Any, path: str) -> str:
+def _key(key: object, path: str) -> str:
     if isinstance(key, Enum):
         key = key.value
     if isinstance(key, str):
@@ -283,7 +283,7 @@ def decode(name: str, annotation: Any, result: ToolResult) -> Any:
     return _validated(name, annotation, value)
 
 
-def _part(name: str, kind: type[Any], result: ToolResult) -> Any:
+def _part(name: str, kind: type[object], result: ToolResult) -> object:
     for part in result.content:
         if isinstance(part, kind):
             return part
@@ -291,7 +291,7 @@ def _part(name: str, kind: type[Any], result: ToolResult) -> Any:
     raise DataError(msg)
 
 
-def _value(result: ToolResult) -> Any:
+def _value(result: ToolResult) -> object:
     for part in result.content:
         if isinstance(part, JsonPart):
             return part.value
@@ -305,7 +305,7 @@ def _adapter(annotation: Any) -> TypeAdapter[Any]:
     return TypeAdapter(annotation)
 
 
-def _validated(name: str, annotation: Any, value: Any) -> Any:
+def _validated(name: str, annotation: object, value: object) -> Any:
     from pydantic import ValidationError
     from pydantic.errors import PydanticUserError
 

@@ -1,4 +1,4 @@
-"""``@tool``: a typed function becomes a ``Tool`` (requirements E2)."""
+"""``@tool``: a typed function becomes a ``Tool``."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def tool(
     return _made(fn, name, description, options, names)
 
 
-def _made(fn: Any, name: str | None, description: str | None, options: ToolOptions, names: Any) -> Tool[..., Any]:
+def _made(fn: Any, name: str | None, description: str | None, options: ToolOptions, names: Any) -> Tool:
     if isinstance(fn, Tool):
         msg = f"{fn!r} is a tool already; @tool stands once above a function"
         raise DefinitionError(msg)

@@ -1,21 +1,21 @@
-"""``Tool``: a name, a description, an input schema and a body (requirements E1, design 7)."""
+"""``Tool``: a name, a description, an input schema and a body."""
 
 from __future__ import annotations
 
 import inspect
 import math
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, Generic, ParamSpec, Protocol, TypedDict, TypeVar, get_origin
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypedDict, get_origin
 
 import attrs
-from typing_extensions import Unpack
+from typing_extensions import ParamSpec, TypeVar, Unpack
 
 from stepengine.data.checks import COUNT, FLAG, NUMBER, TEXT, Fine, an_instance, or_none
 from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object
 from stepengine.data.messages import ToolResult
 from stepengine.data.names import bound
-from stepengine.data.tools import Ordinary, ToolAnnotations, ToolBinding, ToolSpec, Validated
+from stepengine.data.tools import Ordinary, ToolAnnotations, ToolBinding, ToolSpec, Validated, parameters_in
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.tooling.context import ToolContext
 from stepengine.tooling.conversion import decode, encode
@@ -27,8 +27,8 @@ from stepengine.tooling.signatures import Body, Signature, body_of
 
 __all__ = ("Inputs", "Tool", "ToolOptions", "ToolPreview", "check_name", "decode_result")
 
-P = ParamSpec("P")
-R = TypeVar("R")
+P = ParamSpec("P", default=...)
+R = TypeVar("R", default=Any)
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 NO_OVERRIDES: Overrides = {}
@@ -78,6 +78,10 @@ class ToolOptions(TypedDict, total=False):
         preview: A function of the input that returns a ``ToolPreview`` of one call, for whoever is asked; default ``None``.
         aliases: Lists of other names that are accepted from a model, by dotted path of the parameter, such as
             ``"replacements.old_string"``.
+        about: The files that a call touches or shows and the web addresses that it reaches, so that rules bind it by them:
+            texts such as ``"{source}"`` or ``"reports/{name}.csv"``, in which ``{name}`` stands for each text of that
+            parameter; ``()`` for a tool that touches none. Relative paths are below the engine's workspace, else the
+            working directory. Default ``None``: rules judge members such as ``path`` and ``url``.
     """
 
     category: str
@@ -96,10 +100,17 @@ class ToolOptions(TypedDict, total=False):
     deferred: bool
     preview: Callable[[JsonDict], ToolPreview] | None
     aliases: Aliases
+    about: str | Sequence[str] | None
 
 
 NO_TEXT: Mapping[Any, str] = {kind: kind.__name__ for kind in (int, float, bool, list, dict)}
 """Annotations that no text fits."""
+
+
+def _are_places(value: object) -> bool:
+    places = [value] if isinstance(value, str) else value
+    return isinstance(places, list | tuple) and all(isinstance(place, str) and place.strip() for place in places)
+
 
 OPTIONS = {
     "description": TEXT,
@@ -119,10 +130,11 @@ OPTIONS = {
     "deferred": FLAG,
     "preview": or_none(Fine(callable, "a function of the input")),
     "aliases": Fine(lambda value: isinstance(value, Mapping), "a mapping from a parameter to its other names"),
+    "about": or_none(Fine(_are_places, 'a text or a list of texts such as "reports/{name}.csv"')),
 }
 
 
-def _checked(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def _checked(name: str, given: Mapping[str, object]) -> dict[str, Any]:
     """Return the options of a tool; raises ``DefinitionError`` for one that there is not, or that is of another kind."""
     problems = [OPTIONS[option].problem(option, value) for option, value in given.items() if option in OPTIONS]
     if unknown := given.keys() - OPTIONS.keys():
@@ -135,6 +147,11 @@ def _checked(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return dict(given)
 
 
+def _parameters(spec: ToolSpec) -> JsonDict:
+    found = spec.input_schema.get("properties")
+    return found if isinstance(found, JsonDict) else JsonDict()
+
+
 class Inputs(Protocol):
     """Validates the input of a tool."""
 
@@ -144,9 +161,9 @@ class Inputs(Protocol):
         """Return the validated input, or raise ``ToolInputError``."""
 
 
-def check_name(name: Any, where: str = "") -> None:
+def check_name(name: object, where: str = "") -> None:
     """
-    Refuse a tool name that a provider would refuse (reliability TL19).
+    Refuse a tool name that a provider would refuse.
 
     Raises:
         DefinitionError: unless it is 1 to 64 letters, digits, ``_`` and ``-``.
@@ -156,8 +173,8 @@ def check_name(name: Any, where: str = "") -> None:
         raise DefinitionError(msg)
 
 
-def _refusing(name: str) -> Callable[[Any], Any]:
-    def refuse(_: Any) -> Any:
+def _refusing(name: str) -> Callable[[Any], object]:
+    def refuse(_: object) -> Any:
         msg = f"tool {name!r} is carried out by a run; it cannot be executed on its own"
         raise ToolError(msg, tool_name=name)
 
@@ -184,8 +201,8 @@ class Tool(Generic[P, R]):
         self,
         name: str,
         description: str,
-        input_schema: Mapping[str, Any],
-        run: Callable[..., Any],
+        input_schema: Mapping[str, object],
+        run: Callable[..., object],
         **options: Unpack[ToolOptions],
     ) -> None:
         check_name(name)
@@ -241,6 +258,9 @@ class Tool(Generic[P, R]):
             problem = f"has timeout={spec.timeout!r}; seconds, None for the default, or math.inf would be fine"
         elif self.runs_inline and spec.timeout not in {None, math.inf}:
             problem = "has a timeout and in_thread=False; a synchronous body on the event loop cannot be timed out"
+        elif unknown := [p for place in spec.about or () for p in parameters_in(place) if p not in _parameters(spec)]:
+            known = ", ".join(_parameters(spec)) or "none"
+            problem = f"says that a call is about {unknown[0]!r}, which is none of its parameters; they are: {known}"
         if problem:
             msg = f"tool {spec.name!r} {problem}"
             raise DefinitionError(msg)
@@ -265,7 +285,7 @@ class Tool(Generic[P, R]):
         return self._binding
 
     async def execute(
-        self, arguments: Mapping[str, Any], ctx: ToolContext, *, overrides: Overrides = NO_OVERRIDES
+        self, arguments: Mapping[str, object], ctx: ToolContext, *, overrides: Overrides = NO_OVERRIDES
     ) -> ToolResult:
         """
         Run the body with validated arguments and return its result; a failing body gives an error result.
@@ -312,7 +332,7 @@ class Tool(Generic[P, R]):
     def __repr__(self) -> str:
         return f"Tool({self.spec.name!r})"
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         """Refuse to be called like the function: nothing would validate, record or limit that call."""
         msg = (
             f"tool {self.spec.name!r} is not called directly; in a handler write `yield from call({self.spec.name}, ...)`, "

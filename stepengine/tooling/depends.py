@@ -1,5 +1,5 @@
 """
-``Depends``: what a tool needs and no caller passes, declared on the parameter and resolved per call (requirements E23).
+``Depends``: what a tool needs and no caller passes, declared on the parameter and resolved per call.
 
 A factory may be sync or async, a generator that yields once (what follows the ``yield`` is its teardown), and may itself
 take dependencies and the ``ToolContext``. Teardowns run in reverse order, even when one fails.
@@ -78,7 +78,7 @@ class Node:
     context: tuple[str, ...]
 
 
-def dependency_of(annotation: Any, default: Any) -> Dependency | None:
+def dependency_of(annotation: object, default: object) -> Dependency | None:
     """Return the dependency that a parameter declares by its default value or its ``Annotated`` type, if any."""
     if isinstance(default, Dependency):
         return default
@@ -188,10 +188,10 @@ class Resolver:
         finally:
             self._replaced.pop()
 
-    async def _value(self, dependency: Dependency, node: Node) -> Any:
+    async def _value(self, dependency: Dependency, node: Node) -> object:
         if dependency.use_cache and node.factory in self._values:
             return self._values[node.factory]
-        arguments: dict[str, Any] = dict.fromkeys(node.context, self._context)
+        arguments: dict[str, object] = dict.fromkeys(node.context, self._context)
         for name, (needed, of) in node.needs.items():
             arguments[name] = await self.value(needed, of)
         value = await self._make(node, functools.partial(node.factory, **arguments))

@@ -1,5 +1,5 @@
 """
-Runs the body of a tool: dependencies, thread, timeout, retries, and what it leaves behind (reliability 3.2).
+Runs the body of a tool: dependencies, thread, timeout, retries, and what it leaves behind.
 
 Whatever a body raises becomes an error result, with four exceptions that are not the tool's: a real cancellation of the
 task, ``KeyboardInterrupt``, ``SystemExit``, and other exceptions that are no ``Exception``.
@@ -45,9 +45,7 @@ class Raised:
         self.timeout = timeout
 
 
-async def execute(
-    tool: Tool[..., Any], arguments: Mapping[str, Any], ctx: ToolContext, overrides: Overrides
-) -> ToolResult:
+async def execute(tool: Tool, arguments: Mapping[str, object], ctx: ToolContext, overrides: Overrides) -> ToolResult:
     """Run the body, again as often as the tool allows when it fails, longer and longer waits between; return its result."""
     body, spec = tool.body, tool.spec
     tries = spec.retries
@@ -75,7 +73,7 @@ def _misnamed(tool_name: str, returns: str) -> str:
     )
 
 
-async def _marked(tool: Tool[..., Any], arguments: Mapping[str, Any], ctx: ToolContext, overrides: Overrides) -> Any:
+async def _marked(tool: Tool, arguments: Mapping[str, object], ctx: ToolContext, overrides: Overrides) -> Any:
     """Run the body once, and end what it leaves behind."""
     mark = Mark()
     try:
@@ -111,7 +109,9 @@ def _failure(tool_name: str, raised: Raised) -> ToolResult:
     return ToolResult.error(error_text(raised.error))
 
 
-def _bound(body: Body, ctx: ToolContext, arguments: Mapping[str, Any], needed: Mapping[str, Any] | None = None) -> Any:
+def _bound(
+    body: Body, ctx: ToolContext, arguments: Mapping[str, object], needed: Mapping[str, object] | None = None
+) -> Any:
     """Return the body with everything that it takes."""
     first = (ctx,) if body.wants_context else ()
     if body.whole_input:
@@ -124,7 +124,7 @@ def _bound(body: Body, ctx: ToolContext, arguments: Mapping[str, Any], needed: M
     return functools.partial(body.fn, *first, **arguments)
 
 
-def _caught(bound: Callable[[], Any]) -> Any:
+def _caught(bound: Callable[[], object]) -> Any:
     """Call a synchronous body and return its value or what it raised."""
     try:
         return bound()
@@ -135,7 +135,7 @@ def _caught(bound: Callable[[], Any]) -> Any:
 
 
 def _outcome(
-    tool: Tool[..., Any], arguments: Mapping[str, Any], ctx: ToolContext, overrides: Overrides
+    tool: Tool, arguments: Mapping[str, object], ctx: ToolContext, overrides: Overrides
 ) -> Coroutine[Any, Any, Any]:
     """Return the coroutine that runs the body where it belongs."""
     body = tool.body
@@ -148,7 +148,7 @@ def _outcome(
     return _resolved(body, arguments, ctx, overrides, _here, functools.partial(_on_loop, limit=limit))
 
 
-async def _on_loop(work: Callable[[], Awaitable[Any]], limit: float | None) -> Any:
+async def _on_loop(work: Callable[[], Awaitable[object]], limit: float | None) -> Any:
     """Await *work* and return its value or what it raised."""
     clock = asyncio.timeout(None)
     try:
@@ -173,7 +173,7 @@ async def _on_loop(work: Callable[[], Awaitable[Any]], limit: float | None) -> A
 
 
 async def _with_thread(
-    tool: Tool[..., Any], arguments: Mapping[str, Any], ctx: ToolContext, overrides: Overrides, limit: float | None
+    tool: Tool, arguments: Mapping[str, object], ctx: ToolContext, overrides: Overrides, limit: float | None
 ) -> Any:
     """Run what is synchronous in a thread: all of it in one go when nothing has to run on the loop."""
     body, name = tool.body, tool.spec.name
@@ -199,11 +199,11 @@ async def _with_thread(
 
 async def _resolved(  # noqa: PLR0917  (bound step by step with partial)
     body: Body,
-    arguments: Mapping[str, Any],
+    arguments: Mapping[str, object],
     ctx: ToolContext,
     overrides: Overrides,
-    run: Callable[[Callable[[], Any]], Awaitable[Any]],
-    guard: Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]],
+    run: Callable[[Callable[[], Any]], Awaitable[object]],
+    guard: Callable[[Callable[[], Awaitable[Any]]], Awaitable[object]],
 ) -> Any:
     """Make the dependencies, run the body under *guard*, and tear down, whatever happened."""
     resolver = Resolver(ctx, overrides, run)
@@ -230,11 +230,11 @@ async def _resolved(  # noqa: PLR0917  (bound step by step with partial)
     return outcome
 
 
-async def _here(make: Callable[[], Any]) -> Any:
+async def _here(make: Callable[[], object]) -> Any:
     return make()
 
 
-async def _on_no_loop(work: Callable[[], Awaitable[Any]]) -> Any:
+async def _on_no_loop(work: Callable[[], Awaitable[object]]) -> Any:
     """Await *work* in a thread, where nothing can be cancelled."""
     try:
         return await work()
@@ -242,7 +242,7 @@ async def _on_no_loop(work: Callable[[], Awaitable[Any]]) -> Any:
         return Raised(error)
 
 
-def _driven(make: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+def _driven(make: Callable[[], Coroutine[object, Any, object]]) -> Any:
     """Run a coroutine that never waits, and return its value."""
     coroutine = make()
     try:

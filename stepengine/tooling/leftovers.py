@@ -1,5 +1,5 @@
 """
-Finds and ends the tasks that a body leaves behind (reliability TL18).
+Finds and ends the tasks that a body leaves behind.
 
 ``Mark`` sets a context variable while a body runs. A task, timer or thread that the body starts copies the context and so
 keeps the mark's owner alive. When the owner is gone at the end of the call, which is nearly always, nothing is left

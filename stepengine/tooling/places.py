@@ -13,13 +13,13 @@ from stepengine.errors import DefinitionError
 __all__ = ("hints_of", "is_bundled", "outer_names", "place_of")
 
 
-def place_of(fn: Callable[..., Any]) -> str:
+def place_of(fn: Callable[..., object]) -> str:
     """Return ``file:line`` of a function, or its module's name when it has no code of its own."""
     code = getattr(inspect.unwrap(_plain(fn)), "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code else str(getattr(fn, "__module__", type(fn).__module__))
 
 
-def _plain(fn: Any) -> Any:
+def _plain(fn: object) -> Any:
     while isinstance(fn, functools.partial):
         fn = fn.func
     if isinstance(fn, type):
@@ -27,7 +27,7 @@ def _plain(fn: Any) -> Any:
     return fn if inspect.isroutine(fn) else type(fn).__call__
 
 
-def is_bundled(fn: Callable[..., Any]) -> bool:
+def is_bundled(fn: Callable[..., object]) -> bool:
     """
     Return whether *fn* is the body of a bundled tool, which is made anew for each root and takes the same in every one.
     """
@@ -40,7 +40,7 @@ def is_bundled(fn: Callable[..., Any]) -> bool:
 _BUNDLED: dict[tuple[Any, ...], dict[str, Any]] = {}
 
 
-def _bundled_hints(fn: Callable[..., Any]) -> dict[str, Any]:
+def _bundled_hints(fn: Callable[..., object]) -> dict[str, Any]:
     """Evaluate annotations once: the names of a module of ours keep their meaning, those of other people's may not."""
     written = (fn.__module__, *fn.__annotations__.items())
     found = _BUNDLED.get(written)
@@ -49,7 +49,7 @@ def _bundled_hints(fn: Callable[..., Any]) -> dict[str, Any]:
     return dict(found)
 
 
-def hints_of(fn: Callable[..., Any], names: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def hints_of(fn: Callable[..., object], names: Mapping[str, object] | None = None) -> dict[str, Any]:
     """
     Return the evaluated annotations of a function, ``Annotated`` kept.
 
@@ -75,7 +75,7 @@ def hints_of(fn: Callable[..., Any], names: Mapping[str, Any] | None = None) -> 
         raise DefinitionError(msg) from None
 
 
-def outer_names(package: str) -> Mapping[str, Any]:
+def outer_names(package: str) -> Mapping[str, object]:
     """Return the local names of the nearest caller outside of *package*, for annotations that use local classes."""
     frame = sys._getframe(1)  # noqa: SLF001  (the documented way to see a caller's names)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(package):

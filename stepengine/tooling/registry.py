@@ -1,9 +1,9 @@
-"""``ToolRegistry``: tools by name, for whoever wires them up and for unit tests (requirements E21, E22, E28)."""
+"""``ToolRegistry``: tools by name, for whoever wires them up and for unit tests."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stepengine.data.json import freeze_object
 from stepengine.data.messages import ToolResult
@@ -64,7 +64,7 @@ class ToolRegistry:
         """Return all tools in the order of their registration."""
         return tuple(self._tools.values())
 
-    def for_agent(self, agent: AgentDefinition[Any]) -> tuple[ToolLike, ...]:
+    def for_agent(self, agent: AgentDefinition) -> tuple[ToolLike, ...]:
         """
         Return the tools of an agent in its order; names are looked up here. Those of a source are not known outside of a run.
 
@@ -87,7 +87,7 @@ class ToolRegistry:
     async def execute(
         self,
         name: str,
-        input: Mapping[str, Any],
+        input: Mapping[str, object],
         ctx: ToolContext | None = None,
         *,
         overrides: Overrides = NO_OVERRIDES,

@@ -1,7 +1,7 @@
 """
-Mends what is often wrong in a tool's input, before it is validated (generator-contract T2).
+Mends what is often wrong in a tool's input, before it is validated.
 
-Names are mended for everybody (requirements X67): other spellings of a parameter's name, camelCase among them, are renamed
+Names are mended for everybody: other spellings of a parameter's name, camelCase among them, are renamed
 unless the right name is there too. Values are mended for models alone; a handler's have to be right: where a list is due,
 JSON text of a list is read and any other single value becomes a list of one; where an object is due, JSON text of one is
 read. The published schema shows none of this.
@@ -31,12 +31,12 @@ def _camel(name: str) -> str:
     return re.sub(r"_([a-z0-9])", lambda m: m[1].upper(), name)
 
 
-def repairer(schema: Mapping[str, Any], aliases: Aliases) -> Callable[[JsonDict], JsonDict]:
+def repairer(schema: Mapping[str, object], aliases: Aliases) -> Callable[[JsonDict], JsonDict]:
     """Return the function that mends names and values in inputs of a tool with this schema."""
     return _mending(_Mender(schema, aliases), schema)
 
 
-def _mending(mender: _Mender, schema: Mapping[str, Any]) -> Callable[[JsonDict], JsonDict]:
+def _mending(mender: _Mender, schema: Mapping[str, object]) -> Callable[[JsonDict], JsonDict]:
     plain = mender.plain_names()
 
     def repair(value: JsonDict) -> JsonDict:
@@ -51,7 +51,7 @@ def _mending(mender: _Mender, schema: Mapping[str, Any]) -> Callable[[JsonDict],
     return repair
 
 
-def renamer(schema: Mapping[str, Any], aliases: Aliases) -> Callable[[JsonDict], JsonDict]:
+def renamer(schema: Mapping[str, object], aliases: Aliases) -> Callable[[JsonDict], JsonDict]:
     """Return the function that mends the names in inputs of a tool with this schema, and no values."""
     plain: frozenset[str] | None = None
     mend: Callable[[JsonDict], JsonDict] | None = None
@@ -77,7 +77,7 @@ class _Mender:
 
     def plain_names(self) -> frozenset[str]:
         """Return the parameters at the top whose values never need mending."""
-        properties: Mapping[str, Any] = self._root.get("properties", {})
+        properties: Mapping[str, object] = self._root.get("properties", {})
         structured = {"array", "object"}
         if self._has_strict_values:
             return frozenset([n for n, s in properties.items() if not self._has_names(s, 0)])
@@ -85,7 +85,7 @@ class _Mender:
             [n for n, s in properties.items() if not any(structured & {*_kinds(f)} for f in self._forms(s))]
         )
 
-    def _has_names(self, schema: Any, depth: int) -> bool:
+    def _has_names(self, schema: object, depth: int) -> bool:
         """Return whether values may hold names that a schema knows: a list of texts does not, however long it is."""
         if depth > DEPTH:
             return True
@@ -96,7 +96,7 @@ class _Mender:
 
     def members(self, value: Mapping[str, Any], schema: Mapping[str, Any], path: str) -> Mapping[str, Any]:
         """Return the object with its names and members mended; the same object when nothing was wrong."""
-        properties: Mapping[str, Any] = schema.get("properties", {})
+        properties: Mapping[str, object] = schema.get("properties", {})
         if not value.keys() <= properties.keys():
             value = self._renamed(value, properties, path)
         changed = {}
@@ -107,11 +107,13 @@ class _Mender:
                     changed[name] = mended
         return {**value, **changed} if changed else value
 
-    def _renamed(self, value: Mapping[str, Any], properties: Mapping[str, Any], path: str) -> Mapping[str, Any]:
+    def _renamed(
+        self, value: Mapping[str, object], properties: Mapping[str, object], path: str
+    ) -> Mapping[str, object]:
         known = self._spellings(properties, path)
         if not any(name in known or name == DROPPED for name in value if name not in properties):
             return value
-        made: dict[str, Any] = {}
+        made: dict[str, object] = {}
         for name, member in value.items():
             right = name if name in properties else known.get(name, name)
             if right != name and (right in value or right in made):
@@ -120,7 +122,7 @@ class _Mender:
                 made[right] = member
         return made
 
-    def _spellings(self, properties: Mapping[str, Any], path: str) -> dict[str, str]:
+    def _spellings(self, properties: Mapping[str, object], path: str) -> dict[str, str]:
         key = (path, frozenset(properties))
         if key not in self._names:
             spellings = {_camel(name): name for name in properties}
@@ -130,7 +132,7 @@ class _Mender:
             self._names[key] = spellings
         return self._names[key]
 
-    def _value(self, value: Any, schema: Any, path: str) -> Any:
+    def _value(self, value: object, schema: object, path: str) -> object:
         forms = self._forms(schema)
         if not self._has_strict_values:
             value = _fitting(value, {kind for form in forms for kind in _kinds(form)})
@@ -145,13 +147,13 @@ class _Mender:
             return self.members(value, form, path)
         return value
 
-    def _forms(self, schema: Any) -> list[Mapping[str, Any]]:
+    def _forms(self, schema: object) -> list[Mapping[str, object]]:
         """Return the schema, or its alternatives, with references followed."""
         if id(schema) not in self._known:
             self._known[id(schema)] = self._looked_up(schema, set())
         return self._known[id(schema)]
 
-    def _looked_up(self, schema: Any, followed: set[str]) -> list[Mapping[str, Any]]:
+    def _looked_up(self, schema: object, followed: set[str]) -> list[Mapping[str, object]]:
         """As above; a reference that was followed before says nothing new."""
         if not isinstance(schema, Mapping):
             return []
@@ -160,7 +162,7 @@ class _Mender:
             if str(reference) in followed:
                 return []
             followed.add(str(reference))
-            target: Any = self._root
+            target: object = self._root
             for part in str(reference).split("/")[1:]:
                 target = target.get(part, {}) if isinstance(target, Mapping) else {}
             if not isinstance(target, Mapping):
@@ -177,23 +179,23 @@ def _kinds(form: Mapping[str, Any]) -> tuple[str, ...]:
     return (kind,) if isinstance(kind, str) else tuple(kind) or (("object",) if "properties" in form else ("string",))
 
 
-def _fitting(value: Any, kinds: set[str]) -> Any:
+def _fitting(value: object, kinds: set[str]) -> object:
     """Return what a value of another kind was probably meant as, where an array or an object is due; else the value."""
     if isinstance(value, str) and "string" not in kinds and kinds & {"array", "object"}:
         value = _decoded(value, kinds)
     return [value] if _wants_list(value, kinds) else value
 
 
-def _wants_list(value: Any, kinds: set[str]) -> bool:
+def _wants_list(value: object, kinds: set[str]) -> bool:
     """Return whether a single value stands where only a list of such values would fit."""
     if "array" not in kinds or value is None or isinstance(value, list):
         return False
     return ("object" not in kinds and isinstance(value, Mapping)) or kinds <= {"array", "null"}
 
 
-def _decoded(text: str, kinds: set[str]) -> Any:
+def _decoded(text: str, kinds: set[str]) -> object:
     """Return what JSON text stands for, when that is of a wanted kind; else the text."""
-    value: Any = text
+    value: object = text
     for _ in range(ROUNDS):
         if not isinstance(value, str):
             break

@@ -95,7 +95,7 @@ class JsonSchema:
         DefinitionError: when it is no schema, refers to what is outside of it, or would take too long to be checked.
     """
 
-    def __init__(self, where: str, schema: Mapping[str, Any]) -> None:
+    def __init__(self, where: str, schema: Mapping[str, object]) -> None:
         from jsonschema_rs import RegexOptions, ValidationError, validator_map_for
 
         self._where = where
@@ -143,7 +143,7 @@ class JsonSchema:
 
     # --- whether a value fits
 
-    def _problem(self, place: str, value: Any) -> str | None:
+    def _problem(self, place: str, value: object) -> str | None:
         """Return why a value does not fit the schema at *place*, in a word; ``None`` when it does."""
         call: _Call = self._calls.now
         key = (place, repr(value) if self._outline.places else "")
@@ -163,11 +163,11 @@ class JsonSchema:
         call.known[key] = None if fits else f"does not fit {place!r}"
         return call.known[key]
 
-    def _follow(self, reference: str, value: Any) -> str | None:
+    def _follow(self, reference: str, value: object) -> str | None:
         """Answer for the keyword ``$ref``."""
         return self._problem(self._outline.places[reference], value)
 
-    def _match(self, pattern: str, value: Any) -> str | None:
+    def _match(self, pattern: str, value: object) -> str | None:
         """Answer for the keyword ``pattern``: count what a text may cost, then ask the validator."""
         if not isinstance(value, str):
             return None
@@ -178,7 +178,7 @@ class JsonSchema:
 
     # --- what is wrong with one that does not
 
-    def _told(self, value: Any, path: str) -> list[str]:
+    def _told(self, value: object, path: str) -> list[str]:
         call: _Call = self._calls.now
         call.left = MOST_WORK
         try:
@@ -187,7 +187,7 @@ class JsonSchema:
             return [f"{path}: does not fit its schema, and is nested too deeply to say where"]
         return [f"{path}: {TOO_LONG}"] if call.is_spent else _ended(found)
 
-    def _sentences(self, place: str, value: Any, path: str) -> Sequence[str]:
+    def _sentences(self, place: str, value: object, path: str) -> Sequence[str]:
         """Return what is wrong with the value at *path*, of which the schema at *place* says that it does not fit."""
         call: _Call = self._calls.now
         key = (place, path)
@@ -239,11 +239,11 @@ class JsonSchema:
 class _Keyword:
     """A keyword of which this module decides; made by the validator for each place that has it."""
 
-    def __init__(self, ask: Callable[[Any, Any], str | None], _: Any, value: Any, __: Any) -> None:
+    def __init__(self, ask: Callable[[Any, Any], str | None], _: object, value: object, __: object) -> None:
         self._ask = ask
         self._value = value
 
-    def validate(self, instance: Any) -> None:
+    def validate(self, instance: object) -> None:
         """Raise ``ValueError`` for what does not fit."""
         problem = self._ask(self._value, instance)
         if problem is not None:
@@ -283,7 +283,7 @@ class _Weight:
     schemas: int = 0
 
 
-def _weight(value: Any) -> _Weight:
+def _weight(value: object) -> _Weight:
     values = chars = 0
     left = [value]
     while left:
@@ -311,7 +311,7 @@ class _Outline:
         name_size: Size of the patterns of ``patternProperties``, which the validator matches by itself.
     """
 
-    def __init__(self, where: str, schema: Mapping[str, Any]) -> None:
+    def __init__(self, where: str, schema: Mapping[str, object]) -> None:
         self._where = where
         try:
             self.root: dict[str, Any] = thaw(freeze_object(schema, "schema"))
@@ -331,7 +331,7 @@ class _Outline:
         if any(word in one for one in self._schemas.values() if isinstance(one, dict) for word in UNEVALUATED):
             self._count_ways()
 
-    def _visit(self, top: Any, at: str) -> None:
+    def _visit(self, top: object, at: str) -> None:
         """Look at the schema at a pointer and at all below it."""
         left = [(top, at)]
         while left:
@@ -381,7 +381,7 @@ class _Outline:
         if reference in self._anchors:
             return self._anchors[reference]
         for pointer in (reference, unquote(reference)):
-            target: Any = self.root
+            target: object = self.root
             for part in pointer.split("/")[1:] if pointer != "#" else ():
                 target = _member(target, part.replace("~1", "/").replace("~0", "~"))
             if isinstance(target, dict | bool) and (pointer == "#" or pointer.startswith("#/")):
@@ -442,7 +442,7 @@ class _Outline:
         return found if isinstance(found, dict) else {}
 
 
-def _below_schema(schema: Mapping[str, Any], at: str) -> Iterator[tuple[Any, str]]:
+def _below_schema(schema: Mapping[str, object], at: str) -> Iterator[tuple[object, str]]:
     """Give the schemas that stand right below one, each with its pointer."""
     for word, value in schema.items():
         if word in NAMED_SCHEMAS and isinstance(value, dict):
@@ -458,7 +458,7 @@ def _below_schema(schema: Mapping[str, Any], at: str) -> Iterator[tuple[Any, str
                 yield value, f"{at}/{word}"
 
 
-def _member(value: Any, part: str | int) -> Any:
+def _member(value: object, part: str | int) -> Any:
     """Return a member or item of a JSON value; ``None`` when there is none."""
     if isinstance(value, dict):
         return value.get(part)
@@ -467,7 +467,7 @@ def _member(value: Any, part: str | int) -> Any:
     return None
 
 
-def _names(value: Any) -> list[str]:
+def _names(value: object) -> list[str]:
     return list(value) if isinstance(value, Mapping) else []
 
 
@@ -562,11 +562,11 @@ def _sentence(path: str, word: str, kind: Any, error: ValidationError) -> str:
     return f"{path}: {OTHERS.get(word) or _start(error.message)}"
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return canonical(value) if isinstance(value, str) else repr(value)
 
 
-def _kind_of(value: Any) -> str:
+def _kind_of(value: object) -> str:
     """Return the name of a value's JSON type."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else "boolean"
@@ -574,8 +574,8 @@ def _kind_of(value: Any) -> str:
     return next((name for kind, name in kinds if isinstance(value, kind)), "number")
 
 
-def refusal(tool_name: str, issues: Sequence[str], given: Mapping[str, Any]) -> ToolInputError:
-    """Return the error that lists *issues*, one sentence per offending field, and what was given (generator-contract T4)."""
+def refusal(tool_name: str, issues: Sequence[str], given: Mapping[str, object]) -> ToolInputError:
+    """Return the error that lists *issues*, one sentence per offending field, and what was given."""
     shown = compact(given)
     if len(shown) > SHOWN_CHARS:
         shown = f"{shown[:SHOWN_CHARS]}... ({len(shown):,} characters in all)"
@@ -588,13 +588,13 @@ def refusal(tool_name: str, issues: Sequence[str], given: Mapping[str, Any]) -> 
 STRING = {"type": "string"}
 
 
-def object_schema(required: tuple[str, ...] = (), **properties: Any) -> JsonDict:
+def object_schema(required: tuple[str, ...] = (), **properties: object) -> JsonDict:
     """Return the schema of an object that has these members and no others."""
     schema = {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
     return freeze_object(schema)
 
 
-def described(schema: Mapping[str, Any], text: str) -> dict[str, Any]:
+def described(schema: Mapping[str, object], text: str) -> dict[str, Any]:
     """Return *schema* with a description."""
     return {**schema, "description": text}
 
@@ -636,7 +636,7 @@ class SchemaInputs:
         DefinitionError: when the schema cannot be checked, or no provider would accept it.
     """
 
-    def __init__(self, tool_name: str, schema: Mapping[str, Any]) -> None:
+    def __init__(self, tool_name: str, schema: Mapping[str, object]) -> None:
         try:
             self.schema = freeze_object({"type": "object", "properties": {}, **schema}, "input_schema")
         except (DataError, TypeError) as error:
@@ -664,7 +664,7 @@ def _judged(tool_name: str, issues: Sequence[str], value: JsonDict) -> Validated
 
 def check_providers(tool_name: str, schema: Mapping[str, Any]) -> None:
     """
-    Refuse a schema that every provider would answer with an error at the first step (reliability TL20).
+    Refuse a schema that every provider would answer with an error at the first step.
 
     Raises:
         DefinitionError: when the top is not a plain object, or a parameter's name has other characters than they take.

@@ -61,12 +61,14 @@ class Signature:
     returns: Any
 
 
-def _refuse(fn: Callable[..., Any], problem: str) -> NoReturn:
+def _refuse(fn: Callable[..., object], problem: str) -> NoReturn:
     msg = f"{place_of(fn)}: tool function {getattr(fn, '__name__', type(fn).__name__)!r} {problem}"
     raise DefinitionError(msg)
 
 
-def _split(fn: Callable[..., Any], hints: Mapping[str, Any]) -> tuple[bool, dict[str, Any], list[inspect.Parameter]]:
+def _split(
+    fn: Callable[..., object], hints: Mapping[str, object]
+) -> tuple[bool, dict[str, Any], list[inspect.Parameter]]:
     """Return whether the context comes first, the dependencies, and the parameters that remain."""
     wants_context, needs, rest = False, {}, []
     for index, (name, parameter) in enumerate(inspect.signature(fn).parameters.items()):
@@ -83,14 +85,14 @@ def _split(fn: Callable[..., Any], hints: Mapping[str, Any]) -> tuple[bool, dict
     return wants_context, needs, rest
 
 
-def _is_async(fn: Callable[..., Any]) -> bool:
+def _is_async(fn: Callable[..., object]) -> bool:
     called = fn if inspect.isroutine(fn) or hasattr(fn, "func") else type(fn).__call__
     if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
         _refuse(fn, "is a generator; a tool returns one value, and shows progress with ctx.emit(ToolProgress(...))")
     return inspect.iscoroutinefunction(called)
 
 
-def read_signature(fn: Callable[..., Any], names: Mapping[str, Any]) -> Signature:
+def read_signature(fn: Callable[..., object], names: Mapping[str, object]) -> Signature:
     """
     Return what *fn* takes.
 
@@ -117,7 +119,7 @@ def read_signature(fn: Callable[..., Any], names: Mapping[str, Any]) -> Signatur
     return Signature(body, tuple(rest), hints.get("return", Any))
 
 
-def body_of(fn: Callable[..., Any]) -> Body:
+def body_of(fn: Callable[..., object]) -> Body:
     """
     Return how the function of a tool with a JSON Schema is called: with the whole input as one object.
 

@@ -1,8 +1,8 @@
 """
-The tools by which agents run other agents: ``spawn_tools``, ``task_tool``, ``agent_tool`` (requirements J1, J11, J17).
+The tools by which agents run other agents: ``spawn_tools``, ``task_tool``, ``agent_tool``.
 
 All of them become the same effect. What an agent expects stands in its ``input_schema``; here it becomes the schema of a
-tool (generator-contract L28 to L30).
+tool.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = (
 
 DEFS = "#/$defs/"
 SHOWN_CHARS = 100_000
-"""Characters of a child's output that its parent's model is shown (reliability SP12, section 4.9)."""
+"""Characters of a child's output that its parent's model is shown."""
 TAIL_SHARE = 5
 
 SPAWN_AGENTS = """\
@@ -62,7 +62,7 @@ _ENTRY = {
 _AGENT = {"type": "object", "properties": _ENTRY, "required": ["agent_type"], "additionalProperties": False}
 
 
-def spawn_tools(*, inline: bool = False, lookup: bool = False) -> list[Tool[..., Any]]:
+def spawn_tools(*, inline: bool = False, lookup: bool = False) -> list[Tool]:
     """
     Return ``spawn_agents``, by which a model runs the agents that its own agent may spawn.
 
@@ -78,7 +78,7 @@ def spawn_tools(*, inline: bool = False, lookup: bool = False) -> list[Tool[...,
     return [BUILT_IN[name] for name in names]
 
 
-def task_tool(agents: Sequence[AgentDefinition[Any]]) -> Tool[..., Any]:
+def task_tool(agents: Sequence[AgentDefinition]) -> Tool:
     """
     Return ``task``, a simpler tool than ``spawn_agents``: one agent, one prompt, and the agent's final text as result.
 
@@ -111,9 +111,7 @@ def task_tool(agents: Sequence[AgentDefinition[Any]]) -> Tool[..., Any]:
     return _tool("task", description, schema, entries, _final_text, *offered)
 
 
-def agent_tool(
-    definition: AgentDefinition[Any], *, name: str | None = None, description: str | None = None
-) -> Tool[..., Any]:
+def agent_tool(definition: AgentDefinition, *, name: str | None = None, description: str | None = None) -> Tool:
     """
     Return an agent as a tool of its own, whose result is the agent's output.
 
@@ -137,9 +135,9 @@ def agent_tool(
     return _tool(name, text, _input_schema(definition), entries, _output, definition)
 
 
-def direct_tool(definition: AgentDefinition[Any]) -> Tool[..., Any]:
+def direct_tool(definition: AgentDefinition) -> Tool:
     """
-    Return an agent as the tool under which an agent that may spawn it is offered it (generator-contract L28).
+    Return an agent as the tool under which an agent that may spawn it is offered it.
 
     Its call is one of ``spawn_agents`` with one entry, result included.
 
@@ -154,23 +152,23 @@ def direct_tool(definition: AgentDefinition[Any]) -> Tool[..., Any]:
     return _tool(tool_name(definition), _description(definition), schema, entries, listed)
 
 
-def carried_by(tools: Iterable[Any]) -> list[AgentDefinition[Any]]:
+def carried_by(tools: Iterable[object]) -> list[AgentDefinition]:
     """Return the agents that tools such as ``task`` carry; whoever has the tool may run them."""
     ways = [tool.binding().runs for tool in tools if isinstance(tool, ToolLike)]
     return [agent for way in ways if isinstance(way, Spawning) for agent in way.agents]
 
 
-def tool_name(definition: AgentDefinition[Any]) -> str:
+def tool_name(definition: AgentDefinition) -> str:
     """Return the name of the tool that an agent is offered as."""
     return definition.id.replace("-", "_")
 
 
-def params_schema(definition: AgentDefinition[Any]) -> JsonDict | None:
+def params_schema(definition: AgentDefinition) -> JsonDict | None:
     """
     Return the JSON Schema of an agent's params, or ``None`` when it takes any.
 
     Raises:
-        DefinitionError: when there is none that could be shown (generator-contract L30).
+        DefinitionError: when there is none that could be shown.
     """
     given: Any = definition.input_schema.params if definition.input_schema is not None else None
     if given is None:
@@ -187,17 +185,17 @@ def params_schema(definition: AgentDefinition[Any]) -> JsonDict | None:
     return frozen
 
 
-def _description(definition: AgentDefinition[Any]) -> str:
+def _description(definition: AgentDefinition) -> str:
     return definition.description or f"Run the agent {definition.display_name}."
 
 
-def _input_schema(definition: AgentDefinition[Any]) -> JsonDict:
+def _input_schema(definition: AgentDefinition) -> JsonDict:
     """Return the schema of a tool that runs an agent; definitions inside the params' schema move to the top."""
     known = definition.input_schema
     prompt = (known.prompt if known is not None else None) or "What the agent should do."
     params = params_schema(definition)
-    shown: dict[str, Any] = {"type": "object", "description": "The agent's parameters."}
-    top: dict[str, Any] = {}
+    shown: dict[str, object] = {"type": "object", "description": "The agent's parameters."}
+    top: dict[str, object] = {}
     if params is not None:
         shown = _rebased({"type": "object", **thaw(params)})
         if "$defs" in shown:
@@ -208,7 +206,7 @@ def _input_schema(definition: AgentDefinition[Any]) -> JsonDict:
     return JsonDict(freeze(whole))
 
 
-def _rebased(schema: Any) -> Any:
+def _rebased(schema: object) -> Any:
     """Return a schema whose references hold when it stands under ``params``, its definitions at the top."""
     if isinstance(schema, list):
         return [_rebased(s) for s in schema]
@@ -230,9 +228,9 @@ def _tool(
     description: str,
     schema: JsonDict,
     entries: Callable[[JsonDict], Sequence[Entry]],
-    shown: Callable[[Sequence[ChildResult[Any]]], ToolResult],
-    *agents: AgentDefinition[Any],
-) -> Tool[..., Any]:
+    shown: Callable[[Sequence[ChildResult]], ToolResult],
+    *agents: AgentDefinition,
+) -> Tool:
     mend = repairer(schema, {})
 
     def repair(value: JsonDict) -> JsonDict:
@@ -243,19 +241,19 @@ def _tool(
 
 
 def _flat(schema: JsonDict) -> JsonDict:
-    """Return *schema* without what stands in the params: those are checked when the child is made (L4)."""
+    """Return *schema* without what stands in the params: those are checked when the child is made."""
     properties = {n: {"type": "object"} if n == "params" else s for n, s in schema["properties"].items()}
     return JsonDict({**schema, "properties": JsonDict(properties)})
 
 
 def _without_strays(value: JsonDict) -> JsonDict:
-    """Drop a prompt that is no text and params that are no object (generator-contract L28)."""
+    """Drop a prompt that is no text and params that are no object."""
     right: dict[str, Any] = {"prompt": str, "params": Mapping}
     kept = {n: v for n, v in value.items() if n not in right or isinstance(v, right[n])}
     return value if len(kept) == len(value) else JsonDict(kept)
 
 
-def _failed(child: ChildResult[Any]) -> ToolResult:
+def _failed(child: ChildResult) -> ToolResult:
     """Return why a child did not complete, and what it had when its budget was spent."""
     why, kept = f"Agent {child.agent_id} failed: {why_not(child)}", kept_output(child)
     if kept in (None, ""):
@@ -263,14 +261,14 @@ def _failed(child: ChildResult[Any]) -> ToolResult:
     return ToolResult.error(f"{why}\nIts output until then: {kept if isinstance(kept, str) else compact(kept)}")
 
 
-def _final_text(children: Sequence[ChildResult[Any]]) -> ToolResult:
+def _final_text(children: Sequence[ChildResult]) -> ToolResult:
     (child,) = children
     if child.is_error:
         return _failed(child)
     return ToolResult.text(child.text) if child.text or child.output is None else _output(children)
 
 
-def _output(children: Sequence[ChildResult[Any]]) -> ToolResult:
+def _output(children: Sequence[ChildResult]) -> ToolResult:
     (child,) = children
     if child.is_error:
         return _failed(child)
@@ -284,14 +282,14 @@ def _output(children: Sequence[ChildResult[Any]]) -> ToolResult:
 # --- what a parent is shown -----------------------------------------------------------------------------------------
 
 
-def listed(children: Sequence[ChildResult[Any]]) -> ToolResult:
-    """Return one entry per child; an error result when every one of them failed (generator-contract L6, L13)."""
+def listed(children: Sequence[ChildResult]) -> ToolResult:
+    """Return one entry per child; an error result when every one of them failed."""
     entries: list[Any] = [_shown(child) for child in children]
     all_failed = all("error" in entry for entry in entries)
     return ToolResult.json(entries, status="error" if all_failed else "ok")
 
 
-def _shown(child: ChildResult[Any]) -> dict[str, Any]:
+def _shown(child: ChildResult) -> dict[str, object]:
     entry = {"agent_type": child.agent_id}
     if child.is_error:
         kept = kept_output(child)
@@ -303,16 +301,16 @@ def _shown(child: ChildResult[Any]) -> dict[str, Any]:
     return {**entry, "run_id": child.run_id, "status": child.status.value, "output": output}
 
 
-def why_not(child: ChildResult[Any]) -> str:
+def why_not(child: ChildResult) -> str:
     """Return why a child did not complete."""
     return child.why or f"it ended as {child.status.value}"
 
 
-def kept_output(child: ChildResult[Any]) -> JsonValue:
+def kept_output(child: ChildResult) -> JsonValue:
     """
     Return what a child that did not complete had when its budget was spent or its reply was cut, else ``None``.
 
-    It is paid for, so its parent gets it (requirements X51, X63).
+    It is paid for, so its parent gets it.
     """
     was_cut = child.status in (RunStatus.MAX_STEPS, RunStatus.TRUNCATED) or isinstance(child.error, LimitExceeded)
     try:
@@ -321,7 +319,7 @@ def kept_output(child: ChildResult[Any]) -> JsonValue:
         return None
 
 
-def output_as_json(output: Any) -> JsonValue:
+def output_as_json(output: object) -> JsonValue:
     """
     Return a child's output as a parent's model is shown it: a pydantic model as its JSON form, a very long one cut.
 
@@ -356,7 +354,7 @@ def _agent_schema() -> JsonSchema:
 
 
 def _child_entries(value: JsonDict) -> list[Entry]:
-    """Return what the objects of ``agents`` ask for, each judged for itself (generator-contract L3)."""
+    """Return what the objects of ``agents`` ask for, each judged for itself."""
     entries: list[Entry] = []
     for index, given in enumerate(value["agents"]):
         issues = tuple(_agent_schema().issues(given, f"agents.{index}"))
@@ -369,7 +367,7 @@ def _child_entries(value: JsonDict) -> list[Entry]:
     return entries
 
 
-def _inline_result(children: Sequence[ChildResult[Any]]) -> ToolResult:
+def _inline_result(children: Sequence[ChildResult]) -> ToolResult:
     (child,) = children
     if child.is_error:
         return ToolResult.error(
@@ -378,17 +376,17 @@ def _inline_result(children: Sequence[ChildResult[Any]]) -> ToolResult:
     return ToolResult.json({"message": f"Agent {child.agent_id} ran in this conversation."})
 
 
-def _agents_schema(item: Mapping[str, Any]) -> JsonDict:
+def _agents_schema(item: Mapping[str, object]) -> JsonDict:
     agents = {"type": "array", "items": item, "minItems": 1, "description": "The agents to run."}
     return object_schema(("agents",), agents=agents)
 
 
-def _spawn_agents() -> Tool[..., Any]:
+def _spawn_agents() -> Tool:
     spec = _spec("spawn_agents", SPAWN_AGENTS, _agents_schema(_AGENT))
     check = validator(spec.name, _agents_schema({}))
 
     def validate(value: JsonDict) -> Validated:
-        """Check all but the entries, which have their own results; one object is a list of one (generator-contract L1)."""
+        """Check all but the entries, which have their own results; one object is a list of one (generator-contract:L1)."""
         agents = value.get("agents")
         if isinstance(agents, Mapping):
             value = JsonDict(freeze({**value, "agents": [agents]}))
@@ -398,11 +396,11 @@ def _spawn_agents() -> Tool[..., Any]:
     return Tool.of_run(ToolBinding(spec, validate, mend, rename, runs=Spawning(_child_entries, listed)))
 
 
-def _spawn_agent_inline() -> Tool[..., Any]:
+def _spawn_agent_inline() -> Tool:
     spec = _spec("spawn_agent_inline", SPAWN_AGENT_INLINE, object_schema(("agent_type",), **_ENTRY))
     return checked(spec, Spawning(lambda value: [_child_entry(value)], _inline_result, is_inline=True))
 
 
 _OTHERS = (LOOKUP, FINDER, ask_user_tool(), _spawn_agents(), _spawn_agent_inline())
-BUILT_IN: Mapping[str, Tool[..., Any]] = MappingProxyType({**CONTROL_TOOLS, **{tool.name: tool for tool in _OTHERS}})
+BUILT_IN: Mapping[str, Tool] = MappingProxyType({**CONTROL_TOOLS, **{tool.name: tool for tool in _OTHERS}})
 """The tools that every run knows by name, whether its agent was given them or not: handlers may always use them."""

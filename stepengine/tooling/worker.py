@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import Callable
-from typing import Any
 
 from stepengine.data.hooks import RunLogger
 from stepengine.tooling.context import CallSignal, ToolContext
@@ -26,13 +25,13 @@ class OnLoop:
     def wrap(self, fn: Callable[..., None]) -> Callable[..., None]:
         """Return a function that has the loop call *fn*."""
 
-        def called(*args: Any, **kwargs: Any) -> None:
+        def called(*args: object, **kwargs: object) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
                 self._loop.call_soon_threadsafe(functools.partial(self._call, fn, *args, **kwargs))
 
         return called
 
-    def _call(self, fn: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    def _call(self, fn: Callable[..., None], *args: object, **kwargs: object) -> None:
         if self.is_open:
             fn(*args, **kwargs)
 

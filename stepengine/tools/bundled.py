@@ -12,7 +12,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol
+from typing import TYPE_CHECKING, Concatenate, Literal, ParamSpec, Protocol
 
 import attrs
 
@@ -78,7 +78,7 @@ class FileTools(Policy):
     delete: bool = False
     propose: bool = False
 
-    def below(self, root: str | os.PathLike[str]) -> list[Tool[..., Any]]:
+    def below(self, root: str | os.PathLike[str]) -> list[Tool]:
         """Return the tools for a root folder."""
         if self.delete and not self.write:
             msg = "file_tools(delete=True) goes with write=True: what may delete files may change them"
@@ -114,7 +114,7 @@ class SearchTools(Policy):
     prefer_python: bool = False
     allow_protected: tuple[str, ...] = attrs.field(default=(), init=False)  # these tools write nothing
 
-    def below(self, root: str | os.PathLike[str]) -> list[Tool[..., Any]]:
+    def below(self, root: str | os.PathLike[str]) -> list[Tool]:
         """Return the tools for a root folder."""
         from stepengine.system.root import Root
         from stepengine.tools.search.tools import searching_tools
@@ -133,8 +133,8 @@ class ShellTools:
     ends, is stopped after its timeout, or its run is cancelled, everything that it started is killed. Background jobs
     end with their run.
 
-    When this process itself is killed (SIGKILL, or a SIGTERM that nobody handles), the program dies with it on Linux;
-    what the program had started goes on.
+    When this process itself is killed (SIGKILL, or a SIGTERM that nobody handles), the program and what it had started
+    die with it on Linux.
 
     A git command that only looks (``status``, ``diff``, ``log``, ``show``, ``blame``, ``branch``, ``grep``, ``ls-files`` and
     the plumbing of ``diff``) runs no program that the repository's configuration or attributes name: no filter, diff
@@ -201,7 +201,7 @@ class ShellTools:
     allow_wide_root: bool = False
     sandbox: bool = False
 
-    def below(self, root: str | os.PathLike[str]) -> list[Tool[..., Any]]:
+    def below(self, root: str | os.PathLike[str]) -> list[Tool]:
         """Return the tools for a root folder."""
         self._check()
         from stepengine.system.environment import Environment, check_names
@@ -243,10 +243,10 @@ class ShellTools:
 
 
 class _Set(Protocol):
-    def below(self, root: str | os.PathLike[str]) -> list[Tool[..., Any]]: ...
+    def below(self, root: str | os.PathLike[str]) -> list[Tool]: ...
 
 
-def _working_in(root: str | os.PathLike[str], tools: list[Tool[..., Any]]) -> list[Tool[..., Any]]:
+def _working_in(root: str | os.PathLike[str], tools: list[Tool]) -> list[Tool]:
     """Return *tools*, which say where they work, so that an engine can tell whether they reach what they must not."""
     folder = tuple([part for part in os.path.realpath(root).split("/") if part])
     for tool in tools:
@@ -254,12 +254,10 @@ def _working_in(root: str | os.PathLike[str], tools: list[Tool[..., Any]]) -> li
     return tools
 
 
-def _made_with(
-    options: Callable[P, _Set], name: str
-) -> Callable[Concatenate[str | os.PathLike[str], P], list[Tool[..., Any]]]:
+def _made_with(options: Callable[P, _Set], name: str) -> Callable[Concatenate[str | os.PathLike[str], P], list[Tool]]:
     """Return the function that takes a root and these options, and gives the tools; its text is theirs."""
 
-    def tools(root: str | os.PathLike[str], /, *args: P.args, **kwargs: P.kwargs) -> list[Tool[..., Any]]:
+    def tools(root: str | os.PathLike[str], /, *args: P.args, **kwargs: P.kwargs) -> list[Tool]:
         return _working_in(root, options(*args, **kwargs).below(root))
 
     tools.__name__ = tools.__qualname__ = name
@@ -277,7 +275,7 @@ shell_tools = _made_with(ShellTools, "shell_tools")
 
 def web_tools(
     search: SearchBackend | None = None, docs: DocsBackend | None = None, fetch: Fetcher | None = None
-) -> list[Tool[..., Any]]:
+) -> list[Tool]:
     """
     Return ``web_search``, ``read_docs`` and ``read_url``: each only when what it works with is given.
 
@@ -309,7 +307,7 @@ def change_hook_tools(
     env: Sequence[str] = (),
     runner: Runner | None = None,
     allow_wide_root: bool = False,
-) -> list[Tool[..., Any]]:
+) -> list[Tool]:
     """
     Return ``run_file_change_hooks``, which runs the checks that are configured for changed files.
 
@@ -333,14 +331,14 @@ def change_hook_tools(
     return _working_in(root, [checking_tool(Root(root, Policy(allow_wide_root=allow_wide_root)), hooks, run)])
 
 
-def followup_tools() -> list[Tool[..., Any]]:
+def followup_tools() -> list[Tool]:
     """Return ``suggest_followups``, by which a model suggests to the user what could be asked next, as an event."""
     from stepengine.tools.followups import followup_tool
 
     return [followup_tool()]
 
 
-def skill_tools(root: str | os.PathLike[str] | None = None, *, user: bool = True) -> list[Tool[..., Any]]:
+def skill_tools(root: str | os.PathLike[str] | None = None, *, user: bool = True) -> list[Tool]:
     """
     Return ``skill``, by which a model reads one of the ``SKILL.md`` folders that ``stepengine.context.project_context`` lists.
 
@@ -353,9 +351,7 @@ def skill_tools(root: str | os.PathLike[str] | None = None, *, user: bool = True
     return [skill_tool(root, user=user)]
 
 
-def memory_tools(
-    store: MemoryStore | None = None, *, scopes: Sequence[str] = ("project", "user")
-) -> list[Tool[..., Any]]:
+def memory_tools(store: MemoryStore | None = None, *, scopes: Sequence[str] = ("project", "user")) -> list[Tool]:
     """
     Return ``remember``, ``recall`` and ``forget``: notes that outlive a run. No agent has them by default.
 

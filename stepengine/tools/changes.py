@@ -1,4 +1,4 @@
-"""``FileChangeHook``: a check that a caller configures for files that change (generator-contract T16)."""
+"""``FileChangeHook``: a check that a caller configures for files that change."""
 
 from __future__ import annotations
 

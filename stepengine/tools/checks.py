@@ -1,4 +1,4 @@
-"""``run_file_change_hooks``: checks that the caller configures, run for the files that changed (generator-contract T16)."""
+"""``run_file_change_hooks``: checks that the caller configures, run for the files that changed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _compiled(hooks: Sequence[FileChangeHook]) -> list[_Check]:
         raise DefinitionError(error.message) from None
 
 
-def checking_tool(root: Root, hooks: Sequence[FileChangeHook], run: Tool[..., Any]) -> Tool[..., Any]:
+def checking_tool(root: Root, hooks: Sequence[FileChangeHook], run: Tool) -> Tool:
     """
     Return the tool that runs *hooks*.
 
@@ -85,7 +85,7 @@ def checking_tool(root: Root, hooks: Sequence[FileChangeHook], run: Tool[..., An
     return run_file_change_hooks
 
 
-async def _ran(ctx: ToolContext, hook: FileChangeHook, run: Tool[..., Any]) -> dict[str, Any]:
+async def _ran(ctx: ToolContext, hook: FileChangeHook, run: Tool) -> dict[str, object]:
     asked = {"command": list(hook.command), "process_type": "SYNC", "cwd": hook.cwd, "timeout_seconds": hook.timeout}
     result = await run.execute(asked, ctx)
     if isinstance(result.data, dict):

@@ -1,4 +1,4 @@
-"""``suggest_followups``: what the user could ask next, shown to the user only (generator-contract T22)."""
+"""``suggest_followups``: what the user could ask next, shown to the user only."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Followup(TypedDict):
     label: NotRequired[Annotated[str, Field(description="A few words to show in its place.")]]
 
 
-def followup_tool() -> Tool[..., Any]:
+def followup_tool() -> Tool:
     """Return the tool that suggests what to do next."""
 
     @tool(

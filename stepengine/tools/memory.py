@@ -1,5 +1,5 @@
 """
-What keeps notes that outlive a run: the protocol of a store, and one in files (interfaces IF105 to IF107).
+What keeps notes that outlive a run: the protocol of a store, and one in files.
 
 A file holds the notes of one scope, a line each, and can be read and edited by its owner.
 """

@@ -1,10 +1,10 @@
-"""``skill``: the tool by which a model reads an agent skill (requirements X60)."""
+"""``skill``: the tool by which a model reads an agent skill."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
@@ -25,7 +25,7 @@ def working_folder(root: str | os.PathLike[str] | None, ctx: ToolContext | None)
     return ctx.workspace.root.resolve() if ctx is not None and ctx.workspace is not None else Path.cwd()
 
 
-def skill_tool(root: str | os.PathLike[str] | None = None, *, user: bool = True) -> Tool[..., Any]:
+def skill_tool(root: str | os.PathLike[str] | None = None, *, user: bool = True) -> Tool:
     """
     Return ``skill``, by which a model reads one of the skills that ``project_context`` lists.
 

@@ -180,7 +180,7 @@ def _example(spec: ToolSpec) -> JsonDict:
     if spec.name in EXAMPLES:
         return freeze_object(EXAMPLES[spec.name])
     behind = spec.description.partition("Examples:")[2]
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     while not found and behind.lstrip(" \nor").startswith("{"):
         behind = behind.lstrip(" \nor")
         found, end = json.JSONDecoder().raw_decode(behind)
@@ -219,7 +219,7 @@ def _word(schema: Mapping[str, Any], top: Mapping[str, Any]) -> str:
     return f"{WORDS.get(kind, kind) or 'any'}{_bounds(schema)}"
 
 
-def _bounds(schema: Mapping[str, Any]) -> str:
+def _bounds(schema: Mapping[str, object]) -> str:
     for low, high, one, several in BOUNDS:
         least, most = schema.get(low) if low != high else None, schema.get(high)
         if least is not None and most is not None:
@@ -234,7 +234,7 @@ def _bounds(schema: Mapping[str, Any]) -> str:
 # --- what comes out --------------------------------------------------------------------------------------------------
 
 
-def _form(annotation: Any) -> Form:
+def _form(annotation: object) -> Form:
     shape = _shape_in(annotation)
     if shape is None:
         return Form(_type(annotation))
@@ -252,28 +252,28 @@ def keys_of(shape: Any) -> tuple[Key, ...]:
     return tuple(keys)
 
 
-def _extras(annotation: Any) -> Sequence[Any]:
+def _extras(annotation: object) -> Sequence[object]:
     """Return what an annotation says beside its type."""
     if get_origin(annotation) is NotRequired:
         return _extras(get_args(annotation)[0])
     return get_args(annotation)[1:] if get_origin(annotation) is Annotated else ()
 
 
-def _plain(annotation: Any) -> Any:
+def _plain(annotation: object) -> Any:
     """Return the type of an annotation."""
     while get_origin(annotation) in {NotRequired, Annotated}:
         annotation = get_args(annotation)[0]
     return annotation
 
 
-def _shape_in(annotation: Any) -> Any:
+def _shape_in(annotation: object) -> Any:
     plain = _plain(annotation)
     if get_origin(plain) is list:
         plain = _plain(get_args(plain)[0])
     return plain if is_typeddict(plain) else None
 
 
-def _type(annotation: Any) -> str:
+def _type(annotation: object) -> str:
     """Return a type in words, as JSON calls it."""
     plain = _plain(annotation)
     origin, inner = get_origin(plain), get_args(plain)

@@ -1,5 +1,5 @@
 """
-``remember``, ``recall`` and ``forget``: notes that outlive a run, as tools (interfaces IF105 to IF107).
+``remember``, ``recall`` and ``forget``: notes that outlive a run, as tools.
 
 A note that a model wrote once comes back in later runs, so writing one is asked about, secrets are taken out of it, and
 it is shown with where it came from. What is written and found is in the journal as any tool's result is.
@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, cast, get_args
+from typing import Annotated, Literal, TypeAlias, cast, get_args
 
 import attrs
 from pydantic import Field
@@ -66,7 +66,7 @@ class _Notes:
         return "user" if scope == "user" else project_scope(working_folder(None, ctx))
 
 
-def memory_tools_of(store: MemoryStore | None, scopes: Sequence[str]) -> list[Tool[..., Any]]:
+def memory_tools_of(store: MemoryStore | None, scopes: Sequence[str]) -> list[Tool]:
     """Return the tools; ``memory_tools`` documents them."""
     known = get_args(Scope)
     if isinstance(scopes, str) or not scopes or not set(scopes) <= set(known):
@@ -78,7 +78,7 @@ def memory_tools_of(store: MemoryStore | None, scopes: Sequence[str]) -> list[To
     return [_remembering(notes), _recalling(notes), _forgetting(notes)]
 
 
-def _remembering(notes: _Notes) -> Tool[..., Any]:
+def _remembering(notes: _Notes) -> Tool:
     first = notes.scopes[0]
 
     @tool(category="memory", annotations=ToolAnnotations(destructive=False))
@@ -121,7 +121,7 @@ def _remembering(notes: _Notes) -> Tool[..., Any]:
     return remember
 
 
-def _recalling(notes: _Notes) -> Tool[..., Any]:
+def _recalling(notes: _Notes) -> Tool:
     @tool(
         category="read",
         annotations=ToolAnnotations(read_only=True, idempotent=True),
@@ -169,7 +169,7 @@ def _recalling(notes: _Notes) -> Tool[..., Any]:
     return recall
 
 
-def _forgetting(notes: _Notes) -> Tool[..., Any]:
+def _forgetting(notes: _Notes) -> Tool:
     first = notes.scopes[0]
 
     @tool(category="memory", annotations=ToolAnnotations(destructive=True, idempotent=True))

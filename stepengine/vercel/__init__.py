@@ -10,7 +10,7 @@ What must not: HTTP, and history from a browser.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -115,13 +115,13 @@ async def sse(chunks: AsyncIterable[Chunk]) -> AsyncGenerator[str, None]:
     yield "data: [DONE]\n\n"
 
 
-async def _closed(source: Any) -> None:
+async def _closed(source: object) -> None:
     close = getattr(source, "aclose", None)
     if close is not None:
         await close()
 
 
-def prompt_of(messages: Sequence[Any]) -> str:
+def prompt_of(messages: Sequence[object]) -> str:
     """
     Return what the user says: the text of the last message that a page sends. Nothing else of its history counts.
 
@@ -146,7 +146,7 @@ def prompt_of(messages: Sequence[Any]) -> str:
     return said
 
 
-def answers_of(messages: Sequence[Any]) -> dict[str, AnswerLike]:
+def answers_of(messages: Sequence[object]) -> dict[str, AnswerLike]:
     """
     Return what a page answers to permissions, by question id: parts of its last message in the state ``approval-responded``.
 
@@ -175,7 +175,7 @@ def answers_of(messages: Sequence[Any]) -> dict[str, AnswerLike]:
     return found
 
 
-def _last(messages: Any) -> dict[str, Any]:
+def _last(messages: Any) -> dict[str, object]:
     last = messages[-1] if isinstance(messages, list | tuple) and messages else None
     if not isinstance(last, dict):
         msg = "a page sent no messages; the body of its request has a list of them"
@@ -183,7 +183,7 @@ def _last(messages: Any) -> dict[str, Any]:
     return last
 
 
-def _parts(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _parts(message: Mapping[str, object]) -> list[dict[str, object]]:
     parts = message.get("parts")
     if not (isinstance(parts, list) and all(isinstance(part, dict) for part in parts)):
         msg = "a page sent a message without parts; each message has a list of objects"
@@ -222,12 +222,75 @@ class _Page:
         if self._is_over:
             return
         yield from self._begin(event.run_id)
-        show = ANYWHERE.get(type(event)) or (CHILD if event.path else ROOT).get(type(event))
-        if show is not None:
-            yield from show(self, event)
+        shown = self._of_any_run(event) or (self._of_child(event) if event.path else self._of_root(event))
+        if shown is not None:
+            yield from shown
         elif isinstance(event, DATA):
             value = {name: held for name, held in event.to_json().items() if name != "type"}
             yield self._data(event.type.replace("_", "-"), value, transient=True)
+
+    def _of_any_run(self, event: Event) -> Iterator[Chunk] | None:
+        match event:
+            case AgentSpawned():
+                return self._spawned(event)
+            case AgentFinished():
+                return self._agent_finished(event)
+            case RunFinished():
+                return self._run_finished(event)
+            case ToolLog() | ToolProgress():
+                return self._progress(event)
+            case FileChanged():
+                return self._file_changed(event)
+            case TodosChanged():
+                return self._todos(event)
+            case _:
+                return self._of_question(event)
+
+    def _of_question(self, event: Event) -> Iterator[Chunk] | None:
+        match event:
+            case QuestionAsked():
+                return self._asked(event)
+            case PermissionRequested():
+                return self._requested(event)
+            case PermissionDecided():
+                return self._decided(event)
+            case _:
+                return None
+
+    def _of_root(self, event: Event) -> Iterator[Chunk] | None:
+        match event:
+            case TextDelta() | ThinkingDelta():
+                return self._delta(event)
+            case TextCompleted() | ThinkingCompleted():
+                return self._completed(event)
+            case ReplyDiscarded():
+                return self._discarded(event)
+            case StepStarted():
+                return self._step_started(event)
+            case StepFinished():
+                return self._step_finished(event)
+            case _:
+                return self._of_root_call(event)
+
+    def _of_root_call(self, event: Event) -> Iterator[Chunk] | None:
+        match event:
+            case ToolInputDelta():
+                return self._input(event)
+            case ToolStarted():
+                return self._tool_started(event)
+            case ToolFinished():
+                return self._tool_finished(event)
+            case _:
+                return None
+
+    def _of_child(self, event: Event) -> Iterator[Chunk] | None:
+        match event:
+            case TextCompleted():
+                return self._child_text(event)
+            case ToolStarted() | ToolFinished():
+                return self._child_tool(event)
+            case _:
+                return None
 
     def fail(self, message: str) -> Iterator[Chunk]:
         """Give the end of a run that failed; nothing when it has ended."""
@@ -278,6 +341,9 @@ class _Page:
 
     def _step_started(self, event: StepStarted) -> Iterator[Chunk]:
         yield from self._end_step()
+        if event.resumed:
+            # Calls of it stand in the message that the page has, and are found there only while no other step has begun.
+            return
         self._in_step = True
         yield {"type": "start-step"}
 
@@ -356,7 +422,7 @@ class _Page:
     def _tool_started(self, event: ToolStarted) -> Iterator[Chunk]:
         yield from self._available(_call_id(event), event.tool_name, event.input)
 
-    def _available(self, call: str, name: str, given: Any) -> Iterator[Chunk]:
+    def _available(self, call: str, name: str, given: object) -> Iterator[Chunk]:
         if self._calls.get(call, True):
             self._calls[call] = False
             told = {"toolCallId": call, "toolName": name, "input": plain(given), "dynamic": True}
@@ -433,11 +499,11 @@ class _Page:
         why = {"error": event.error} if event.error else {}
         yield self._agent(event.child_path, agentId=event.agent_id, status=event.status.value, tool="", **why)
 
-    def _agent(self, path: str, **changes: Any) -> Chunk:
+    def _agent(self, path: str, **changes: object) -> Chunk:
         self._agents[path] = {**self._agents.get(path, {"path": path}), **changes}
         return self._data("agent", self._agents[path], id=path)
 
-    def _data(self, name: str, data: Any, *, id: str | None = None, transient: bool = False) -> Chunk:
+    def _data(self, name: str, data: object, *, id: str | None = None, transient: bool = False) -> Chunk:
         told = {"id": id} if id is not None else {}
         return {"type": f"data-{name}", **told, "data": data, **({"transient": True} if transient else {})}
 
@@ -447,40 +513,6 @@ def _call_id(event: Any) -> str:
     return f"{event.path}:{event.tool_call_id}" if event.path else event.tool_call_id
 
 
-def _output(result: ToolResult) -> Any:
+def _output(result: ToolResult) -> object:
     # What the conversation holds of it, so that a page that is loaded again shows the same.
     return result.text if result.data is None or result.structured is not None else plain(result.data)
-
-
-Shown = Mapping[type[Event], Callable[[_Page, Any], Iterator[Chunk]]]
-
-ANYWHERE: Shown = {
-    AgentSpawned: _Page._spawned,  # noqa: SLF001
-    AgentFinished: _Page._agent_finished,  # noqa: SLF001
-    FileChanged: _Page._file_changed,  # noqa: SLF001
-    PermissionDecided: _Page._decided,  # noqa: SLF001
-    PermissionRequested: _Page._requested,  # noqa: SLF001
-    QuestionAsked: _Page._asked,  # noqa: SLF001
-    RunFinished: _Page._run_finished,  # noqa: SLF001
-    TodosChanged: _Page._todos,  # noqa: SLF001
-    ToolLog: _Page._progress,  # noqa: SLF001
-    ToolProgress: _Page._progress,  # noqa: SLF001
-}
-ROOT: Shown = {
-    ReplyDiscarded: _Page._discarded,  # noqa: SLF001
-    StepFinished: _Page._step_finished,  # noqa: SLF001
-    StepStarted: _Page._step_started,  # noqa: SLF001
-    TextCompleted: _Page._completed,  # noqa: SLF001
-    TextDelta: _Page._delta,  # noqa: SLF001
-    ThinkingCompleted: _Page._completed,  # noqa: SLF001
-    ThinkingDelta: _Page._delta,  # noqa: SLF001
-    ToolFinished: _Page._tool_finished,  # noqa: SLF001
-    ToolInputDelta: _Page._input,  # noqa: SLF001
-    ToolStarted: _Page._tool_started,  # noqa: SLF001
-}
-CHILD: Shown = {
-    TextCompleted: _Page._child_text,  # noqa: SLF001
-    ToolFinished: _Page._child_tool,  # noqa: SLF001
-    ToolStarted: _Page._child_tool,  # noqa: SLF001
-}
-"""What stands for each kind of event, of every run, of the root, and of children; the others are data, or are left out."""

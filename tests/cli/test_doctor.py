@@ -175,3 +175,40 @@ def test_without_reach_nothing_is_asked(
     found()
 
     assert not asked[1]
+
+
+TOOLS = """
+from stepengine import AgentDefinition, tool
+from stepengine.tools import followup_tools, memory_tools
+
+@tool
+def pay(amount: int) -> str:
+    "Pay."
+
+@tool(about="{name}.csv")
+def export(name: str) -> str:
+    "Export."
+
+@tool
+def count(folder: str) -> str:
+    "Count."
+
+@tool(about=())
+def add(a: int) -> int:
+    "Add."
+
+agents = [AgentDefinition(name, tools=[pay, export, count, add, *followup_tools(), *memory_tools()]) for name in ("one", "two")]
+"""
+
+
+@pytest.mark.spec("requirements:X70")
+def test_tools_of_authors_that_do_not_say_which_files_they_touch_are_named_once(somewhere: Path) -> None:
+    (somewhere / "agents").mkdir()
+    (somewhere / "agents/shop.py").write_text(TOOLS)
+
+    told = [one for one in found() if "rules about files" in one["text"]]
+
+    file = somewhere / "agents/shop.py"
+    assert [("note", f"rules about files do not bind pay of {file}: nothing says which files a call is about")] == [
+        (one["state"], one["text"]) for one in told
+    ]

@@ -22,9 +22,11 @@ from stepengine import AgentDefinition, Engine, load_agent, load_agents
 from stepengine.cli import trusting
 from stepengine.cli.app import app
 from stepengine.cli.recording import is_ours
+from stepengine.data.outcomes import Value
+from stepengine.data.state import ChildResult
 from stepengine.engine import trust
 from stepengine.errors import DefinitionError
-from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal
+from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, records
 from stepengine.system.environment import MARKER
 
 AGENT = """\
@@ -92,7 +94,7 @@ def place(tmp_path: Path, journal: Path, monkeypatch: pytest.MonkeyPatch) -> Pla
     return made
 
 
-# --- 200 attacks ------------------------------------------------------------------------------------------------------
+# --- 900 attacks ------------------------------------------------------------------------------------------------------
 
 COMMANDS: dict[str, tuple[str, ...]] = {
     "run an id": ("run", "mine", "Go", "-q"),
@@ -114,6 +116,16 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "pin": ("pin", "run.jsonl", "--check", "status == completed"),
     "policy": ("policy", "policy.json", "--agent", "mine", "--against", "run.jsonl"),
     "chat with it": ("chat", "mine", "Hello", "--plain"),
+    "replay by id": ("replay", "run.jsonl", "--agent", "mine"),
+    "resume by id": ("resume", "run.jsonl", "--agent", "mine"),
+    "extend by id": ("extend", "run.jsonl", "--agent", "mine", "-q"),
+    "debug by id": ("debug", "run.jsonl", "--agent", "mine", "--exec", "print ctx.prompt"),
+    "impact by id": ("impact", "run.jsonl", "--agent", "mine"),
+    "pin by id": ("pin", "run.jsonl", "--agent", "mine", "--check", "status == completed"),
+    "chaos": ("chaos", "mine", "--seed", "1"),
+    "chaos of a shipped id": ("chaos", "coder", "--seed", "1"),
+    "import": ("import", "run.jsonl", "--db", "postgresql://127.0.0.1:9/none"),
+    "import with the folder": ("import", "run.jsonl", "--agents", "agents", "--db", "postgresql://127.0.0.1:9/none"),
     "export": ("export", "run-1", "--db", "postgresql://127.0.0.1:9/none"),
 }
 
@@ -252,6 +264,108 @@ def _made_a_project(place: Place) -> None:
     place.path.joinpath("agents/todos.py").unlink()
 
 
+def _in_a_trusted_folder(place: Place) -> None:
+    """The folder is a link to one below a folder that is trusted."""
+    own = place.path.parent / "own/agents"
+    own.mkdir(parents=True)
+    place.path.joinpath("agents").rename(own / "below")
+    trust.trust(own)
+    place.path.joinpath("agents").symlink_to(own / "below")
+
+
+def _holds_a_trusted_one(place: Place) -> None:
+    own = place.path.parent / "own/agents"
+    own.mkdir(parents=True)
+    trust.trust(own)
+    place.path.joinpath("agents/agents").symlink_to(own)
+
+
+def _put_in_place(place: Place) -> None:
+    """What is trusted elsewhere is moved here, with what was trusted."""
+    other = place.path.parent / "other"
+    other.mkdir()
+    place.path.joinpath("agents").rename(other / "agents")
+    trust.trust(other / "agents")
+    (other / "agents").rename(place.path / "agents")
+
+
+def _names_that_look_alike(place: Place) -> None:
+    for name in ("Agents", "agents ", "agents\n", "agents.", "\u0430gents"):
+        place.path.joinpath(name).mkdir()
+        trust.trust(place.path / name)
+
+
+def _a_file_for_the_folder(place: Place) -> None:
+    shutil.rmtree(place.path / "agents")
+    place.write("agents", "mine")
+    place.write("agents.py", "mine")
+
+
+def _deeper(place: Place) -> None:
+    place.path.joinpath("agents").rename(place.path / "below")
+    place.path.joinpath("agents").mkdir()
+    place.path.joinpath("below").rename(place.path / "agents/agents")
+
+
+def _a_package(place: Place) -> None:
+    for name in (
+        "agents/__init__.py",
+        "agents/_help.py",
+        "conftest.py",
+        "tests/conftest.py",
+        "sitecustomize.py",
+        "mine/__init__.py",
+        "setup.py",
+    ):
+        place.write(name, "mine")
+
+
+def _circles(place: Place) -> None:
+    shutil.rmtree(place.path / "agents")
+    place.path.joinpath("agents").symlink_to("agents")
+
+
+def _pipes_and_circles_in_it(place: Place) -> None:
+    for name in ("agents/pipe.py", "agents/zz.py"):
+        os.mkfifo(place.path / name)
+    place.path.joinpath("agents/me.py").symlink_to("me.py")
+    place.path.joinpath("agents/up").symlink_to("..")
+
+
+def _servers_and_skills(place: Place) -> None:
+    """Files that other programs, or agents, take for settings."""
+    starts = json.dumps({"mcpServers": {"x": {"command": "touch", "args": [str(place.ran)]}}})
+    for name in (".mcp.json", "mcp.json", ".stepengine/settings.json", ".agents/settings.json", ".cursor/mcp.json"):
+        place.path.joinpath(name).parent.mkdir(exist_ok=True)
+        place.path.joinpath(name).write_text(starts)
+    place.path.joinpath(".env").write_text(f"STEPENGINE_STATE_DIR={place.path}/.state\nSTEPENGINE_AGENTS=agents\n")
+    _record(place, place.path / ".state")
+    skill = place.path / ".agents/skills/x/SKILL.md"
+    skill.parent.mkdir(parents=True)
+    skill.write_text(f"---\nname: x\ndescription: x\n---\n!`touch {place.ran}`\n")
+
+
+def _the_journal_names_a_file(place: Place) -> None:
+    place.path.joinpath("agents").rename(place.path / "far")
+    journal = place.path / "run.jsonl"
+    journal.write_text(journal.read_text().replace('"mine"', '"./far/mine.py"'))
+
+
+@pytest.mark.spec("requirements:X72")
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "null", "[]", "7", '"path"', "{}", '{"path": 1, "owner": 0}', '{"owner": 0}', '{"path": "/a"}', '{"path": "/a", "owner": true}'],
+)  # fmt: skip
+def test_a_record_that_is_none_trusts_nothing_and_hides_no_other(place: Place, text: str) -> None:
+    good = place.path / "more"
+    good.mkdir()
+    trust.trust(good)
+    _record(place, _state()).write_text(text)
+
+    assert not trust.is_trusted(place.path / "agents")
+    assert [good.resolve()] == trust.trusted_folders()
+
+
 ATTACKS: dict[str, Callable[[Place], None]] = {
     "a plain clone": _nothing,
     "a link for a folder": _linked_folder,
@@ -274,8 +388,19 @@ ATTACKS: dict[str, Callable[[Place], None]] = {
     "replaced by a link": _linked_after_trust,
     "forgotten": _forgotten,
     "init": _made_a_project,
+    "below a trusted one": _in_a_trusted_folder,
+    "holds a trusted one": _holds_a_trusted_one,
+    "moved into place": _put_in_place,
+    "names that look alike": _names_that_look_alike,
+    "a file for the folder": _a_file_for_the_folder,
+    "deeper": _deeper,
+    "a package": _a_package,
+    "circles": _circles,
+    "pipes and circles in it": _pipes_and_circles_in_it,
+    "servers and skills": _servers_and_skills,
+    "a journal that names a file": _the_journal_names_a_file,
 }
-FAST = [(a, c) for n, (a, c) in enumerate(itertools.product(ATTACKS, COMMANDS)) if n % 11 == 0]
+FAST = [(a, c) for n, (a, c) in enumerate(itertools.product(ATTACKS, COMMANDS)) if n % 23 == 0]
 SLOW = [pair for pair in itertools.product(ATTACKS, COMMANDS) if pair not in FAST]
 
 
@@ -438,6 +563,8 @@ def test_a_person_at_a_terminal_is_asked_once(
         ("run", "mine", "Go", "--trust=sha256:" + "0" * 64),
         ("resume", "run.jsonl", "--answer", "q0=yes"),
         ("resume", "run.jsonl", "--trust-answers"),
+        ("extend", "run.jsonl", "--trust-answers"),
+        ("replay", "run.jsonl", "--live", "call_tool", "--trust-answers"),
         ("fork", "run.jsonl", "--at", "-1", "--answer", "q0=yes"),
         ("extend", "run.jsonl", "--answer", "q0=yes"),
         ("answer", "run-1", "q0", "yes", "--db", "postgresql://127.0.0.1:9/none"),
@@ -533,7 +660,10 @@ def _cut_behind_its_yes(place: Place) -> None:
     place.path.joinpath("paid.txt").unlink()
     lines = FileJournal("whole.jsonl").lines()
     yes = next(number for number, line in enumerate(lines) if b'"Answer"' in line)
-    MemoryJournal(lines[: yes + 1]).copy_to(FileJournal("cut.jsonl"))
+    cut = MemoryJournal(lines[: yes + 1])
+    cut.copy_to(FileJournal("cut.jsonl"))
+    end = records.Result("", -1, 99, Value(ChildResult(agent_id="payer", run_id=cut.records()[0].run), 99))
+    FileJournal("ended.jsonl").replace([*cut.records(), end])
 
 
 @pytest.mark.spec("requirements:X72")
@@ -545,8 +675,18 @@ def _cut_behind_its_yes(place: Place) -> None:
         (("fork", "cut.jsonl", "--at", "0"), 2, "q0 would let calls run that nobody here allowed"),
         (("fork", "whole.jsonl", "--at", "0", "--allow-repeat"), 2, "q0 would let calls run that nobody here allowed"),
         (("fork", "cut.jsonl", "--at", "0", "--edit", "no"), 3, ""),
+        (("extend", "ended.jsonl"), 3, "--answer q0=TEXT"),
+        (("replay", "whole.jsonl", "--live", "call_tool"), 1, "nobody here allowed; a replay asks nobody"),
     ],
-    ids=["resume", "extend", "fork", "fork of more", "fork that says it anew"],
+    ids=[
+        "resume",
+        "extend",
+        "fork",
+        "fork of more",
+        "fork that says it anew",
+        "extend of an end",
+        "replay that does it",
+    ],
 )
 def test_a_journal_that_says_yes_itself_runs_nothing(
     payer: Place, words: tuple[str, ...], code: int, said: str
@@ -586,8 +726,10 @@ def test_who_is_asked_again_answers_and_what_one_left_oneself_goes_on(payer: Pla
 def test_whoever_knows_a_journal_takes_its_answers(payer: Place) -> None:
     _cut_behind_its_yes(payer)
     payer.type("resume", "cut.jsonl", "--agent", "payer.py", "--trust-answers", "-q", code=3)
+    payer.type("extend", "ended.jsonl", "--agent", "payer.py", "--trust-answers", "-q", code=3)
+    payer.type("replay", "whole.jsonl", "--agent", "payer.py", "--live", "call_tool", "--trust-answers", "-q", code=3)
 
-    assert "1;" == _paid(payer)
+    assert "1;1;1;" == _paid(payer)
 
 
 @pytest.mark.spec("requirements:X72")

@@ -333,6 +333,44 @@ def test_a_kept_look_shows_no_call_what_its_rules_deny(tmp_path: Path, monkeypat
     assert ["the skill in '.agents/skills/two' was left out: '.agents/skills/two/SKILL.md' is denied"] == found.warnings
 
 
+@pytest.mark.spec("interfaces:IF91", "requirements:X70")
+def test_a_look_that_a_bound_call_began_is_kept_whole_and_leaves_the_call_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    What is kept serves calls under other rules, too; and whatever happens in between, the rules bind the rest of the call.
+    """
+    monkeypatch.setattr(skills, "FRESH_NS", 0)
+    skill(tmp_path, "one", "description: a\n")
+    skill(tmp_path, "two", "description: b\n")
+    guards = [
+        Guard(file=lambda root, parts, name=name: "is denied" if name in parts else "") for name in ("two", "one")
+    ]
+    shown = []
+    for guard in (*guards, None):
+        token = GUARD.set(guard)
+        try:
+            shown.append(list(skills.find_skills(tmp_path, user=False).skills))
+            assert guard is GUARD.get()
+        finally:
+            GUARD.reset(token)
+
+    assert [["one"], ["two"], ["one", "two"]] == shown
+
+
+@pytest.mark.spec("requirements:X70")
+def test_a_look_that_fails_leaves_the_call_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    skill(tmp_path, "one", "description: a\n")
+    monkeypatch.setattr(skills, "_take", lambda *_: 1 / 0)
+    token = GUARD.set(guard := Guard(file=lambda root, parts: "is denied"))
+    try:
+        with pytest.raises(ZeroDivisionError):
+            skills.find_skills(tmp_path, user=False)
+        assert guard is GUARD.get()
+    finally:
+        GUARD.reset(token)
+
+
 @pytest.mark.spec("interfaces:IF91")
 @pytest.mark.parametrize("name", ["Two Words", "../up", "a--b", "-a", "a_b", "x" * 65, "\u202eevil"])
 def test_a_skill_of_an_impossible_name_is_left_out_with_the_reason(tmp_path: Path, name: str) -> None:

@@ -39,7 +39,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "ModelReply | None": st.none() | strategies.replies,
     "ToolResult": strategies.results,
     "Question": strategies.questions,
-    "RunResult[Any]": run_results,
+    "RunResult": run_results,
 }
 
 

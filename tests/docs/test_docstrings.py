@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 import stepengine
+from tests.spec_rows import PAGES
 
-from .pages import ROOT, public_modules
+from .pages import public_modules
 
-SPEC = re.findall(r"^([\w-]+):", (ROOT / "tests" / "spec_rows.txt").read_text(encoding="utf-8"), re.MULTILINE)
-SECTION = re.compile(rf"\b(?:design|{'|'.join(SPEC)}) (?:section )?(?:[A-Z]{{1,3}}\d+|\d+(?:\.\d+)?\b)")
+SECTION = re.compile(rf"\b(?:design|{'|'.join(PAGES)}) (?:section )?(?:[A-Z]{{1,3}}\d+|\d+(?:\.\d+)?\b)")
 CITED = re.compile(r"\(((?:[A-Z]{1,3}-?\d+(?:-[A-Z]*\d+)?(?:, )?)+)\)")
 ROW = re.compile(r"[A-Z]{1,3}-?\d+")
 FILE = re.compile(r"\bspec/|\bdesign\.md|(?:^|[\s`\"(])/(?:root|home|work|Users)/")

@@ -4,6 +4,7 @@ The site of the documentation: it is built without a warning, holds every public
 
 from __future__ import annotations
 
+import html
 import importlib
 import importlib.util
 import inspect
@@ -18,6 +19,7 @@ import pytest
 
 from stepengine.cli.settings import KEYS, Settings
 from stepengine.engine import options
+from tests import spec_rows
 
 from .pages import ROOT, public_modules
 
@@ -80,6 +82,17 @@ def test_what_llms_txt_names_is_on_the_site_as_text(site: Path) -> None:
 
 
 @pytest.mark.deep
+def test_the_site_shows_below_a_row_the_tests_that_hold_it(site: Path) -> None:
+    for name in spec_rows.PAGES:
+        shown = html.unescape((site / "spec" / f"{name}.html").read_text(encoding="utf-8"))
+        rows = spec_rows.rows_of((DOCS / "spec" / f"{name}.md").read_text(encoding="utf-8"))
+        held = {test for row in rows for test in spec_rows.holders().get(f"{name}:{row}", ())}
+        assert rows
+        assert all(f'<span id="{row}"></span>' in shown for row in rows), name
+        assert all(test.partition("::")[2] in shown for test in held), name
+
+
+@pytest.mark.deep
 def test_the_site_is_complete_without_a_network(site: Path) -> None:
     """
     Pages load nothing from elsewhere; their pictures lie beside them.
@@ -95,7 +108,8 @@ def test_every_page_stands_in_one_toctree_and_in_llms_txt() -> None:
     listed = [page for _, pages in made.sections() for page in pages]
 
     assert made.listing() == (DOCS / "llms.txt").read_text(encoding="utf-8")
-    assert PAGES == sorted([*listed, "index"])
+    rows = [page for page in PAGES if page.startswith("spec/") and page != "spec/index"]
+    assert PAGES == sorted([*listed, *rows, "index"])
 
 
 def test_pages_that_are_linked_exist() -> None:

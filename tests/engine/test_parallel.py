@@ -176,6 +176,28 @@ async def test_tool_calls_keep_to_the_limit_that_was_set_for_them():
     assert 2 == counting.most
 
 
+@pytest.mark.spec("reliability:R3", "requirements:X50")
+@pytest.mark.parametrize(("room", "width", "most"), [(2, None, 2), (2, 5, 2), (None, 3, 3), (4, 2, 2)])
+async def test_no_more_tool_calls_are_recorded_as_begun_than_are_under_way(room, width, most):
+    journal, seen = MemoryJournal(), []
+
+    @tool
+    async def work() -> str:
+        """Work."""
+        history = journal.history()
+        seen.append(sum(i.type == "CallTool" and a not in history.results for a, i in history.intents.items()))
+        await asyncio.sleep(0)
+        return "done"
+
+    def boss(ctx):
+        yield Parallel(*[ToolCall("work")] * 5, Perform(int), *[ToolCall("work")] * 5, concurrency=width)
+
+    engine = engine_of(boss, limits=Limits(max_concurrent_tools=room), tools=[work])
+    (await engine.run("boss", journal=journal)).unwrap()
+    assert 10 == len(seen)
+    assert most == max(seen)
+
+
 @pytest.mark.parametrize("concurrency", [0, -1, True, "8", 2.0])
 def test_a_window_that_nobody_fits_into_is_refused_where_it_is_written(concurrency):
     with pytest.raises(BadYield, match="the concurrency of a Parallel is an integer from 1, or None"):

@@ -195,6 +195,23 @@ async def test_a_tool_sees_what_is_left_by_what_was_reported_and_the_estimate_of
 
 
 @pytest.mark.spec("requirements:X45")
+@pytest.mark.parametrize("reported", [900, 9_900, 10_000, 20_000])
+async def test_there_is_never_less_left_than_nothing(reported: int) -> None:
+    seen: list[int | None] = []
+
+    def handle(ctx: Any) -> Any:
+        yield STEP
+        yield ToolCall("look", {})
+
+    agent = AgentDefinition("a", model="test/m", tools=[looking(seen)], handle_steps=handle)
+    provider = ScriptedModel([text("", usage=Usage(reported))])
+    models = Models({"test": provider}, info={"test/m": ModelInfo(context_window=10_000)})
+    result = await Engine(models=models).run(agent, "go")
+
+    assert [max(0, 10_000 - reported - message_tokens(result.state.message_history[1]))] == seen
+
+
+@pytest.mark.spec("requirements:X45")
 async def test_what_was_reported_for_a_history_that_was_rewritten_does_not_count() -> None:
     seen: list[Any] = []
 

@@ -6,16 +6,19 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from stepengine.cli.app import app
 from stepengine.sessions import FileSessions
 from tests.offline import ROOT, ran
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 OPTIONS = {"live.py": ["--offline"]}
-READ = {"bot_webhook.py", "complete_setup.py", "console.py"}
+READ = {"bot_webhook.py", "chaos.py", "complete_setup.py", "console.py"}
 """Those that a test of their own runs, which reads what they print."""
 
 
@@ -138,6 +141,27 @@ def test_the_console_asks_on_a_handle_that_is_kept_open(tmp_path: Path) -> None:
         line for line in printed if line.endswith(("letter.", "stays.", "wrote letter.txt."))
     ]
     assert 2 == sum(line.startswith("completed | ") for line in printed), "two turns"
+
+
+@pytest.mark.spec("reliability:K19")
+def test_chaos_finds_the_careless_handler_and_lets_the_sound_one_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    The script, and the command that its first lines name.
+    """
+    example = ROOT / "examples" / "chaos.py"
+    printed = ran(example, tmp_path).splitlines()
+    command = re.search(r"``stepengine (chaos examples/chaos.py .+)``", example.read_text())
+    assert command is not None
+    monkeypatch.chdir(ROOT)
+    said = CliRunner().invoke(app, [*shlex.split(command[1]), "-n", "40"])
+
+    assert printed[0].startswith("careless: fails in the world ")
+    assert ", with 1 fault" in printed[0]
+    assert printed[1].startswith("careful: 60 worlds with ")
+    assert "and in this world: ordered 10 roses for 35" == printed[2]
+    assert (0, True) == (said.exit_code, "everything held" in said.output)
 
 
 @pytest.mark.anyio

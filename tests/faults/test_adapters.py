@@ -185,30 +185,27 @@ async def test_a_web_page_in_place_of_a_reply_is_quoted_and_not_asked_for_again(
 # --- statuses -------------------------------------------------------------------------------------------------------
 
 STATUSES = [
-    (400, "invalid_request_error", False, "MP01"),
-    (401, "authentication_error", False, "MP03"),
-    (403, "permission_error", False, "MP04"),
-    (404, "not_found_error", False, "MP05"),
-    (408, "timeout_error", True, "MP06"),
-    (409, "conflict", True, "MP06"),
-    (422, "invalid_request_error", False, "MP08"),
-    (429, "rate_limit_error", True, "MP09"),
-    (429, "insufficient_quota", False, "MP11"),
-    (500, "api_error", True, "MP12"),
-    (502, "api_error", True, "MP12"),
-    (503, "api_error", True, "MP12"),
-    (504, "timeout_error", True, "MP12"),
-    (529, "overloaded_error", True, "MP12"),
+    (400, "invalid_request_error", False, "reliability:MP01"),
+    (401, "authentication_error", False, "reliability:MP03"),
+    (403, "permission_error", False, "reliability:MP04"),
+    (404, "not_found_error", False, "reliability:MP05"),
+    (408, "timeout_error", True, "reliability:MP06"),
+    (409, "conflict", True, "reliability:MP06"),
+    (422, "invalid_request_error", False, "reliability:MP08"),
+    (429, "rate_limit_error", True, "reliability:MP09"),
+    (429, "insufficient_quota", False, "reliability:MP11"),
+    (500, "api_error", True, "reliability:MP12"),
+    (502, "api_error", True, "reliability:MP12"),
+    (503, "api_error", True, "reliability:MP12"),
+    (504, "timeout_error", True, "reliability:MP12"),
+    (529, "overloaded_error", True, "reliability:MP12"),
 ]
 
 
 @pytest.mark.spec("requirements:G21", "ecosystem:EC59", "ecosystem:EC67", "ecosystem:EC212", "reliability:K5")
 @pytest.mark.parametrize(
     ("status", "kind", "retryable"),
-    [
-        pytest.param(*row, id=f"{row[0]} {row[1]}", marks=pytest.mark.spec(f"reliability:{held}"))
-        for *row, held in STATUSES
-    ],
+    [pytest.param(*row, id=f"{row[0]} {row[1]}", marks=pytest.mark.spec(held)) for *row, held in STATUSES],
 )
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "complete"])
 async def test_a_status_is_sent_once_and_says_whether_to_try_again(wire, status, kind, retryable, stream):

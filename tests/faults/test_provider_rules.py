@@ -183,6 +183,47 @@ async def test_reasoning_before_its_own_text_goes_back_and_a_refusal_of_it_is_fo
     assert [any(item.get("type") == "reasoning" for item in items) for items in rule.inputs] == [True, False]
 
 
+TWICE = {
+    "forced_thinking": "Thinking may not be enabled when tool_choice forces tool use.",
+    "unknown_field": "Unknown parameter: 'input[1].action.sources'.",
+    "dangling_reasoning": "Item 'rs_1' of type 'reasoning' was provided without its required following item.",
+    "invalid_signature": "The encrypted content could not be verified: encrypted_content",
+}
+
+
+@pytest.mark.spec("providers:PV107", "providers:PV28")
+@pytest.mark.parametrize("kind", TWICE)
+async def test_a_refusal_with_a_way_out_has_a_word_and_is_worth_one_more_try(kind):
+    refused = json_answer(OPENAI.error("invalid_request_error", TWICE[kind]), 400)
+    found = []
+    async with fault_server(refused) as server:
+        provider, request = OPENAI.make(server.url), OPENAI.request()
+        for _ in range(3):
+            with pytest.raises(ModelError) as caught:
+                await provider.complete(request)
+            found.append((caught.value.kind, caught.value.retryable))
+        await provider.close()
+    assert found == [(kind, True), (kind, False), (kind, False)]
+
+
+@pytest.mark.spec("providers:PV107", "providers:PV28")
+async def test_an_item_without_its_reasoning_goes_without_the_id_that_asks_for_it():
+    """The other way round: a text of a reply whose reasoning a context policy took out."""
+    inputs: list[list[dict[str, Any]]] = []
+
+    def answer(body: bytes) -> Answer:
+        inputs.append(json.loads(body)["input"])
+        if any(item.get("id") == "msg_1" for item in inputs[-1]):
+            words = "Item 'msg_1' of type 'message' was provided without its required 'reasoning' item: 'rs_1'."
+            return json_answer(OPENAI.error("invalid_request_error", words), 400)
+        return json_answer(OPENAI.reply(*SAID))
+
+    result = await went_on(answer, TextPart("kept", provider_data={**OWN, "id": "msg_1"}))
+    assert result.unwrap() == "It is five."
+    assert len(inputs) == 2
+    assert "kept" in json.dumps(inputs[1])
+
+
 @pytest.mark.spec("providers:PV29")
 async def test_the_phase_of_a_text_goes_back_with_an_item_id_and_without():
     for more in ({}, {"id": "msg_1"}):

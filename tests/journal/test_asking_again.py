@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from stepengine import AgentDefinition, Answer, Engine, RunResult, ToolCall, tool
+from stepengine import AgentDefinition, Answer, Engine, Parallel, RunResult, ToolCall, tool
+from stepengine.errors import JournalError
 from stepengine.journal import FileJournal, MemoryJournal
-from stepengine.journal.records import Input
+from stepengine.journal.records import Input, Intent, Result
 from stepengine.journal.reopening import permissions_ahead
-from stepengine.permissions import Policy
+from stepengine.permissions import Policy, Rule
 
 
 class Till:
@@ -38,9 +39,10 @@ class Till:
 
         self._agent = AgentDefinition("till", tools=[pay], handle_steps=handle_steps)
         self._tool = pay
+        self._policy = Policy()
 
     def engine(self, interactor: Any = None) -> Engine:
-        return Engine([self._agent], [self._tool], permissions=Policy(), interactor=interactor)
+        return Engine([self._agent], [self._tool], permissions=self._policy, interactor=interactor)
 
 
 class Says:
@@ -138,3 +140,136 @@ def test_an_answer_that_was_put_beside_an_open_question_is_asked_again() -> None
 
     assert [1] == resumed(MemoryJournal(lines))[0]
     assert [] == resumed(MemoryJournal(lines), ask_again=True)[0]
+
+
+# --- runs that have ended, and tools that really run again ----------------------------------------------------------
+
+
+def extended(journal: Any, interactor: Any = None, **options: Any) -> tuple[list[int], RunResult[Any] | JournalError]:
+    till = Till()
+    with till.engine(interactor) as engine:
+        try:
+            return till.paid, engine.extend_sync(journal, **options)
+        except JournalError as error:
+            return till.paid, error
+
+
+def ended_behind(lines: list[bytes], number: int) -> MemoryJournal:
+    """Return a journal of a run that has ended right behind its yes with that number, as a forger writes it."""
+    records = MemoryJournal(lines).records()
+    history = MemoryJournal(lines).history()
+    asked = [address for address, intent in history.intents.items() if intent.type == "Ask"][number]
+    yes = next(i for i, r in enumerate(records) if isinstance(r, Result) and (r.path, r.seq) == asked)
+    forged = MemoryJournal()
+    forged.replace([*records[: yes + 1], records[-1]])
+    return forged
+
+
+@pytest.mark.spec("requirements:X72")
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_the_yes_of_a_run_that_has_ended_lets_nothing_run_when_it_is_extended(answer: str) -> None:
+    """
+    Wherever it says that it ended; without the option some run.
+    """
+    whole = recorded(ANSWERS[answer]).lines()
+    ran = {True: 0, False: 0}
+    for number in range(2):
+        for again in ran:
+            forged = ended_behind(whole, number)
+            assert forged.history().is_complete
+            paid, _ = extended(forged, ask_again=again, allow_repeat=True)
+            ran[again] += len(paid)
+
+    assert 0 == ran[True]
+    assert ran[False] >= 2
+
+
+@pytest.mark.spec("requirements:X72")
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_who_is_asked_again_when_it_is_extended_decides_and_what_is_done_stays_done(answer: str) -> None:
+    whole = recorded(ANSWERS[answer]).lines()
+    for again in (True, False):
+        unchanged, person = MemoryJournal(whole), Says("no")
+        paid, result = extended(unchanged, person, ask_again=again)
+        assert ([], "completed", 0) == (paid, result.status, person.asked)
+    person = Says("yes")
+    paid, result = extended(ended_behind(whole, 1), person, ask_again=True, allow_repeat=True)
+
+    assert ("completed", 1) == (result.status, person.asked)
+    assert [2] == paid
+
+
+@pytest.mark.spec("requirements:X72")
+def test_a_call_that_stands_in_it_with_another_input_is_not_what_was_allowed() -> None:
+    forged, records, history = MemoryJournal(), [], recorded("yes").history()
+    for record in history.records:
+        is_call = isinstance(record, Intent) and record.type == "CallTool"
+        records.append(
+            Intent(record.path, record.seq, {**history.form(record), "input": {"x": 70}}) if is_call else record
+        )
+    forged.replace(records)
+    lines = forged.lines()
+
+    assert 0 == len(extended(MemoryJournal(lines), ask_again=True, allow_repeat=True)[0])
+    assert 0 < len(extended(MemoryJournal(lines), allow_repeat=True)[0])
+
+
+class Together(Till):
+    """Pays beside a look that asks nobody, in one batch."""
+
+    def __init__(self, changed: bool = False) -> None:
+        super().__init__()
+
+        @tool(category="read", parallel_safe=True)
+        def look(x: int) -> int:
+            """Look."""
+            return x
+
+        def handle_steps(ctx: Any) -> Generator[Any, Any, Any]:
+            yield Parallel(ToolCall("look", {"x": 2 if changed else 1}), ToolCall("pay", {"x": 1}))
+
+        self._agent = AgentDefinition("till", tools=[self._tool, look], handle_steps=handle_steps)
+        self._policy = Policy(rules=[Rule.allow_tool("look")])
+
+
+@pytest.mark.spec("requirements:X72")
+def test_what_was_done_is_not_done_anew_on_a_yes_that_was_believed_because_it_was_done() -> None:
+    """
+    The record ends between the permission and its call, at the call beside it, which nobody is asked about.
+    """
+    journal = MemoryJournal()
+    with Together().engine(Says("yes")) as engine:
+        engine.run_sync("till", journal=journal).unwrap()
+    lines, changed = journal.lines(), Together(changed=True)
+    paid = {}
+    for again in (True, False):
+        with changed.engine() as engine:
+            result = engine.extend_sync(MemoryJournal(lines), ask_again=again, allow_repeat=True)
+        paid[again] = (list(changed.paid), result.status)
+        if again:
+            assert isinstance(result.error, JournalError)
+            assert "nobody here allowed" in str(result.error)
+    assert {True: ([], "failed"), False: ([1], "completed")} == paid
+
+
+@pytest.mark.spec("requirements:X72")
+@pytest.mark.parametrize("live", [["call_tool"], ["call_tool", "perform"]])
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_a_replay_with_live_tools_runs_none_that_the_journal_allows_itself(answer: str, live: list[str]) -> None:
+    whole = recorded(ANSWERS[answer]).lines()
+    paid = {}
+    for again in (True, False):
+        till = Till()
+        with till.engine() as engine:
+            result = engine.replay_sync(MemoryJournal(whole), live=live, ask_again=again)
+        paid[again] = len(till.paid)
+        assert not again or "nobody here allowed" in str(result.error)
+    assert 0 == paid[True]
+    assert paid[False] >= 1
+
+
+@pytest.mark.spec("requirements:X72")
+def test_a_replay_of_what_asked_nobody_has_its_tools_run() -> None:
+    journal = recorded("no")
+    with Till().engine() as engine:
+        assert "completed" == engine.replay_sync(journal, live=["call_tool"], ask_again=True).status

@@ -19,10 +19,11 @@ import pytest
 
 from stepengine import AgentCall, AgentDefinition, Engine, Parallel, Perform, RunStatus, Tool, ToolCall
 from stepengine.data.messages import ToolResult
-from stepengine.errors import UnknownOutcome
+from stepengine.errors import AnswerRejected, UnknownOutcome
 from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, check
 from stepengine.journal.encoding import touched_world
 from stepengine.journal.history import History
+from stepengine.journal.questions import in_doubt
 
 
 def deed(form):
@@ -262,7 +263,7 @@ def test_a_model_call_in_doubt_is_asked_again_and_the_lost_attempt_is_recorded(w
     assert b'"attempts":[{"error":{"type":"UnknownOutcome"' in journal.lines()[number + 1]
 
 
-@pytest.mark.spec("prototype:N13")
+@pytest.mark.spec("requirements:X73", "replay:J31")
 def test_a_call_in_doubt_inside_a_batch_is_an_error_result_of_its_own(rig):
     schema = {"type": "object"}
     tools = [Tool(name=n, description="d", input_schema=schema, run=lambda given: "ok", in_thread=False) for n in "ab"]
@@ -355,3 +356,72 @@ def test_a_process_that_is_killed_again_and_again_comes_to_the_end(tmp_path, sto
     assert len(counts) == deeds
     # Only the one effect that was under way at a kill may have happened once more.
     assert sum(counts.values()) - deeds <= attempt
+
+
+BATCH = """
+    import asyncio, sys
+    from stepengine import AgentDefinition, Limits, Parallel, ToolCall, tool
+    sys.path.insert(0, {folder!r})
+    from conftest import Rig
+    from stepengine.journal import FileJournal
+
+    @tool(parallel_safe=True)
+    async def act(n: int) -> int:
+        "Act."
+        with open({log!r}, "a") as file:
+            file.write(str(n))
+        if sys.argv[1] == "record" and n not in {quick}:
+            print("begun", flush=True)
+            await asyncio.sleep(60)
+        return n
+
+    def handle_steps(ctx):
+        results = yield from Parallel(*[ToolCall(act, dict(n=n)) for n in range(7)], concurrency={width})
+        return [r.data if not r.is_error else "in doubt" for r in results]
+
+    agent = AgentDefinition("worker", tools=[act], handle_steps=handle_steps, limits=Limits(max_concurrent_tools={room}))
+    rig, journal = Rig(agent), FileJournal({journal!r})
+    print(rig.record(journal) if sys.argv[1] == "record" else rig.resume(journal).output)
+"""
+
+
+@pytest.mark.deep
+@pytest.mark.spec("reliability:R3", "requirements:X50")
+@pytest.mark.parametrize(
+    ("room", "width", "quick"), [(2, None, ()), (2, 5, ()), (None, 2, ()), (3, None, (0, 1))], ids=str
+)
+def test_members_that_wait_for_room_when_the_process_is_killed_are_not_in_doubt(tmp_path, room, width, quick):
+    """Only those that were under way are; the others begin when the run goes on."""
+    log, under_way = tmp_path / "log", room or width
+    code = BATCH.format(
+        folder=str(Path(__file__).parent),
+        log=str(log),
+        journal=str(tmp_path / "run.jsonl"),
+        room=room,
+        width=width,
+        quick=quick,
+    )
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    with subprocess.Popen([*command, "record"], stdout=subprocess.PIPE, text=True) as process:
+        assert ["begun\n"] * under_way == [process.stdout.readline() for _ in range(under_way)]
+        process.send_signal(signal.SIGKILL)
+    begun = {int(n) for n in log.read_text()}
+    assert len(begun) == under_way + len(quick)
+    assert len(in_doubt(FileJournal(tmp_path / "run.jsonl").history())) == under_way
+    log.write_text("")
+    went_on = subprocess.run([*command, "resume"], capture_output=True, text=True, check=True)
+    expected = [n if n not in begun or n in quick else "in doubt" for n in range(7)]
+    assert went_on.stdout.strip() == str(expected), went_on.stderr
+    assert {int(n) for n in log.read_text()} == set(range(7)) - begun
+
+
+@pytest.mark.spec("reliability:R3")
+@pytest.mark.parametrize("key", ["doubt:#9", "doubt:0/1#0", "doubt:"])
+def test_a_decision_about_an_effect_that_is_not_in_doubt_is_refused_and_says_which_are(rig, key):
+    done = []
+    payer, lines = doubtful_run(rig, done)
+    journal = MemoryJournal(lines)
+
+    with pytest.raises(AnswerRejected, match=r"is no effect in doubt of this run; in doubt are: doubt:#0$"):
+        payer.resume(journal, {key: "yes"}, in_doubt="ask")
+    assert (lines, []) == (journal.lines(), done)

@@ -39,7 +39,7 @@ def recorded(fresh_world):
 # --- forks ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("replay:D11", "prototype:N8", "reliability:R2")
+@pytest.mark.spec("replay:D11", "reliability:R2")
 def test_a_run_can_be_forked_at_every_effect_and_comes_to_the_same_end(recorded, fresh_world):
     expected, journal = recorded
     history = journal.history()
@@ -58,7 +58,7 @@ def test_a_run_can_be_forked_at_every_effect_and_comes_to_the_same_end(recorded,
     assert journal.lines() == recorded[1].lines()
 
 
-@pytest.mark.spec("replay:D11", "prototype:N8", "replay:J21")
+@pytest.mark.spec("replay:D11", "replay:J21")
 def test_a_fork_inside_a_child_keeps_the_sibling_that_had_finished(recorded, fresh_world):
     _, journal = recorded
     made = branch(journal, "9#0", allow_repeat=True)
@@ -175,6 +175,17 @@ def test_a_fork_that_cannot_be_made_says_why(recorded, at, said):
         journal = MemoryJournal(lines[: next(i for i, x in enumerate(lines) if b'"path":"9","seq":0' in x) + 1])
     with pytest.raises(JournalError, match=said):
         branch(journal, at, "edited", allow_repeat=True)
+
+
+def test_an_effect_that_a_run_does_not_have_is_told_with_those_that_it_has(recorded):
+    """However short the journal is, and whichever run of its tree is meant."""
+    lines = recorded[1].lines()
+    for count in range(2, len(lines), 3):
+        intents = MemoryJournal(lines[:count]).history().intents
+        for path in {path for path, seq in intents if seq >= 0}:
+            last = max(seq for other, seq in intents if other == path)
+            with pytest.raises(JournalError, match=rf"the run there has the effects 0 to {last}$"):
+                branch(MemoryJournal(lines[:count]), f"{path}#99", "edited", allow_repeat=True)
 
 
 def test_addresses_have_a_text_form():

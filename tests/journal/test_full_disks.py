@@ -17,7 +17,7 @@ import pytest
 
 from stepengine import AgentDefinition, Engine, Parallel, Perform, RunStatus, ToolContext, call, tool
 from stepengine.errors import JournalError, JournalWriteFailed
-from stepengine.journal import FileJournal, Journal, SqliteJournal, check, places
+from stepengine.journal import FileJournal, Journal, SqliteJournal, check, files, places, sqlite
 from stepengine.journal.files import FileWriter
 from stepengine.journal.places import ROOM, Reserve
 from stepengine.journal.questions import in_doubt
@@ -241,3 +241,19 @@ def test_a_folder_that_is_gone_keeps_no_other_journal_of_its_disk_from_going_on(
     finally:
         with contextlib.suppress(JournalError):
             first.close()
+
+
+@pytest.mark.parametrize("kind", [FileJournal, SqliteJournal])
+def test_a_journal_whose_name_cannot_be_made_durable_is_not_written(
+    kind: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    def refuse(folder: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    for module in (files, sqlite):
+        monkeypatch.setattr(module, "sync_folder", refuse)
+    path = tmp_path / "new" / "runs"
+
+    agent = AgentDefinition("asks", model=None, handle_steps=lambda ctx: (yield Perform(str)))
+    with pytest.raises(JournalWriteFailed, match=r"runs.*Input/output error"), Engine([agent]) as engine:
+        engine.run_sync("asks", "go", journal=kind(path))

@@ -269,7 +269,7 @@ def test_a_long_run_costs_the_same_at_every_step(rig, monkeypatch):
         assert many <= 10.5 * few
 
 
-@pytest.mark.spec("prototype:N9", "replay:J19")
+@pytest.mark.spec("replay:J19")
 def test_a_window_that_slides_over_the_history_is_stored_by_what_slides_in(rig):
     def window(ctx):
         from stepengine import Change
@@ -329,7 +329,7 @@ def divergence(rig, agent, journal) -> ReplayDivergence:
     return result.error
 
 
-@pytest.mark.spec("requirements:P3", "reliability:R13", "reliability:JR20", "replay:D1", "replay:D5", "prototype:N5")
+@pytest.mark.spec("requirements:P3", "reliability:R13", "reliability:JR20", "replay:D1", "replay:D5")
 def test_a_handler_edited_at_step_seven_is_named_with_step_line_field_and_remedy(rig):
     lines: dict[str, int] = {}
     schema = {"type": "object"}
@@ -361,7 +361,7 @@ def test_a_handler_edited_at_step_seven_is_named_with_step_line_field_and_remedy
     assert "engine.fork(journal, at='#6')" in message
 
 
-@pytest.mark.spec("replay:D5", "prototype:N5")
+@pytest.mark.spec("replay:D5")
 def test_the_line_is_that_of_the_deepest_frame_of_the_author(rig):
     place: dict[str, int] = {}
 
@@ -665,7 +665,7 @@ def test_a_run_that_is_started_with_something_else_is_refused(rig):
 # --- unfinished and extended ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("prototype:N11", "replay:D15")
+@pytest.mark.spec("replay:D15")
 def test_replaying_what_a_crash_left_goes_as_far_as_the_record_and_does_nothing(world, fresh_world):
     journal = MemoryJournal()
     world.rig().record(journal)

@@ -14,7 +14,7 @@ from stepengine.data import yields as y
 from stepengine.data.effects import AskPerson, CallFunction, CallModel, CallTool
 from stepengine.data.messages import ToolResult
 from stepengine.data.state import RunStatus
-from stepengine.data.tools import Ordinary, ToolBinding
+from stepengine.data.tools import Ordinary, Spawning, ToolBinding
 from stepengine.errors import ToolError
 from tests.machine.world import World, agent, binding, call, play, reply
 
@@ -108,3 +108,18 @@ def test_a_handler_gets_the_result_of_a_call_that_went_on() -> None:
     played = play(agent(handler, tools=["order"]), world, tools=[followed(ordering)])
 
     assert "waits: 6 rhymed" == played.finished.output
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize(
+    "runs", [Ordinary(), Spawning(lambda _: (), lambda _: pending())], ids=["ordinary", "spawning"]
+)
+def test_a_pending_result_of_a_tool_that_follows_nothing_is_the_result(runs: Any, parallel: bool) -> None:
+    world = World(replies=[reply(call("order", {}), call("order", {})), reply("ok")], tools={"order": pending})
+
+    played = play(
+        agent(tools=["order"]), world, tools=[attrs.evolve(binding("order", parallel_safe=parallel), runs=runs)]
+    )
+
+    assert RunStatus.COMPLETED is played.finished.status
+    assert ["pending"] * 2 == [one.result.status for one in played.finished.tool_calls]

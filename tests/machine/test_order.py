@@ -111,6 +111,11 @@ def test_every_row_of_the_table_is_used():
 
     used |= play(agent(careless), World(children={"helper": child()})).rows
 
+    def asking_itself(ctx):
+        yield y.ToolCall("ask_user", {"questions": [{"question": "So?"}]})
+
+    used |= play(agent(asking_itself, tools=["ask_user"]), World(answers={"q0": "yes"})).rows
+
     def follow(asked, given):
         yield y.Perform(int)
         yield y.Complete("x")

@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from stepengine.data import yields as y
-from stepengine.data.events import HandlerNotice, HookFailed, LogLine, PermissionDecided, PhaseChanged, RunFailed
+from stepengine.data.events import (
+    HandlerNotice,
+    HookFailed,
+    LogLine,
+    PermissionDecided,
+    PhaseChanged,
+    RunFailed,
+    StepFinished,
+    StepStarted,
+)
 from stepengine.data.hooks import Change, Hooks
 from stepengine.data.messages import ToolResult, UserMessage
 from stepengine.data.outcomes import Stop, Value
@@ -14,7 +23,7 @@ from stepengine.data.state import RunStatus
 from stepengine.errors import LimitExceeded, ReplayDivergence, StepEngineError
 from tests.machine.world import ADD, STEP_ALL, World, adding, agent, binding, call, child, play, reply, thought
 
-ALLOWED = (HandlerNotice, HookFailed, LogLine, PermissionDecided, PhaseChanged, RunFailed)
+ALLOWED = (HandlerNotice, HookFailed, LogLine, PermissionDecided, PhaseChanged, RunFailed, StepFinished)
 KINDS = {
     "suspended": RunStatus.SUSPENDED,
     "cancelled": RunStatus.CANCELLED,
@@ -111,6 +120,7 @@ def test_the_scenario_has_every_kind_of_effect():
 
 
 @pytest.mark.spec(
+    "interfaces:IF11",
     "requirements:D16",
     "requirements:B16",
     "requirements:C18",
@@ -141,6 +151,11 @@ def check_stop(kind, k):
     stopped = next(i for i, e in enumerate(played.emitted) if e is stopping(played, k))
     for effect in played.emitted[stopped + 1 :]:
         assert isinstance(effect.event, ALLOWED)
+    begun = [event.step for event in played.seen(StepStarted)]
+    ended = [(event.step, event.status) for event in played.seen(StepFinished)]
+    assert [step for step, _ in ended] == begun
+    assert {status for _, status in ended[:-1]} <= {RunStatus.COMPLETED}
+    assert not begun or ended[-1][1] in (KINDS[kind], RunStatus.COMPLETED)
     assert (played.output, played.error is None) == (None, kind not in ("limit", "diverged"))
     results = [m.status for m in played.history if m.role == "tool"]
     assert set(results) <= {"ok", "error", "skipped", "pending" if kind == "suspended" else "cancelled"}

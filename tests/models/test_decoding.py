@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stepengine.data.messages import RefusalPart, ToolCallPart
+from stepengine.data.messages import CitationPart, RefusalPart, ToolCallPart
 from stepengine.data.models import StopReason
 from stepengine.data.usage import Usage
 from stepengine.errors import ContextOverflow, ModelError
@@ -294,3 +294,21 @@ def test_lone_surrogates_become_replacement_characters_and_pairs_stay(wire):
 def test_calls_come_unnumbered_with_the_provider_s_id_beside_them():
     (part,) = anthropic(CALL, "tool_use").content
     assert part == ToolCallPart("", "f", provider_data={"provider": "anthropic", "model": "m", "id": "t"})
+
+
+# --- what an answer rests on ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("told", "part"),
+    [
+        ({"url": "https://a", "title": "A", "cited_text": "so"}, CitationPart("https://a", "A", quote="so", said="hi")),
+        ({"source": "b", "document_title": "B"}, CitationPart("b", "B", said="hi")),
+        ({"file_id": "f", "title": None}, CitationPart("", "", said="hi", source="f")),
+    ],
+    ids=["page", "result", "file"],
+)
+def test_a_citation_says_which_words_of_the_answer_rest_on_what(told, part):
+    reply = anthropic([{**TEXT[0], "citations": [{"type": "c", **told}] * 2}], "end_turn")
+
+    assert ["hi", part, part] == [getattr(reply.content[0], "text", None), *reply.content[1:]]

@@ -25,6 +25,7 @@ from stepengine.data.messages import (
 from stepengine.data.models import ModelRequest, ModelSettings, Thinking
 from stepengine.data.transcript import Transcript
 from stepengine.errors import ModelError
+from stepengine.models._wire import ToolsCache
 from stepengine.models.anthropic.decode import decode as decode_anthropic
 from tests.models.wires import FOUR, MANUAL, MODEL, PNG, TOOL, body, call, made, provider_of, result, sent
 
@@ -465,3 +466,15 @@ def test_calls_without_thinking_are_told_as_text_when_thinking_has_a_budget():
     # Thinking that the model doses itself makes no such demand.
     adaptive = body("anthropic", *gathered)["messages"]
     assert [block["type"] for block in adaptive[1]["content"]] == ["tool_use"]
+
+
+def test_tools_are_encoded_once_while_the_same_ones_are_offered():
+    seen = []
+    cache = ToolsCache(lambda spec: seen.append(spec.name) or {"name": spec.name}, {"mark": 1})
+    first, second = attrs.evolve(TOOL, name="first"), attrs.evolve(TOOL, name="second")
+
+    for offered in ((first, second), (first, second), (second,), (second,), ()):
+        last = [{"name": spec.name} for spec in offered]
+        assert [*last[:-1], *[{**tool, "mark": 1} for tool in last[-1:]]] == json.loads(cache(offered))
+
+    assert ["first", "second", "second"] == seen

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import ssl
 import traceback
+import warnings
 from contextlib import aclosing
 
 import httpx2
@@ -201,3 +203,20 @@ async def test_a_provider_serves_several_event_loops_one_after_the_other(wire):
     assert await ask() == "hi"
     assert await asyncio.to_thread(asyncio.run, ask()) == "hi"
     assert await ask() == "hi"
+
+
+@pytest.mark.parametrize("closed", [True, False])
+async def test_a_provider_that_nobody_closed_says_so_once_when_nobody_uses_it_any_more(wire, closed):
+    provider = wire.make("http://127.0.0.1:9")
+    for _ in range(2):
+        with pytest.raises(ModelError):
+            await provider.complete(wire.request())
+    if closed:
+        await provider.close()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        del provider
+        gc.collect()
+
+    said = [str(warning.message) for warning in told if "were never closed" in str(warning.message)]
+    assert (0 if closed else 1) == len(said), said

@@ -56,8 +56,18 @@ async def sent_to(name, monkeypatch, **environment):
     return seen[0]
 
 
+@pytest.mark.spec("requirements:G9", "requirements:G22", "providers:PV89")
 @pytest.mark.spec(
-    "requirements:G9", "requirements:G22", "providers:PV89", *[f"ecosystem:EC{n}" for n in range(104, 114)]
+    "ecosystem:EC104",
+    "ecosystem:EC105",
+    "ecosystem:EC106",
+    "ecosystem:EC107",
+    "ecosystem:EC108",
+    "ecosystem:EC109",
+    "ecosystem:EC110",
+    "ecosystem:EC111",
+    "ecosystem:EC112",
+    "ecosystem:EC113",
 )
 @pytest.mark.parametrize(
     ("name", "variable", "url"),

@@ -7,12 +7,14 @@ from typing import Any
 
 import httpx2
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from stepengine.data.messages import AssistantMessage, TextPart, ThinkingPart, ToolCallPart, UserMessage
 from stepengine.data.models import ModelReply, ModelRequest, ModelSettings, StopReason, Thinking
 from stepengine.data.transcript import Transcript
 from stepengine.errors import ModelError
-from stepengine.models import AnthropicProvider, GoogleProvider
+from stepengine.models import AnthropicProvider, BedrockProvider, GoogleProvider
 from stepengine.models._reply import cut_at_stops
 from stepengine.models._wire import all_headers
 from tests.models.wires import FOUR, MODEL, TOOL, body, provider_of
@@ -134,6 +136,68 @@ def test_anthropic_caches_tools_system_prompt_and_messages():
         marks.append(got["system"][0]["cache_control"] if isinstance(got["system"], list) else None)
         assert marks == [mark] * 3
         assert "cache_control" not in got["tools"][0]
+
+
+WITH_OPTIONS, BEFORE = "gpt-5.6-mini", "gpt-5.5"
+DROPPED = None
+
+
+@pytest.mark.spec("providers:PV66")
+@pytest.mark.parametrize(
+    ("name", "model", "cache", "options"),
+    [
+        ("openai", WITH_OPTIONS, "1h", {"ttl": "12h"}),
+        ("openai", WITH_OPTIONS, "off", {"mode": "explicit"}),
+        ("openai", WITH_OPTIONS, "5m", {}),
+        ("openai", "gpt-6", "off", {"mode": "explicit"}),
+        ("openai", BEFORE, "5m", {}),
+        ("openai", BEFORE, "1h", DROPPED),
+        ("openai", BEFORE, "off", DROPPED),
+        ("openai_chat", WITH_OPTIONS, "off", {"mode": "explicit"}),
+        ("openai_chat", WITH_OPTIONS, "5m", {}),
+        ("openai_chat", WITH_OPTIONS, "1h", DROPPED),
+        ("openai_chat", BEFORE, "off", DROPPED),
+        ("groq", WITH_OPTIONS, "off", DROPPED),
+    ],
+)
+def test_openai_is_told_how_long_to_cache_where_it_can_be_told_and_what_it_cannot_is_named(name, model, cache, options):
+    provider = provider_of(name)
+    request = ModelRequest(f"{name}/{model}", messages=Transcript([HI]), settings=ModelSettings(cache=cache))
+    got = json.loads(provider._encode(request, stream=False).content)
+    assert got.get("prompt_cache_options", {}) == (options or {})
+    assert ("cache" in provider._dropped(request)) == (options is DROPPED)
+    assert "prompt_cache_retention" not in got
+    assert "prompt_cache_breakpoint" not in json.dumps(got)
+
+
+@pytest.mark.spec("providers:PV66")
+@pytest.mark.parametrize(("name", "member"), [("openai", "prompt_cache_key"), ("openai_chat", "prompt_cache_key")])
+def test_a_key_of_the_cache_is_sent_under_the_services_own_name(name, member):
+    assert body(name, HI, settings=ModelSettings(cache_key="docs"))[member] == "docs"
+
+
+@pytest.mark.spec("providers:PV66")
+@pytest.mark.parametrize("cache", ["5m", "1h"])
+@settings(max_examples=60)
+@given(st.data())
+def test_anthropic_never_gets_more_than_its_four_marks(cache, data):
+    """Whatever is said and offered, and with tools that the provider runs, in whose places marks may stand, too."""
+    texts = st.lists(st.text(max_size=3).map(TextPart), min_size=1, max_size=3)
+    turn = st.builds(lambda parts: UserMessage(tuple(parts)), texts) | st.builds(
+        lambda parts: AssistantMessage(tuple(parts)), texts
+    )
+    request = ModelRequest(
+        "anthropic/claude-sonnet-5",
+        data.draw(st.sampled_from(["", "Be good."])),
+        Transcript(data.draw(st.lists(turn, max_size=5))),
+        (TOOL,) * data.draw(st.integers(0, 4)),
+        tail=tuple(data.draw(st.lists(turn, max_size=2))),
+        settings=ModelSettings(cache=cache),
+    )
+    for provider in (AnthropicProvider("k"), BedrockProvider("k", region="us-east-1")._wires["claude"]):
+        sent = provider._encode(request, stream=False).content
+        assert sent.count(b'"cache_control":') <= 4
+        assert sent.count(b'"ttl":"1h"') == (sent.count(b'"cache_control":') if cache == "1h" else 0)
 
 
 @pytest.mark.spec("ecosystem:EC98", "ecosystem:EC54")

@@ -204,6 +204,9 @@ async def test_what_fails_is_an_error_and_every_span_ends_however_the_run_does(t
         (chat, *_), run = [s for s in traces.spans if s.name == "chat m"][::-1], traces.one("invoke_agent failing")
         assert {StatusCode.ERROR} == {s.status.status_code for s in (chat, run, traces.one("execute_tool say"))}
         assert ("ModelError", "failed") == (run.attributes["error.type"], run.attributes["stepengine.status"])
+        first, last = (traces.one(f"stepengine.step {number}") for number in (0, 1))
+        assert ["completed", "failed"] == [step.attributes["stepengine.status"] for step in (first, last)]
+        assert [StatusCode.UNSET, StatusCode.ERROR] == [step.status.status_code for step in (first, last)]
         traces.exporter.clear()
         waits = await engine.run("waiting", "x", journal=journal)
         assert ["stepengine.question_asked"] == [e.name for e in traces.one("invoke_agent waiting").events]

@@ -103,6 +103,7 @@ DENIED = [
     "rm x", "/bin/rm x", "./rm x", "RM x", "env rm x", "sudo -u root rm x", "sh -c 'ls; rm x'", "bash -lc 'rm x'", "xargs -0 rm",
     "timeout 5 nice rm x", "ls; rm x", "ls && /bin/rm x", "git push", "git push --force", "git -C x push", "git -c a=b push origin",
     "env git push", "git -p -c a=b push", "git -c a=b -p push", "git --git-dir x -p -C y push", "git --no-pager push", "time git -C x push", ["rm"], ["/usr/bin/env", "RM"],
+    "watch 'rm x'", "env '-S rm x'", ["sh", "-c", "ls", ";rm"],
 ]  # fmt: skip
 
 

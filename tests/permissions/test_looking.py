@@ -4,6 +4,7 @@ Commands that are allowed because they only look are run for real, and show neit
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -47,7 +48,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     top = tmp_path_factory.mktemp("looking") / "repository"
     root = top / "project"
-    (root / "sub").mkdir(parents=True)
+    (root / "sub" / "deep").mkdir(parents=True)
     (root / "vaults").mkdir()
     (top / "outside").mkdir()
     files = {
@@ -58,6 +59,9 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "project/.env": f"KEY={SECRET}\n",
         "project/sub/.npmrc": f"{SECRET}\n",
         "project/vaults/list.txt": f"{DENIED}\n",
+        "project/tracked.txt": "delta\n",
+        "project/sub/tracked.txt": "delta\n",
+        "project/sub/deep/SERVER.PEM": f"{SECRET}\n",
         "outside/plan.txt": f"{OUTSIDE} 5\n",
         "top.txt": f"{OUTSIDE} top\n",
     }
@@ -66,6 +70,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     git(top, "init", "-q")
     git(top, "add", "-f", ".")
     git(top, "commit", "-qm", "first")
+    git(top, "tag", "-a", "v1", "-m", "one")
+    git(top, "branch", "side")
     for name, text in files.items():
         (top / name).write_text(text + text)
     (root / "out").symlink_to("../outside")
@@ -76,7 +82,15 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "to_vaults").symlink_to("vaults")
     (root / "absolute").symlink_to(top / "outside")
     (root / "sub" / "up").symlink_to("../..")
+    (root / "itself").symlink_to(".")
     os.link(root / "key.pem", root / "twin.txt")
+    for name, other in (("tracked.txt", "key.pem"), ("sub/tracked.txt", "vaults/list.txt")):
+        (root / name).unlink()
+        os.link(root / other, root / name)
+    (root / "fake" / "objects").mkdir(parents=True)
+    (root / "fake" / "refs").mkdir()
+    (root / "fake" / "HEAD").write_text("ref: refs/heads/main\n")
+    (root / "fake" / "config").write_text(f"[core]\n\tbare = false\n\tworktree = {top / 'outside'}\n")
     return root
 
 
@@ -140,6 +154,125 @@ def test_what_only_looks_shows_neither_secrets_nor_denied_files_nor_what_is_outs
     found = outcomes(repository, attacks(repository), cwd, Rule.deny_path("vaults/**"))
 
     assert {} == {command: text for command, text in found.items() if any(canary in text for canary in CANARIES)}
+
+
+def listings() -> list[str]:
+    """
+    Return commands that name files, and could name what they must not.
+    """
+    ls = ["", "-a", "-A", "-R", "-aR", "-R .", "-R sub", "-A sub", "-a sub/deep", "--all --recursive", "-i", "-1", "-F", "-p", "-t", "-S", "-r", "-R itself/", "itself/", "-RA1 sub itself/", "-- -R", "-R --", "--color=never -a"]  # fmt: skip
+    found = ["", ".", "./", ". -name *.pem", ". -iname *.PEM", ". -type f", "-type f", ". -print", ". -print -name zzz", ". -not -name zzz", ". -path *vaults*", ". -ipath *VAULTS*", ". -maxdepth 2", ". -maxdepth 3 -type f", ". -mindepth 2", "sub", "sub/", "sub -type f", ". -newer a.txt", ". -size -10", ". -mtime -1", ". -name zzz , -print", ". ( -name zzz , -print )", ". ( -print )", ". ! -name zzz", "itself/", "itself/ -type f", "-name *.pem", "sub/deep . -type f", ". -not -empty -type f", "./sub/.", "sub//deep", ". -name id_?sa", ". -mindepth 1 -maxdepth 1 -name k*", "-- ."]  # fmt: skip
+    shown = ["rg -l .", "rg -c .", "rg -l . sub", "rg -l . itself/", "git diff --name-only", "git diff --name-status HEAD", "git diff --stat", "git log --stat", "git log --name-only --all", "git log --name-status -n 1", "git show --name-only", "git show HEAD^{tree}", "git show main^{tree}", "git status -s -u", "git status --porcelain --ignored", "git grep -l .", "git grep -c . HEAD"]  # fmt: skip
+    return [f"ls {words}".strip() for words in ls] + [f"find {words}".strip() for words in found] + shown
+
+
+def more_attacks(root: Path) -> list[str]:
+    """
+    Return commands that reach the same by other names of commits, trees, folders and files.
+    """
+    tree, sub = git(root, "rev-parse", "HEAD^{tree}"), git(root, "rev-parse", "HEAD:project/sub")
+    files = [
+        f"{program} {name}"
+        for program in (
+            "cat",
+            "cat -A",
+            "head -c 100",
+            "tail -n +1",
+            "sort -u",
+            "sort --key=1",
+            "rg .",
+            "rg -c .",
+            "rg -F CANARY",
+        )
+        for name in (
+            "tracked.txt",
+            "sub/tracked.txt",
+            "itself/key.pem",
+            "itself/tracked.txt",
+            "./key.pem",
+            "key.pem/",
+            "sub/deep/SERVER.PEM",
+        )
+    ]
+    objects = ["stash", "stash@{0}", "refs/stash", "stash^2", "HEAD@{0}", "@", "@{0}", "v1", "v1^{}", "v1^{tree}", tree, f"{tree} {sub}", sub, "HEAD^{tree}", "HEAD^!", "HEAD^@", "HEAD^-", "HEAD~0", ":/first", "HEAD^{/first}", "side", "main..side", "main...side", "..side", "^HEAD", "main side"]  # fmt: skip
+    paths = ["-- .", "-- **", "-- **/*.pem", "-- sub/", "sub", "itself", "-- itself/key.pem", "tracked.txt", "-- tracked.txt", "-- sub/tracked.txt", "-- [k]ey.pem", "-- key?pem", "-- \\key.pem", "-- :", "-- :(literal)key.pem", "-- :(attr:x)key.pem", "-- :(prefix:0)key.pem", "-- :(top,icase)PROJECT/KEY.PEM", "-- :/project/key.pem"]  # fmt: skip
+    git_words = [
+        f"{deed} {words}"
+        for deed in ("git diff", "git show", "git log -p", "git grep CANARY")
+        for words in (*objects, *paths)
+    ]
+    options = ["git diff -w", "git diff --unified=9", "git diff --word-diff HEAD", "git diff --no-renames", "git diff --staged -U9", "git log --graph -p", "git log --all --patch --reverse", "git log -p --since=2000", "git log --format=%B%n%b -p", "git log --max-count=1 -p", "git show -U100 --oneline", "git grep -E C.N", "git grep -n -i canary", "git grep -w CANARY-inside", "rg -C 3 CANARY", "rg CANARY -g *", "rg -g tracked.txt CANARY", "rg CANARY itself/", "rg -U CANARY -- .", "rg -x .*"]  # fmt: skip
+    return [*files, *git_words, *[words for words in options if "-C 3" not in words]]
+
+
+def names_in(found: dict[str, str]) -> dict[str, str]:
+    """
+    Return the commands whose output names a file that must not be named; what a refusal repeats is no output.
+    """
+    said = {c: json.loads(text) for c, text in found.items() if text.startswith("{")}
+    shown = {c: f"{one.get('stdout', '')}{one.get('stderr', '')}" for c, one in said.items()}
+    return {
+        c: text
+        for c, text in shown.items()
+        if any(n in text for n in ("key.pem", "id_rsa", ".npmrc", "SERVER.PEM", "list.txt"))
+    }
+
+
+@pytest.mark.deep
+@pytest.mark.spec("requirements:X70", "reliability:PM12", "reliability:PM21")
+@pytest.mark.parametrize("cwd", [None, "sub"])
+def test_no_listing_names_and_no_other_way_to_say_it_shows_what_is_withheld(repository: Path, cwd: str | None) -> None:
+    listed = outcomes(repository, listings(), cwd, Rule.deny_path("vaults/**"))
+    shown = outcomes(repository, more_attacks(repository), cwd, Rule.deny_path("vaults/**"))
+
+    assert {} == names_in(listed)
+    assert {} == {c: text for c, text in {**listed, **shown}.items() if any(canary in text for canary in CANARIES)}
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+@pytest.mark.spec("requirements:X70")
+def test_listings_leave_out_the_names_of_what_is_withheld_and_keep_the_rest(repository: Path) -> None:
+    commands = {"ls -R": "b.py", "ls -a": "a.txt", "find": "./sub/b.py", "find itself/ -type f -maxdepth 3": "itself/sub/b.py", "find sub -maxdepth 1 -not -name b.py": "sub/tracked.txt", "find . -name zzz , -print": "is not taken"}  # fmt: skip
+
+    found = outcomes(repository, list(commands), None, Rule.deny_path("vaults"))
+
+    assert {} == names_in(found)
+    assert {} == {command: found[command] for command, kept in commands.items() if kept not in found[command]}
+    assert "are left out" in found["find"]
+    assert "warning" not in found["find itself/ -type f -maxdepth 3"]
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+@pytest.mark.spec("requirements:X70")
+@pytest.mark.parametrize("command", ["git diff", "git diff -- tracked.txt", "git diff HEAD -- .", "git diff -w -- sub"])
+def test_a_tracked_file_that_is_another_name_of_a_secret_is_shown_by_no_diff(repository: Path, command: str) -> None:
+    (text,) = outcomes(repository, [command], None, Rule.deny_path("vaults/**")).values()
+
+    assert [] == [canary for canary in CANARIES if canary in text]
+
+
+@pytest.mark.spec("requirements:X70")
+@pytest.mark.parametrize(
+    "glob", ["sub/b.py", "SUB/B.py", "sub/*.py", "{sub,x}/b.py", "sub/**", "*/b.py", "**/b.py", "./sub/./b.py"]
+)
+def test_a_search_in_a_folder_is_bound_by_rules_that_begin_at_the_root(repository: Path, glob: str) -> None:
+    commands = ["rg beta", "rg beta .", "rg -g * beta", "rg beta b.py", "git grep beta", "git diff", "find", "ls"]
+
+    found = outcomes(repository, commands, "sub", Rule.deny_path(glob))
+
+    said = {command: json.loads(text).get("stdout", "") for command, text in found.items() if text.startswith("{")}
+    assert [] == [command for command, text in said.items() if "beta" in text or "b.py" in text]
+    assert {"rg beta", "git diff"} <= set(said) or glob == "sub/**"
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+@pytest.mark.spec("requirements:X70", "reliability:PM14")
+def test_files_that_a_model_wrote_as_a_repository_lead_nowhere(repository: Path) -> None:
+    commands = ["git status -s -- .", "git diff -- .", "git grep -l . -- .", "git log -p -- .", "git show"]
+
+    found = outcomes(repository, commands, "fake")
+
+    assert [] == [text for text in found.values() if "plan.txt" in text or OUTSIDE in text]
 
 
 @pytest.mark.spec("requirements:X70")

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given as hypothesis_given
+from hypothesis import strategies as st
 
 from stepengine import AgentDefinition, Engine, Limits, RunStatus, ToolCall
 from stepengine.data.json import freeze_object
@@ -260,6 +262,39 @@ def test_a_rule_for_one_tool_or_agent_binds_only_that(root: Path) -> None:
         assert CANARY in text
 
 
+@pytest.mark.spec("requirements:X70")
+@pytest.mark.parametrize(
+    "glob",
+    [
+        FOLDER, f"{FOLDER}/", f"./{FOLDER}", f"{FOLDER}/./**", f"{FOLDER}//**", f"{{{FOLDER},none}}", "vault[s]", f"**/{FOLDER}", FOLDER.upper(), "v*s", f"{FOLDER}/{FILE}/", f"**/{FILE.upper()}",
+    ],
+)  # fmt: skip
+def test_a_rule_about_a_folder_binds_what_is_below_it_however_the_rule_is_written(root: Path, glob: str) -> None:
+    looking, changing = (
+        ("read_files", "code_search", "glob", "read_subtree"),
+        ("write_file", "delete_file", "str_replace"),
+    )
+    names = (DENIED, "to_file.py", "twin.py", f"open/up/{FILE}", ".")
+
+    for tool in (*looking, *changing):
+        inputs = [given for name in (names if tool in looking else names[:1]) for given in calls(tool, name)]
+        found = outcomes(root, tool, inputs, Rule.deny_path(glob))
+        assert [] == [text for text in found if any(word in text for word in SHOWN)], tool
+    assert TEXT == (root / DENIED).read_text()
+
+
+@pytest.mark.spec("requirements:X70")
+def test_a_rule_about_the_files_of_a_folder_leaves_those_of_folders_in_it() -> None:
+    policy = Policy([Rule.allow_tool("*"), Rule.deny_path("src/*")])
+    reads = ToolSpec("read_files", category="read")
+
+    decided = {
+        p: policy.check(Request(tool=reads, input=freeze_object({"path": p}))).decision for p in ("src/a", "src/b/c")
+    }
+
+    assert {"src/a": "deny", "src/b/c": "allow"} == decided
+
+
 # --- the file that says what is allowed ------------------------------------------------------------------------------
 
 
@@ -343,3 +378,40 @@ def test_who_accepts_edits_is_asked_about_files_that_instruct(path: str) -> None
     ]
 
     assert ["ask", "allow"] == decided
+
+
+GLOBS = ["a/**", "**/b", "a/*/c", "*.py", "A/B", "a/{b,c}", "**/*.py", "b"]
+PATHS = [(), ("a",), ("a", "b"), ("A", "B"), ("a", "x", "c"), ("b",), ("m.py",), ("a", "b", "m.PY"), ("d", "e")]
+
+
+@hypothesis_given(
+    made=st.lists(
+        st.tuples(
+            st.sampled_from(("allow_path", "deny_path", "ask_for_path")),
+            st.sampled_from(GLOBS),
+            st.sampled_from((None, "look", "other")),
+            st.integers(0, 2),
+        ),
+        max_size=6,
+    ),
+    mode=st.sampled_from(("default", "dont_ask", "bypass")),
+    parts=st.sampled_from(PATHS[1:]),
+)
+def test_a_file_that_a_search_meets_is_withheld_just_where_a_call_that_names_it_would_not_run(
+    made: list[tuple[str, str, str | None, int]], mode: Any, parts: tuple[str, ...]
+) -> None:
+    """
+    The rules are folded once for a call, and must say of each file what they say of a call about that file alone.
+    """
+    rules = [
+        getattr(Rule, kind)(glob, tool=tool, priority=priority, id=f"{number}")
+        for number, (kind, glob, tool, priority) in enumerate(made)
+    ]
+    policy = Policy(rules=[*rules, Rule.allow_tool("look", priority=-1)], mode=mode)
+    look = ToolSpec("look", category="read")
+    searching = Request(tool=look, input=freeze_object({"pattern": "x"}))
+    naming = Request(tool=look, input=freeze_object({"path": "/".join(parts)}))
+    guard = policy.guard(searching)
+
+    withheld = guard is not None and guard.file is not None and bool(guard.file((), parts))
+    assert (policy.check(naming).decision != "allow") == withheld

@@ -7,6 +7,7 @@ from __future__ import annotations
 import fnmatch
 import itertools
 import json
+import posixpath
 import shlex
 import subprocess
 import sys
@@ -434,6 +435,19 @@ def test_a_host_that_no_rule_denies_is_left_alone():
         "ws://good.org",
     ):
         assert "allow" == decided(policy, FETCHES, url=url), url
+
+
+@given(st.lists(st.sampled_from(["..", ".", "", "a", "secrets", "SECRETS", "x"]), min_size=1, max_size=7))
+def test_a_rule_about_paths_judges_where_any_spelling_leads_and_whatever_leads_out(parts):
+    path = "./" + "/".join(parts)
+    led = posixpath.normpath(path).casefold()
+    is_meant = led.startswith(("../", "secrets/")) or led in ("..", "secrets")
+
+    asks = Policy([Rule.ask_for_path("secrets/**"), Rule.allow_tool("read_files")])
+    denied = Policy([Rule.deny_path("secrets/**")], "bypass").check(request(READS, path=path))
+
+    assert ("ask" if is_meant else "allow") == decided(asks, READS, path=path)
+    assert is_meant == denied.why.endswith("a deny wins over everything")
 
 
 @pytest.mark.spec("reliability:FP4", "reliability:R7")

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stepengine
+from stepengine.cli.commands.doctor import FAMILIES
 from stepengine.journal.scanning import scan
 from stepengine.redaction import GIVEN, Keys, Redactor, Trickle, is_secret_variable, json_in, known_in, redactor_for
 
@@ -121,6 +122,16 @@ def test_abridged_keys_are_found_as_an_expression_finds_them(text):
     plain = re.compile(r"sk[\w-]*(?:\*{3,}|\.{3,}|\u2026)[\w*.-]*4321")
 
     assert plain.sub("<redacted:abridged>", text) == Redactor({"sk-00000-4321": "K"}, shapes=False).text(text)
+
+
+@pytest.mark.spec("replay:K5")
+@pytest.mark.parametrize("begin", [*FAMILIES, "nvapi-", "pplx-", "r8_", "ASIA", "AKIA"])
+def test_a_key_is_known_by_what_those_of_its_provider_begin_with(begin):
+    body = "0123456789ABCDEF" if begin[:2] in ("AK", "AS") else "k3Y" * 12
+    key = begin + (body[:35] if begin == "AIza" else body)
+
+    assert re.fullmatch(r"key <redacted:[a-z-]+>, no word", Redactor({}, shapes=True).text(f"key {key}, no word"))
+    assert f"my{key}" == Redactor({}, shapes=True).text(f"my{key}")
 
 
 @pytest.mark.spec("replay:K5")

@@ -184,7 +184,15 @@ async def test_a_machine_that_breaks_is_a_failed_run_and_not_an_exception(world)
     assert "boom" in str(finished.error)
 
 
-async def test_a_performer_that_raises_ends_the_run_with_its_error(world):
+@pytest.mark.parametrize(
+    ("raised", "said"),
+    [
+        (StepEngineError("the disk is full"), "the disk is full"),
+        (ValueError("no"), "performing an effect of the run at '' failed with ValueError: no"),
+    ],
+    ids=["ours", "foreign"],
+)
+async def test_a_performer_that_raises_ends_the_run_with_its_error(raised, said, world):
     seen = []
 
     class Broken:
@@ -192,7 +200,7 @@ async def test_a_performer_that_raises_ends_the_run_with_its_error(world):
             self.begin = inner.begin
 
         async def perform(self, item, io):
-            raise StepEngineError("the disk is full")
+            raise raised
 
     def machine(plan, state):
         seen.append((yield CallModel(0, REQUEST)))
@@ -201,7 +209,8 @@ async def test_a_performer_that_raises_ends_the_run_with_its_error(world):
 
     await world.tree(machine, middlewares=[Broken]).run()
 
-    assert "the disk is full" == seen[0].error.message
+    assert said == seen[0].error.message
+    assert raised in (seen[0].error, seen[0].error.__cause__)
     assert {Stop} == {type(o) for o in (seen[0], *seen[1].outcomes)}
 
 

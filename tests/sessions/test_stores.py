@@ -625,3 +625,19 @@ def test_a_link_in_place_of_a_database_is_refused(tmp_path):
     (tmp_path / "link.db").symlink_to(tmp_path / "s.db")
     with pytest.raises(SessionError, match="no regular file"):
         SqliteSessions(tmp_path / "link.db")
+
+
+@pytest.mark.parametrize("kind", ["files", "sqlite"], indirect=True)
+def test_a_store_on_a_disk_says_where_it_is(store, tmp_path):
+    assert str(tmp_path) in repr(store)
+
+
+def test_a_session_that_has_no_state_any_more_leaves_none_in_its_folder(tmp_path):
+    store = made("files", tmp_path)
+    state = AgentState(agent_id="clerk", message_history=talk("hi"))
+    kept = store.save(attrs.evolve(store.load("u:1"), messages=talk("hi"), state=state))
+    before = {path.name for path in store.folder("u:1").glob("*.json")}
+    store.save(attrs.evolve(kept, state=None))
+
+    assert {"metadata.json", "state.json"} == before
+    assert {"metadata.json"} == {path.name for path in store.folder("u:1").glob("*.json")}

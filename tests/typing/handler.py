@@ -169,6 +169,8 @@ def several_at_once(ctx: StepContext) -> Steps:
     assert_type(result, ToolResult)
     assert_type(size, float | PerformError)
     assert_type(name, str)
+    slowly = yield from Parallel(ToolCall("a"), Perform(measure, "a"), Ask("who?"), concurrency=2)
+    assert_type(slowly, tuple[ToolResult, float | PerformError, str])
     four = yield from Parallel(Ask("1"), Ask("2"), AgentCall(stylist), Ask("4"))
     assert_type(four, tuple[str, str, ChildResult[Style], str])
     five = yield from Parallel(Ask("1"), Ask("2"), AgentCall(stylist), ToolCall("4"), AgentCall(bug_hunter))

@@ -4,6 +4,7 @@ Both type checkers see what a handler is sent: they infer `handler.py` and refus
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import os
@@ -11,7 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,32 @@ def loaded(name: str) -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def overloads() -> Iterator[tuple[str, list[set[str]]]]:
+    """
+    Yield the place of each function with overloads that names options, and the options that each of them, and itself, takes.
+    """
+    for file in sorted((ROOT / "stepengine").rglob("*.py")):
+        for scope in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if not isinstance(scope, (ast.Module, ast.ClassDef)):
+                continue
+            functions = [node for node in scope.body if isinstance(node, ast.FunctionDef)]
+            for name in sorted(
+                {f.name for f in functions if any("overload" in ast.unparse(d) for d in f.decorator_list)}
+            ):
+                forms = [{a.arg for a in f.args.kwonlyargs} for f in functions if f.name == name]
+                yield f"{file.relative_to(ROOT)}: {name}", forms
+
+
+#: Its overloads are those of a decorator, without and with parentheses.
+APART = {"stepengine/tooling/decorator.py: tool"}
+
+
+def test_every_overload_takes_every_option_of_its_function() -> None:
+    uneven = {place for place, forms in overloads() if any(form != forms[-1] for form in forms)}
+
+    assert APART == uneven
 
 
 CHECKERS = pytest.mark.parametrize("checker", [mypy, pyright], ids=lambda checker: checker.__name__)

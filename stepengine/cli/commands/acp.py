@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import attrs
 import typer
@@ -61,7 +61,7 @@ def _serve(options: Options) -> Exit:
         raise UsageProblem(msg)
     options = attrs.evolve(options, write=True, shell=True, asks=True, quiet=True)  # noqa: S604  (no process is started)
 
-    def make(cwd: Path, /, *, observers: tuple[Callable[[Event], Any], ...] = ()) -> Engine:
+    def make(cwd: Path, /, *, observers: tuple[Callable[[Event], object], ...] = ()) -> Engine:
         agent = load_agent(options.agent, folders=options.settings.agent_folders)
         here = attrs.evolve(options, cwd=cwd)
         try:

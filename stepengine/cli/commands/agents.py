@@ -66,7 +66,7 @@ class Listed:
     """
 
     source: Path
-    agent: AgentDefinition[Any] | None
+    agent: AgentDefinition | None
     problem: str = ""
     hidden_by: Path | None = None
 
@@ -88,7 +88,7 @@ def listed(folders: Iterable[Path] = ()) -> Iterator[Listed]:
                 yield Listed(file, agent, hidden_by=None if first == file else first)
 
 
-def _json_of(entry: Listed) -> dict[str, Any]:
+def _json_of(entry: Listed) -> dict[str, object]:
     agent: Any = entry.agent
     return {
         "id": agent.id,
@@ -127,7 +127,7 @@ def _drawn(line: str) -> str:
     return line
 
 
-def tree_lines(agents: Iterable[AgentDefinition[Any]]) -> list[str]:
+def tree_lines(agents: Iterable[AgentDefinition]) -> list[str]:
     """
     Return the agents as lines of a tree, each below every agent that may spawn it.
 
@@ -150,7 +150,7 @@ def _key(agent_id: str) -> str:
     return name_of_published(agent_id) or normalised_id(agent_id)
 
 
-def _children(agents: Iterable[AgentDefinition[Any]]) -> dict[str, list[str]]:
+def _children(agents: Iterable[AgentDefinition]) -> dict[str, list[str]]:
     """Return id to the ids of those that it may spawn, those that are given inside others included."""
     found: dict[str, list[str]] = {}
     waiting = list(agents)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Annotated, Any
+from typing import Annotated
 
 import attrs
 import typer
@@ -55,7 +55,7 @@ def ask(
 
     options = Options(model=[model], base_url=base_url, api_key_env=api_key_env, price=price, config=config).in_force()
     settings = ModelSettings(max_tokens=max_tokens or None)
-    agent: AgentDefinition[Any] = AgentDefinition("ask", model=model, system_prompt=system, settings=settings)
+    agent: AgentDefinition = AgentDefinition("ask", model=model, system_prompt=system, settings=settings)
     talk = Talk(model, quiet=as_json)
     limits = attrs.evolve(options.settings.limits, max_steps=1, on_max_steps="stop")
     models, pricing = bench.models_of(options), bench.pricing_of(options)

@@ -1,5 +1,5 @@
 """
-``stepengine chat``: one conversation after another turn, on the reference console (requirements P9).
+``stepengine chat``: one conversation after another turn, on the reference console.
 
 Each turn is a root run of its own with a journal of its own, and goes on from the state that the one before left.
 """
@@ -195,7 +195,7 @@ def _last_chat(agent: str) -> Entry:
     return found
 
 
-def _left_by(entry: Entry, options: Options) -> RunResult[Any]:
+def _left_by(entry: Entry, options: Options) -> RunResult:
     """Return what a recorded turn came to; no model is called and nothing is shown."""
     there = attrs.evolve(with_record(options, entry), settings=options.settings, quiet=True)
     return repeated(journal_at(entry.journal), there)
@@ -211,7 +211,7 @@ class Chat:
         plain: Read and show plain lines, whatever the terminal can do.
     """
 
-    def __init__(self, options: Options, agent: AgentDefinition[Any], *, plain: bool = False) -> None:
+    def __init__(self, options: Options, agent: AgentDefinition, *, plain: bool = False) -> None:
         from stepengine.permissions.policy import MODES
 
         settings = options.settings
@@ -241,7 +241,7 @@ class Chat:
             "markdown": not plain,
         }  # fmt: skip
         self._states: list[AgentState] = []
-        self._results: list[RunResult[Any]] = []
+        self._results: list[RunResult] = []
         self._journal: Journal | None = None
         self._notes: list[str] = []
         self._leaves = False
@@ -254,7 +254,7 @@ class Chat:
         self._engines = AsyncExitStack()
         self._session_id = f"chat-{secrets.token_hex(6)}"  # what is allowed for good holds for all turns
 
-    def goes_on(self, last: RunResult[Any], waiting: Entry | None) -> None:
+    def goes_on(self, last: RunResult, waiting: Entry | None) -> None:
         """Go on after the *last* turn, or with it where it is *waiting*, and show what was said last."""
         self._states = [last.state]
         self._filled = sum(_context_parts(last.state).values())
@@ -531,7 +531,7 @@ class Chat:
         self._notes.clear()
         self._terminal.say("a new conversation; the one before is recorded, and files stay as they are")
 
-    async def _take(self, options: Options, agent: AgentDefinition[Any]) -> None:
+    async def _take(self, options: Options, agent: AgentDefinition) -> None:
         """Go on with other options or another agent, from the next turn on."""
         made = bench_for(options, agent, is_new=True)
         await self._engines.enter_async_context(made.engine)
@@ -590,7 +590,7 @@ class Chat:
             self._terminal.say("nothing was said yet")
             return
 
-        def handle_steps(ctx: StepContext[Any]) -> Steps[None]:
+        def handle_steps(ctx: StepContext) -> Steps[None]:
             yield from compact(ctx.agent_state, summarize(directives=hint))
 
         before = self._states[-1]
@@ -605,7 +605,7 @@ class Chat:
     # --- a turn -------------------------------------------------------------------------------------------------------
 
     async def _turn(
-        self, said: str, agent: AgentDefinition[Any] | None = None, options: Options | None = None, *, title: str = ""
+        self, said: str, agent: AgentDefinition | None = None, options: Options | None = None, *, title: str = ""
     ) -> Exit:
         agent, options = agent or self._agent, options or self._options
         with Recording.begun(options, None, command="chat", agent_id=agent.id, prompt=title) as recording:
@@ -665,7 +665,7 @@ class Chat:
         return await self._terminal.asked(question, answer, other)
 
     async def _watched(
-        self, handle: RunHandle[Any], recording: Recording, options: Options, *, settled: Collection[str] = ()
+        self, handle: RunHandle, recording: Recording, options: Options, *, settled: Collection[str] = ()
     ) -> Exit:
         """Show a turn to its end and keep what came of it."""
         screen = self._screen = Screen(self._console, **self._shown)
@@ -709,7 +709,7 @@ class Chat:
             self._terminal.take_back(to_line=said not in NO)
 
     @contextlib.contextmanager
-    def _interruptible(self, handle: RunHandle[Any], turn: asyncio.Task[Any]) -> Iterator[list[int]]:
+    def _interruptible(self, handle: RunHandle, turn: asyncio.Task[Any]) -> Iterator[list[int]]:
         """Ctrl-C interrupts the turn, and soon after it leaves the chat. Gives the signals received."""
         loop = asyncio.get_running_loop()
         last = loop.time()

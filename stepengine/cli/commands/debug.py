@@ -1,5 +1,5 @@
 """
-``stepengine debug``: stands at any step of a recorded run, goes both ways, changes one thing and runs on (judging 2).
+``stepengine debug``: stands at any step of a recorded run, goes both ways, changes one thing and runs on.
 
 Where this process may fork, the debugger is several processes (``ForkedWalk``), and the one that is awake has the terminal. What they count together, which command of ``--exec`` is next and whether one failed, stands in memory they share.
 """
@@ -165,7 +165,7 @@ def _debug(options: Options, asked: _Asked, tally: Tally) -> Exit:
         if forked is None:
             code = session.serve(None)
         else:
-            message: Mapping[str, Any] | None = None
+            message: Mapping[str, object] | None = None
             try:
                 code = forked.begin()
             except Woken as woken:
@@ -255,7 +255,7 @@ class Session:
         if order:
             say("the journal is in the order of addresses: siblings follow one another")
 
-    def end(self, message: Mapping[str, Any] | None) -> Never:
+    def end(self, message: Mapping[str, object] | None) -> Never:
         """Serve in a process of its own, to its end."""
         code: int = Exit.FAILED
         try:
@@ -265,7 +265,7 @@ class Session:
         assert self._forked is not None  # noqa: S101 - it forked this process
         self._forked.finish(code)
 
-    def serve(self, message: Mapping[str, Any] | None) -> int:
+    def serve(self, message: Mapping[str, object] | None) -> int:
         """Do commands until there are no more; return the exit code."""
         from stepengine.judging.debugger import Woken
 
@@ -395,7 +395,7 @@ class Session:
 
     # --- going --------------------------------------------------------------------------------------------------------
 
-    def _walk_to(self, position: int, *, jumps: bool = True, **kept: Any) -> None:
+    def _walk_to(self, position: int, *, jumps: bool = True, **kept: object) -> None:
         self._jumps = jumps
         try:
             with _hushed(self._asked, as_json=self._is_json):
@@ -504,7 +504,7 @@ class Session:
         if not said:
             msg = "looking for it ended early: its code, or that of the handler, ended the process"
             raise _Refused(msg)
-        found: dict[str, Any] = json.loads(said)
+        found: dict[str, object] = json.loads(said)
         return found
 
     def _looked(self, what: str, problem: str, looked_at: int, *, found: bool) -> None:
@@ -562,7 +562,7 @@ class Session:
     def _clean(self, text: str) -> str:
         return self._debugger.texts.clean(text)
 
-    def _tell(self, text: str, data: Mapping[str, Any]) -> None:
+    def _tell(self, text: str, data: Mapping[str, object]) -> None:
         """Print what a command has to say, as text or as one JSON object in a line."""
         if self._is_json:
             print(json.dumps({"format": FORMAT, **data}).replace("\x7f", "\\u007f"), flush=True)
@@ -769,7 +769,7 @@ class Session:
         one, two = self._place(places[0]), self._place(places[1])
         self._compare(one, two, self._debugger.position, known={})
 
-    def _compare(self, one: int, two: int, stood: int, *, known: dict[str, dict[str, Any]]) -> None:
+    def _compare(self, one: int, two: int, stood: int, *, known: dict[str, dict[str, object]]) -> None:
         """Compare two positions, *known* being what was seen of them already, and go back to where this stood."""
         from stepengine.judging.debugger import difference
 
@@ -816,7 +816,7 @@ class Session:
         self._stand_in(into)
 
     def _confirm(self, asked: _Fork) -> None:
-        """Ask before models are asked for money (JG28)."""
+        """Ask before models are asked for money."""
         from stepengine.journal.records import shown_address
         from stepengine.judging.rerun import course_from
 
@@ -909,8 +909,8 @@ class Session:
 
     # --- breakpoints --------------------------------------------------------------------------------------------------
 
-    def _breakpoint(self, *_: Any, **__: Any) -> None:
-        """Open the loop in the frame that called ``breakpoint()``; not on the way to somewhere else (JG36)."""
+    def _breakpoint(self, *_: object, **__: object) -> None:
+        """Open the loop in the frame that called ``breakpoint()``; not on the way to somewhere else."""
         from stepengine.judging.debugger import frame_of
 
         if self._jumps:
@@ -1077,7 +1077,7 @@ def _fork_of(text: str) -> _Fork:
     return _Fork(**given)
 
 
-def _edit_of(name: str, value: str) -> Any:
+def _edit_of(name: str, value: str) -> object:
     if name == "--raise":
         kind, _, said = value.partition(":")
         return _error_of(kind, said)
@@ -1105,7 +1105,7 @@ def _error_of(kind: str, said: str) -> StepEngineError:
 
 
 def parked(stepper: Stepper, error: ReplayDivergence, journal: Journal, options: Options) -> None:
-    """Open the loop where a replay differs from its record: its machine still waits there (JG37)."""
+    """Open the loop where a replay differs from its record: its machine still waits there."""
     from stepengine.engine import Engine
     from stepengine.judging.debugger import Debugger, PausedWalk
 

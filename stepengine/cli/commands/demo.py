@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import attrs
 import typer
@@ -111,7 +111,7 @@ def copy_project(target: Path) -> None:
             (target / file.stem).write_bytes(file.read_bytes())
 
 
-def run_demo(transport: Any, progress: Progress | None = None, folder: Path | None = None) -> Run:
+def run_demo(transport: object, progress: Progress | None = None, folder: Path | None = None) -> Run:
     """
     Run ``editor`` on a copy of the sample project.
 
@@ -196,7 +196,7 @@ def _handler_source() -> str:
     return inspect.getsource(_editor().handle_steps or run_demo)
 
 
-def _editor() -> AgentDefinition[Any]:
+def _editor() -> AgentDefinition:
     """Return the editor that comes with stepengine, whatever the working folder calls so."""
     from stepengine.engine.loading import bundled_agent
 

@@ -82,7 +82,7 @@ def database_of(given: str) -> str:
     return named
 
 
-def said(doing: Coroutine[Any, Any, Exit]) -> Exit:
+def said(doing: Coroutine[object, Any, Exit]) -> Exit:
     """Do something in a deployment; what keeps it from being done is one line and its exit code."""
     from stepengine.durable import DatabaseAway, ExecutorBusy
 
@@ -180,7 +180,7 @@ async def _waited(operator: Operator, run: str, *, as_json: bool) -> Exit:
     from stepengine.durable import DurableEngine
 
     async with DurableEngine(db=operator.url, works=False, app=operator.app) as engine:
-        result: RunResult[Any] = await engine.result(run)
+        result: RunResult = await engine.result(run)
     if as_json:
         print(dumps({"run": run, **json_of(result)}))
     else:

@@ -16,6 +16,7 @@ import attrs
 import typer
 
 from stepengine.cli.bench import registry_of
+from stepengine.cli.commands.agents import Listed as AgentFile
 from stepengine.cli.commands.agents import listed as agent_files
 from stepengine.cli.commands.models import Listed
 from stepengine.cli.commands.models import listed as providers_of
@@ -38,7 +39,10 @@ REQUIREMENT = re.compile(r"[A-Za-z0-9._-]+")
 EXTRA = re.compile(r"""extra\s*==\s*['"]([^'"]+)['"]""")
 PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "HTTP_PROXY", "http_proxy")
 PLACEHOLDER = re.compile(r"(?i)(?:<.*>|\.{3}|x{3,}|your[-_ ].*|changeme|todo|none|null|sk-\.{3})")
-FAMILIES = {"sk-ant-": "anthropic", "sk-or-": "openrouter", "AIza": "google", "gsk_": "groq", "xai-": "xai"}
+FAMILIES = {
+    "sk-ant-": "anthropic", "sk-or-": "openrouter", "AIza": "google", "gsk_": "groq", "xai-": "xai", "csk-": "cerebras",
+    "fw_": "fireworks", "hf_": "huggingface",
+}  # fmt: skip
 """What keys of a provider begin with, where that tells it from all others."""
 TAKEN = ("anthropic", "attr", "attrs", "httpx2", "openai", "pydantic", "pytest", "rich", "stepengine", "typer", "yaml")
 """Modules that a file of the working folder must not be called like."""
@@ -295,8 +299,10 @@ def _agents(settings: Settings) -> Iterator[Finding]:
             yield Finding(
                 area, "note", f"{one.source} is hidden: {one.agent.id} means {one.hidden_by}", "rename one of them"
             )
-    own = [one for one in found if Path("agents").resolve() in one.source.parents]
+    local = Path(os.path.realpath("agents"))  # a link may lead in a circle
+    own = [one for one in found if local in one.source.parents]
     yield from _own_agents(len(found), len(own))
+    yield from _unbound_tools(found)
     for folder in settings.agent_folders:
         if not folder.is_dir():
             yield Finding(area, "wrong", f"there is no folder {folder}, which the setting `agents` names")
@@ -316,6 +322,35 @@ def _own_agents(count: int, own: int) -> Iterator[Finding]:
         yield Finding("agents", "note", f"not run, because nobody trusts it: {foreign}", how)
     repair = "" if own or foreign else "`stepengine init my-agent` makes a project that has one"
     yield Finding("agents", "ok", f"{count} agent files, {own} of them in ./agents", repair)
+
+
+def _unbound_tools(found: Iterable[AgentFile]) -> Iterator[Finding]:
+    """Give the tools of authors of which no rule about files knows what a call is about."""
+    from stepengine.data.tools import Ordinary, ToolLike
+    from stepengine.permissions.rules import names_files
+
+    tools: dict[Path, dict[str, None]] = {}
+    for one in found:
+        for tool in one.agent.tools if one.agent is not None else ():
+            if not isinstance(tool, ToolLike) or not isinstance(tool.binding().runs, Ordinary):
+                continue
+            if _is_of_author(tool) and not names_files(tool.spec):
+                tools.setdefault(one.source, {})[tool.spec.name] = None
+    for source, names in tools.items():
+        yield Finding(
+            "agents",
+            "note",
+            f"rules about files do not bind {', '.join(names)} of {source}: nothing says which files a call is about",
+            'say it with @tool(about="{name_of_a_parameter}"), or about=() for a tool that touches no files',
+        )
+
+
+def _is_of_author(tool: object) -> bool:
+    """Return whether the body of a tool is none of the package's; its bundled tools ask the rules about each file."""
+    module = getattr(getattr(tool, "fn", None), "__module__", None)
+    return not (
+        isinstance(module, str) and module.split(".")[0] == "stepengine" and not module.startswith("stepengine._agents")
+    )
 
 
 def _surroundings(providers: list[Listed]) -> Iterator[Finding]:

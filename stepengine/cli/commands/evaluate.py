@@ -247,9 +247,9 @@ class _Agents:
     def __init__(self, options: Options, root: Path) -> None:
         self._options = options
         self._root = root
-        self._files: list[tuple[AgentDefinition[Any], str]] = []
+        self._files: list[tuple[AgentDefinition, str]] = []
 
-    def load(self, agent: Any) -> AgentDefinition[Any]:
+    def load(self, agent: Any) -> AgentDefinition:
         """Return the agent that an evaluation names, and remember its file: those that it may spawn are found there."""
         from stepengine.engine.loading import AgentPlace, load_agent
 
@@ -261,14 +261,14 @@ class _Agents:
         self._files.append((made, named))
         return made
 
-    def bench(self, agent: AgentDefinition[Any], root: Path, *, performs: bool) -> Engine:
+    def bench(self, agent: AgentDefinition, root: Path, *, performs: bool) -> Engine:
         """Return an engine: tools may write in a working copy, and run programs there where ``--shell`` was typed."""
         file = next((file for known, file in self._files if known is agent), "")
         own = attrs.evolve(self._options, agent=file, cwd=root, write=True, quiet=True)
         return bench_for(own, agent, performs=performs, is_new=True, asks_nobody=True, headless=False).engine
 
 
-def _check_tools(agents: dict[str, AgentDefinition[Any]], of: _Agents) -> None:
+def _check_tools(agents: dict[str, AgentDefinition], of: _Agents) -> None:
     """Refuse before anything is spent what an agent names and the options do not allow."""
     with tempfile.TemporaryDirectory(prefix="stepengine-eval-") as folder:
         for agent in agents.values():
@@ -277,7 +277,7 @@ def _check_tools(agents: dict[str, AgentDefinition[Any]], of: _Agents) -> None:
 
 
 def _agreed(runs: int, asked: Question, *, is_live: bool) -> None:
-    """Ask before models are, unless that was agreed to, or is bounded (judging JG86)."""
+    """Ask before models are, unless that was agreed to, or is bounded."""
     said = f"models will be asked in up to {runs} runs, at a cost that nobody knows yet"
     if not is_live or asked.budget or asked.yes:
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 import attrs
 
@@ -19,9 +20,9 @@ from stepengine.cli.journals import (
     performed,
     recorded_agent,
 )
-from stepengine.cli.options import Answers, File, Last, Options, Repeat, with_options
+from stepengine.cli.options import Answers, File, Last, Options, Repeat, TrustAnswers, with_options
 from stepengine.cli.perform import told
-from stepengine.cli.recording import Recording, recorded_as
+from stepengine.cli.recording import Recording, is_ours, recorded_as
 from stepengine.cli.trusting import refuse_inside
 from stepengine.data.state import RunStatus
 
@@ -36,6 +37,7 @@ def extend(
     last: Last = False,
     allow_repeat: Repeat = False,
     answer: Answers = None,
+    trust_answers: TrustAnswers = False,
 ) -> Exit:
     """
     Record a run again where its agent was changed.
@@ -46,30 +48,35 @@ def extend(
     when the run fails. What it held before is kept beside it, as run.before-1.jsonl. Effects that changed the world and
     do not hold any more would happen again: that needs --allow-repeat. To go on in another file: stepengine fork.
 
+    Unless FILE is as your own commands left it, its permissions hold for calls whose results stand in it; for all others
+    they are asked for again, also where its run has ended. --trust-answers takes what stands there.
+
     Examples:
       stepengine extend run.jsonl
       stepengine extend run.jsonl --agent ./agents/mine.py --answer q3=yes
     """
-    if answer:
-        refuse_inside("extend --answer")
+    if answer or trust_answers:
+        refuse_inside("extend --answer" if answer else "extend --trust-answers")
     options = attrs.evolve(options, journal=file, last=last)
-    return on_journal(options, lambda options: _extend(options, answer or (), allow_repeat=allow_repeat))
+    return on_journal(
+        options, lambda options: _extend(options, answer or (), allow_repeat=allow_repeat, trusts=trust_answers)
+    )
 
 
-def _extend(options: Options, answers: Iterable[str], *, allow_repeat: bool) -> Exit:
+def _extend(options: Options, answers: Iterable[str], *, allow_repeat: bool, trusts: bool) -> Exit:
     from stepengine.journal.reopening import take_back
 
     journal, given = journal_at(options.journal), answers_of(answers)
     history = journal.history()
     agent = recorded_agent(journal, options, history)
-    if asks_again(journal, history):
+    doubts = not trusts and not is_ours(journal)
+    if doubts and asks_again(journal, history):
         take_back(journal)
     bench = bench_for(options, agent, hooks=hooks_of(history))
     extend = bench.engine.extend
     limits = limits_again(journal, options)
-    run = performed(
-        bench, lambda: extend(journal, agent=agent, answers=given, allow_repeat=allow_repeat, limits=limits)
-    )
+    asked = partial(extend, answers=given, allow_repeat=allow_repeat, limits=limits, ask_again=doubts)
+    run = performed(bench, lambda: asked(journal, agent=agent))
     if run.result.status is not RunStatus.FAILED:
         Recording(journal, recorded_as(options.journal)).ended(run.result)
     if run.result.status is RunStatus.FAILED:

@@ -155,7 +155,7 @@ def _target(options: Options, branch: Branch) -> Journal | None:
     return new_journal(branch.into or str(source.with_name(f"{source.stem}.fork-{place}.jsonl")))
 
 
-def _edit(text: str) -> Callable[[Any], Any]:
+def _edit(text: str) -> Callable[[Any], object]:
     """Return what makes another outcome of a recorded one: what was typed as JSON where that fits, else as text."""
     from stepengine.data.models import ModelReply
     from stepengine.journal.encoding import restored
@@ -167,11 +167,11 @@ def _edit(text: str) -> Callable[[Any], Any]:
             msg = f"--edit {text!r} cannot be read: {error}"
             raise UsageProblem(msg) from None
     try:
-        value: Any = json.loads(text)
+        value: object = json.loads(text)
     except (ValueError, RecursionError):
         value = text
 
-    def edited(recorded: Any) -> Any:
+    def edited(recorded: object) -> object:
         if isinstance(value, dict) and value.get("type") in STORED:
             return restored(value)
         # A reply and an answer are text, also where that happens to be JSON.

@@ -254,7 +254,7 @@ def _comment(report: Impact, holding: Sequence[Gate]) -> str:
     return "\n".join(lines)
 
 
-def _counts(samples: Sequence[Any]) -> list[int]:
+def _counts(samples: Sequence[object]) -> list[int]:
     counted: list[Callable[[Any], bool]] = [lambda each: each.changed, lambda each: each.has_left]
     return [sum(map(count, samples)) for count in counted]
 

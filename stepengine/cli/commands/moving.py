@@ -123,7 +123,7 @@ def import_(
 def fork_durable(
     run: str,
     at: str,
-    edit: Callable[[Any], Any] | None,
+    edit: Callable[[Any], object] | None,
     *,
     agents: str,
     db: str,

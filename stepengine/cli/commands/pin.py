@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import attrs
 import typer
@@ -128,7 +128,7 @@ def _place_of(agent_id: str, given: str, options: Options, file: Path) -> str:
     return str(loading.AgentPlace(Path(_from_root(place.file, file)), place.id))
 
 
-def _named(agents: Sequence[AgentDefinition[Any]]) -> list[str]:
+def _named(agents: Sequence[AgentDefinition]) -> list[str]:
     """Return the ids by which agents name others, of those that none of them holds: what is held comes with its holder."""
     children = [child for agent in agents for child in agent.spawnable_agents]
     held = {normalised_id(child.id) for child in (*agents[:1], *children) if not isinstance(child, str)}

@@ -29,6 +29,7 @@ from stepengine.cli.options import Answers, File, Last, Options, TrustAnswers, w
 from stepengine.cli.perform import told
 from stepengine.cli.recording import Recording, recorded_as
 from stepengine.cli.screen.render import is_terminal, visible
+from stepengine.cli.settings import UsageProblem
 from stepengine.cli.trusting import refuse_inside
 from stepengine.data.json import compact
 
@@ -105,6 +106,20 @@ def can_ask() -> bool:
     return is_terminal(sys.stdin) and is_terminal()
 
 
+def _refuse_waiting(history: History, given: Collection[str]) -> None:
+    """Refuse to wait for what can come to no command: the result of a call whose tool leaves that to somebody outside."""
+    from stepengine.journal.questions import waiting_calls
+
+    open_ = [
+        question for question in ([] if history.is_complete else waiting_calls(history)) if question.id not in given
+    ]
+    if open_:
+        first = open_[0]
+        what = first.text.partition(" was cut off")[0]
+        msg = f"{what} waits for its result, which comes from outside; where you know it: --answer '{first.id}=result:JSON-or-TEXT'"
+        raise UsageProblem(msg)
+
+
 def looked_at(history: History, given: Collection[str]) -> dict[str, AnswerLike]:
     """Ask the person at the terminal about each effect in doubt that is not decided yet; what they skip stays open."""
     from stepengine.journal.questions import doubts
@@ -139,6 +154,7 @@ def _resume(options: Options, answers: Iterable[str], how: GoingOn, *, trusts: b
     again = not trusts and asks_again(journal, history)
     bench = bench_for(options, agent, performs=not history.is_complete, hooks=hooks_of(history))
     limits = limits_again(journal, options)
+    _refuse_waiting(history, given)
     if in_doubt == "ask" and can_ask():
         given |= looked_at(history, given)
     asked = partial(bench.engine.start_resume, in_doubt=in_doubt, on_divergence=divergence, ask_again=again)

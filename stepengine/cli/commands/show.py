@@ -1,4 +1,4 @@
-"""``stepengine show``: a recorded run, step by step (requirements O7). Nothing is run, and nothing is needed but the file."""
+"""``stepengine show``: a recorded run, step by step. Nothing is run, and nothing is needed but the file."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def effects_of(history: History) -> Iterator[Shown]:
 # --- as JSON ----------------------------------------------------------------------------------------------------------
 
 
-def _whole(history: History) -> dict[str, Any]:
+def _whole(history: History) -> dict[str, object]:
     from stepengine.journal.show import ended_of, spending_of, status_of
 
     root, head = history.root, history.head
@@ -185,7 +185,7 @@ def _came(history: History, entry: Shown) -> str:
     return value if isinstance(value, str) else _short(value)
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     return json.dumps(plain(value), ensure_ascii=False)
 
 
@@ -207,7 +207,7 @@ def _chosen(history: History, shown: list[Shown], step: str) -> list[Shown]:
     return chosen
 
 
-def _one(history: History, shown: list[Shown], chosen: list[Shown]) -> dict[str, Any]:
+def _one(history: History, shown: list[Shown], chosen: list[Shown]) -> dict[str, object]:
     request = history.form(chosen[0].intent)["request"] if chosen[0].kind == "CallModel" else None
     if request is not None:
         messages = [*history.messages(chosen[0].intent), *request.get("tail", ())]
@@ -221,7 +221,7 @@ def _one(history: History, shown: list[Shown], chosen: list[Shown]) -> dict[str,
     }
 
 
-def _so_far(history: History, before: list[Shown]) -> dict[str, Any]:
+def _so_far(history: History, before: list[Shown]) -> dict[str, object]:
     """Return what the run had done and spent before a step."""
     replies = [history.outcome(e.result) for e in before if e.kind == "CallModel" and e.result is not None]
     usages = [r.value.usage for r in replies if isinstance(r, Value) and r.value.usage is not None]
@@ -244,8 +244,8 @@ def _hang(line: str) -> int:
     return 5 if "#" in first and first[-1:].isdigit() else 0
 
 
-def _rendered(journal: Journal, told: Mapping[str, Any], addresses: Collection[str] | None) -> str:
-    """Return a run, or the effects of a step of it, as the snapshots of the testing kit have it (replay F26), below what they leave out."""
+def _rendered(journal: Journal, told: Mapping[str, object], addresses: Collection[str] | None) -> str:
+    """Return a run, or the effects of a step of it, as the snapshots of the testing kit have it, below what they leave out."""
     from stepengine.journal.show import clean_tree, render, render_effects, run_tree
 
     tree = clean_tree(run_tree(journal), whole=addresses is not None)

@@ -44,7 +44,7 @@ def suite(files: Files, *, agent: Agent = "", as_json: Json = False, config: Con
       stepengine test journals/
       stepengine test journals/*.jsonl --agent ./agents/mine.py
     """
-    told: list[dict[str, Any]] = []
+    told: list[dict[str, object]] = []
     options = Options(agent=agent, quiet=True, config=config).in_force()
     for file in spread(files):
         told.append(_replayed(file, options))
@@ -84,7 +84,7 @@ def _replayed(file: str, options: Options) -> dict[str, Any]:
     return {"file": file, "outcome": "ok", "status": status, "steps": result.state.step_index}
 
 
-def _diverged(file: str, message: str, diff: Iterable[tuple[str, str, str]], **place: Any) -> dict[str, Any]:
+def _diverged(file: str, message: str, diff: Iterable[tuple[str, str, str]], **place: object) -> dict[str, object]:
     return {"file": file, "outcome": "diverged", "message": message, **place, "diff": fields_of(diff)}
 
 
@@ -93,7 +93,7 @@ def fields_of(diff: Iterable[tuple[str, str, str]]) -> list[dict[str, str]]:
     return [{"pointer": pointer, "recorded": recorded, "now": now} for pointer, recorded, now in diff]
 
 
-def _other_end(journal: Journal, replayed: RunResult[Any]) -> list[Field]:
+def _other_end(journal: Journal, replayed: RunResult) -> list[Field]:
     """Return how a run that did the same ends otherwise than it did: in its status, its output, the kind of its error."""
     from stepengine.journal.divergence import fields_between
     from stepengine.journal.encoding import comparable

@@ -9,7 +9,7 @@ import webbrowser
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import attrs
 import typer
@@ -246,5 +246,5 @@ class _Terminated(BaseException):
     """SIGTERM came."""
 
 
-def _terminated(*_: Any) -> None:
+def _terminated(*_: object) -> None:
     raise _Terminated

@@ -128,7 +128,7 @@ def worker(
     return said(worked())
 
 
-def _limited(known: Any, typed: Mapping[str, Iterable[str]]) -> dict[str, Any]:
+def _limited(known: Any, typed: Mapping[str, Iterable[str]]) -> dict[str, object]:
     """
     Return the limits of a module with those that were typed, as an option of ``Engine``; nothing when none was.
 
@@ -200,7 +200,7 @@ class Offered:
         options: Further options of ``Engine``.
     """
 
-    agents: tuple[AgentDefinition[Any], ...]
+    agents: tuple[AgentDefinition, ...]
     tools: tuple[Any, ...] = ()
     models: Any = None
     options: dict[str, Any] = attrs.field(factory=dict)

@@ -1,5 +1,5 @@
 """
-The reference console: shows a run through its handle, asks whoever sits there, and passes on what they type (requirements N16).
+The reference console: shows a run through its handle, asks whoever sits there, and passes on what they type.
 
 ``ConsoleRenderer`` uses nothing of a handle but what is public, and the engine knows nothing of it: it is one way to show a
 run. ``TerminalInteractor`` asks the same way where a run has an interactor instead. Text of models and tools is made visible,
@@ -204,7 +204,7 @@ class Screen(Progress):
             self.diffs += [diff] if isinstance(diff, str) else []
         super().on_event(event)
 
-    def finish(self, result: RunResult[Any]) -> None:
+    def finish(self, result: RunResult) -> None:
         """Show what the run came to where its model did not say it, such as what a handler returned, and how it ended."""
         came_to = _came_to(result)
         if result.status is RunStatus.COMPLETED and came_to.strip() and not any(came_to in s for s in self._said):
@@ -308,7 +308,7 @@ def show_markdown(console: Console, text: str) -> None:
     class Code(CodeBlock):
         """A block of code without an empty line above and below it."""
 
-        def __rich_console__(self, _console: Console, _options: Any) -> Iterator[Syntax]:
+        def __rich_console__(self, _console: Console, _options: object) -> Iterator[Syntax]:
             code = str(self.text).rstrip()
             yield Syntax(code, self.lexer_name, theme=self.theme, word_wrap=True, padding=(0, 1))
 
@@ -332,7 +332,7 @@ def _is_empty(line: Sequence[Any]) -> bool:
     return all(not part.text.strip() and (part.style is None or part.style.bgcolor is None) for part in line)
 
 
-def _came_to(result: RunResult[Any]) -> str:
+def _came_to(result: RunResult) -> str:
     """Return the output of a run as a person reads it; that of an agent whose output is its messages was shown as they came."""
     output = result.output
     if output is None or isinstance(output, str):
@@ -455,7 +455,7 @@ class Terminal:
         Ask until *answer* takes what is typed; return whether it did, and not when nothing more will be typed.
 
         A line that is no answer to a permission question is something else that the person says, and so is what they typed
-        before they could see the question: *other* takes it (requirements X47, reliability UI04).
+        before they could see the question: *other* takes it (requirements:X47).
         """
         for line in self.typed_ahead():
             await other(line)
@@ -493,8 +493,8 @@ class Terminal:
             return None
         return await self._always(rules, named)
 
-    async def _always(self, rules: Sequence[JsonDict], chosen: JsonDict | None) -> Any:
-        """Return the answer that allows for good what the person chose after seeing what it covers (requirements X71)."""
+    async def _always(self, rules: Sequence[JsonDict], chosen: JsonDict | None) -> object:
+        """Return the answer that allows for good what the person chose after seeing what it covers."""
         if chosen is None:
             by = _call_in(rules[0]).get("agent")
             self.say(f"always, without being asked again{f' when {one_line(str(by), 40)} wants it' if by else ''}:")
@@ -550,14 +550,14 @@ def _about(question: Question, colors: ColorScheme) -> Iterator[tuple[str, str]]
         yield from [(f"  {line}", "") for line in lines]
 
 
-def _json(value: Any) -> str:
+def _json(value: object) -> str:
     import json
 
     short = json.dumps(value, ensure_ascii=False)
     return short if len(short) <= MAX_WIDTH else json.dumps(value, indent=2, ensure_ascii=False)
 
 
-def _permission(line: str) -> Any:
+def _permission(line: str) -> object:
     """Return the answer that a line is to a permission question, ``None`` when it is none."""
     word, _, reason = line.strip().partition(" ")
     word = word.lower()
@@ -610,7 +610,7 @@ def _about_what(question: Question, room: int) -> str:
     return ""
 
 
-def _member(value: Any, name: str) -> Any:
+def _member(value: object, name: str) -> Any:
     return value.get(name) if isinstance(value, Mapping) else None
 
 
@@ -652,7 +652,7 @@ DIGITS = 10
 """Longer numbers are none of an option; Python reads no number of thousands of digits."""
 
 
-def _choice(question: Question, line: str) -> Any:
+def _choice(question: Question, line: str) -> object:
     """Return the answer that a line is to a question: numbers choose options, everything else is text."""
     text = line.strip()
     if not text or text == "/skip":
@@ -688,7 +688,7 @@ class ConsoleRenderer:
 
     def __init__(
         self,
-        handle: RunHandle[Any],
+        handle: RunHandle,
         *,
         colors: ColorScheme = COLORS,
         input: TextIO | None = None,
@@ -701,19 +701,19 @@ class ConsoleRenderer:
         self._terminal = Terminal(console, Lines(input or sys.stdin), colors)
         self._colors = colors
 
-    async def run(self) -> RunResult[Any]:
+    async def run(self) -> RunResult:
         """Show the run to its end and return its result; of a handle that is kept open, that of the last turn."""
         return await follow(self._handle, self._screen, self._terminal)
 
 
 async def follow(
-    handle: RunHandle[Any],
+    handle: RunHandle,
     screen: Screen,
     terminal: Terminal,
     *,
     permits: bool = True,
     settled: Collection[str] = (),
-) -> RunResult[Any]:
+) -> RunResult:
     """
     Show a run to its end, ask and send what is typed; see ``ConsoleRenderer``.
 
@@ -744,7 +744,7 @@ async def follow(
     return await handle.result()
 
 
-async def _show(handle: RunHandle[Any], screen: Screen, somebody: _Person, *, permits: bool) -> None:
+async def _show(handle: RunHandle, screen: Screen, somebody: _Person, *, permits: bool) -> None:
     """Show every event, and tell of those that a person has to do something about."""
     async with contextlib.aclosing(handle.events(answers=True)) as events:
         async for event in events:
@@ -769,9 +769,7 @@ class _Person:
         news: The questions that are open; ``None`` when the run is idle.
     """
 
-    def __init__(
-        self, handle: RunHandle[Any], screen: Screen, terminal: Terminal, settled: Collection[str] = ()
-    ) -> None:
+    def __init__(self, handle: RunHandle, screen: Screen, terminal: Terminal, settled: Collection[str] = ()) -> None:
         self._handle = handle
         self._screen = screen
         self._terminal = terminal
@@ -894,7 +892,7 @@ class TerminalInteractor:
 
     async def ask(self, question: Question, /) -> Any:
         """Return what is typed, or ``None`` when nothing more will be."""
-        answers: list[Any] = []
+        answers: list[object] = []
 
         def answer(said: Any) -> None:
             if problem := answer_problem(said, question):

@@ -1,4 +1,4 @@
-"""``ConsoleLogger``: a logger for a console, for programs that have none of their own (requirements O3)."""
+"""``ConsoleLogger``: a logger for a console, for programs that have none of their own."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ConsoleLogger:
         self._lowest = LEVELS.index(level)
         self._file = file
 
-    def debug(self, message: str, data: Any = None, /, **more: Any) -> None:
+    def debug(self, message: str, data: object = None, /, **more: object) -> None:
         """Print what developers want to know."""
         self._print("debug", message, data, more)
 
@@ -51,7 +51,7 @@ class ConsoleLogger:
         """Print what users want to know who asked for detail."""
         self._print("info", message, data, more)
 
-    def warn(self, message: str, data: Any = None, /, **more: Any) -> None:
+    def warn(self, message: str, data: object = None, /, **more: object) -> None:
         """Print what somebody should look at."""
         self._print("warn", message, data, more)
 
@@ -61,7 +61,7 @@ class ConsoleLogger:
         """Print what went wrong."""
         self._print("error", message, data, more)
 
-    def on_tool_call(self, tool_name: str, input: Any) -> None:
+    def on_tool_call(self, tool_name: str, input: object) -> None:
         """Print a tool call that begins."""
         self.debug("tool call", input, tool=tool_name)
 
@@ -73,7 +73,7 @@ class ConsoleLogger:
         """Print a step that begins."""
         self.debug("step", step=step, messages=len(messages))
 
-    def on_complete(self, result: RunResult[Any]) -> None:
+    def on_complete(self, result: RunResult) -> None:
         """Print how a run ended."""
         usage = result.usage
         self.info(
@@ -85,7 +85,7 @@ class ConsoleLogger:
             output_tokens=usage.completion_tokens,
         )
 
-    def _print(self, level: str, message: str, data: Any, more: dict[str, Any]) -> None:
+    def _print(self, level: str, message: str, data: object, more: dict[str, object]) -> None:
         if LEVELS.index(level) < self._lowest:
             return
         fields = {"data": data, **more} if data is not None else more
@@ -96,7 +96,7 @@ class ConsoleLogger:
         print(line, file=self._file or sys.stderr, flush=True)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     """Return a value as it is where that is one word, else as JSON, whose ends can be seen."""
     if isinstance(value, str):
         shown = visible(value, strict=True)

@@ -179,7 +179,7 @@ class Progress:
         crowd.told = crowd.ended
         self._line(path, f"agents {crowd.agent_id}: {crowd.ended}/{crowd.asked}", self._colors.agent)
 
-    def finish(self, result: RunResult[Any]) -> None:
+    def finish(self, result: RunResult) -> None:
         """Show how the run ended and what it spent."""
         for path in list(self._partial):
             self._flush(path)
@@ -376,7 +376,7 @@ class Progress:
             event.path, f"  warning: {name} was called {event.count} times with the same result", self._colors.warning
         )
 
-    def _arguments(self, value: Any) -> str:
+    def _arguments(self, value: object) -> str:
         if not isinstance(value, dict):
             return ""
         if self._verbose:
@@ -492,7 +492,7 @@ def _depth(path: str) -> int:
     return path.count(".") + 1 if path else 0
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     if isinstance(value, list):
         return ", ".join([_short(v) for v in value])
     if isinstance(value, dict):

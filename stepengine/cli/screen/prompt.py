@@ -286,7 +286,7 @@ class Prompt(Terminal):
             termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
         return []
 
-    async def _read(self, session: Any, message: Any, *, keeps: bool = True, refresh_interval: float = 0) -> str:
+    async def _read(self, session: Any, message: object, *, keeps: bool = True, refresh_interval: float = 0) -> str:
         """Read once; what is not sent, because somebody else has to be asked, is there again the next time."""
         self.was_pasted, self._accepted = self.was_pasted and keeps and bool(self._draft), None
         self._above.reading = session.app
@@ -312,7 +312,7 @@ class Prompt(Terminal):
                 self._draft = "" if sent else session.default_buffer.text
         return self._unfolded(said)
 
-    def _toolbar(self) -> Any:
+    def _toolbar(self) -> object:
         """Return what draws the status line, and draws it anew with the line above it."""
         return lambda: [("class:bottom-toolbar.text", self.status())]
 
@@ -328,7 +328,7 @@ class Prompt(Terminal):
         from prompt_toolkit.styles import Style
 
         style = Style.from_dict({"bottom-toolbar": "noreverse", "bottom-toolbar.text": "ansibrightblack"})
-        said: Any = PromptSession(
+        said: object = PromptSession(
             history=_kept(history, self._unfolded), completer=_completer(commands, root), complete_while_typing=False,
             multiline=True, key_bindings=keys, prompt_continuation="  ", enable_history_search=False, style=style,
         )  # fmt: skip
@@ -363,7 +363,7 @@ class Prompt(Terminal):
         self._accepted = event.current_buffer.text
         event.current_buffer.validate_and_handle()
 
-    def _interrupted(self, _: Any) -> None:
+    def _interrupted(self, _: object) -> None:
         if self._interrupt is not None:
             self._interrupt()
 
@@ -423,7 +423,7 @@ def _completer(commands: Sequence[str], root: Path) -> Any:
     class Names(Completer):
         """Commands and files."""
 
-        def get_completions(self, document: Any, complete_event: Any) -> Iterator[Any]:
+        def get_completions(self, document: Any, complete_event: object) -> Iterator[Any]:
             before = document.text_before_cursor
             word = document.get_word_before_cursor(WORD=True)
             known = commands if before.startswith("/") and before == word else []

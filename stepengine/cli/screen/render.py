@@ -1,5 +1,5 @@
 """
-Values as text and as JSON, on their way to a terminal or a pipe (reliability UI01, UI02).
+Values as text and as JSON, on their way to a terminal or a pipe.
 
 Everything from models, tools and files that would steer the terminal or hide itself is shown as an escape
 (``stepengine.data.visible``); only our own colours reach the screen.
@@ -96,7 +96,7 @@ def one_line(text: str, width: int = 100) -> str:
     return cut(visible(" ".join(text[: 4 * width].split()), strict=True), width)
 
 
-def dumps(value: Any) -> str:
+def dumps(value: object) -> str:
     """Return *value* as indented JSON in ASCII, so that no byte of it can steer a terminal."""
     return json.dumps(value, indent=2).replace("\x7f", "\\u007f")
 
@@ -154,17 +154,17 @@ def _broken(line: str, width: int, hang: int) -> Iterator[str]:
     yield now.rstrip(" ")
 
 
-def draws_lines(stream: Any = None) -> bool:
+def draws_lines(stream: object = None) -> bool:
     """Return whether the characters that lines are drawn with can be written to *stream*, by default stdout."""
     return "utf" in str(getattr(stream or sys.stdout, "encoding", None) or "").lower()
 
 
-def as_text(value: Any, indent: str = "") -> str:
+def as_text(value: object, indent: str = "") -> str:
     """Return a JSON value as a person reads it: a member a line, lists with dashes, texts as they are."""
     return "\n".join(_text_lines(value, indent))
 
 
-def _text_lines(value: Any, indent: str) -> Iterator[str]:
+def _text_lines(value: object, indent: str) -> Iterator[str]:
     if isinstance(value, dict) and value:
         for name, member in value.items():
             yield from _member(f"{indent}{visible(str(name), strict=True)}:", member, f"{indent}  ")
@@ -181,13 +181,13 @@ def _text_lines(value: Any, indent: str) -> Iterator[str]:
         yield f"{indent}{json.dumps(value)}"
 
 
-def _member(head: str, value: Any, indent: str) -> Iterator[str]:
+def _member(head: str, value: object, indent: str) -> Iterator[str]:
     lines = list(_text_lines(value, indent))
     is_short = not (isinstance(value, dict | list) and value) and len(lines) == 1
     yield from [f"{head} {lines[0].lstrip(' ')}".rstrip()] if is_short else [head, *lines]
 
 
-def json_of(result: RunResult[Any]) -> dict[str, Any]:
+def json_of(result: RunResult) -> dict[str, Any]:
     """Return *result* as one JSON object: everything but the final state, of which it keeps ids and counts."""
     state = result.state
     return {
@@ -213,13 +213,13 @@ def json_of(result: RunResult[Any]) -> dict[str, Any]:
     }
 
 
-def output_of(output: Any) -> Any:
+def output_of(output: object) -> object:
     """Return an output as JSON; a pydantic model by its own JSON form."""
     dump = getattr(output, "model_dump", None)
     return plain(output if dump is None else dump(mode="json"))
 
 
-def print_output(output: Any) -> None:
+def print_output(output: object) -> None:
     """Print an output, if there is one: for a person as text, for a pipe as JSON, texts as they are."""
     told = output_of(output)
     if told in (None, ""):

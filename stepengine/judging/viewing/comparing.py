@@ -1,4 +1,4 @@
-"""Two runs side by side: which steps stand beside each other, and what differs, as ``journal.diff`` has it (judging JG49)."""
+"""Two runs side by side: which steps stand beside each other, and what differs, as ``journal.diff`` has it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-The page: one file of HTML that holds its script, its style and the run, and loads nothing (judging JG42-JG45).
+The page: one file of HTML that holds its script, its style and the run, and loads nothing.
 
 Script and style stand beside this file. What comes from the run reaches the page in two ways: a few words as escaped text, for
 the first paint, and everything else packed, as data that no browser runs.

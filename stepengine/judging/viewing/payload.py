@@ -1,8 +1,8 @@
 """
-A journal as the JSON value that the page is made of (judging JG40, JG42).
+A journal as the JSON value that the page is made of.
 
 What a page shows stands here once, cleaned: every text goes through one redactor that knows all kinds of secrets, whatever the
-journal's own rules were, and through what shows controls as escapes (JG13). The page resolves numbers to texts and puts requests
+journal's own rules were, and through what shows controls as escapes. The page resolves numbers to texts and puts requests
 together again from their slices, as ``History`` does.
 
 A ``RunView`` takes in the records of a history that it has not seen yet, so that a run under way is followed by taking it again.
@@ -63,7 +63,7 @@ NOT_RECORDED = (
     "source lines, local variables and changes by hooks: these come from repeating the run with the agent's code",
     "HTTP bodies",
 )
-"""What no journal holds, as the page lists it (JG40)."""
+"""What no journal holds, as the page lists it."""
 KINDS: Mapping[str, str] = {
     "CallModel": "model",
     "CallTool": "tool",
@@ -119,14 +119,14 @@ class Texts:
         self._pictures: dict[str, int] = {}
         self._redactor = redactor_for("all", os.environ)
 
-    def clean(self, value: Any) -> Any:
+    def clean(self, value: object) -> Any:
         """Return a JSON value without secrets and without anything that steers a screen."""
         if isinstance(value, str):
             return self._seen(self._redactor.text(value))
         written = compact(value)
         return self._seen(self._redactor.value(value) if self._redactor.suspicious(written) else value)
 
-    def _seen(self, value: Any) -> Any:
+    def _seen(self, value: object) -> object:
         if isinstance(value, str):
             return _shown(value)
         if isinstance(value, Mapping):
@@ -153,7 +153,7 @@ class Texts:
             self.all.append(self._cut(clean, whole_at) if self.longest is not None and whole_at else clean)
         return known
 
-    def _cut(self, value: Any, whole_at: str) -> Any:
+    def _cut(self, value: object, whole_at: str) -> object:
         if isinstance(value, str):
             longest = self.longest or 0
             if len(value) <= longest:
@@ -431,7 +431,7 @@ class RunView:
         cost = add_cost(None if agent["cost"] is None else Decimal(agent["cost"]), reply.cost)
         agent["cost"] = None if cost is None else str(cost)
 
-    def _value(self, value: Any, whole_at: str) -> Form:
+    def _value(self, value: object, whole_at: str) -> Form:
         if isinstance(value, ToolResult):
             told: Form = {"status": value.status, "result": self.texts.parts(value.content, whole_at=whole_at)}
             if value.side_effects:
@@ -551,7 +551,7 @@ def _buckets(usage: Usage) -> list[int]:
     ]
 
 
-def _failure(stored: Any) -> BaseException:
+def _failure(stored: object) -> BaseException:
     error: BaseException = restored({"type": "Failure", "error": stored}).error
     return error
 
@@ -560,12 +560,12 @@ def _error(error: BaseException) -> Form:
     return {"type": type(error).__name__, "message": str(plain(str(error)))}
 
 
-def _change(change: Any) -> Form:
+def _change(change: object) -> Form:
     """Return what a tool changed in its run: the members that are set, as JSON."""
     return {k: v for k, v in plain(bare(change)).items() if k != "type" and v not in (None, {}, [], ())}
 
 
-def _said(ended: ChildResult[Any]) -> list[Form]:
+def _said(ended: ChildResult) -> list[Form]:
     """Return what a run gave, as the parts of a result: its output, or its text, and its error."""
     output = plain(ended.output)
     parts: list[Form] = []
@@ -578,8 +578,8 @@ def _said(ended: ChildResult[Any]) -> list[Form]:
     return parts
 
 
-def _previous(root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _previous(root: Mapping[str, Any]) -> list[Mapping[str, object]]:
     state = root.get("previous") or {}
     transcript = state.get("view") or state.get("message_history") or {"messages": []}
-    messages: list[Mapping[str, Any]] = transcript["messages"]
+    messages: list[Mapping[str, object]] = transcript["messages"]
     return messages

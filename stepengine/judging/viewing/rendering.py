@@ -1,10 +1,10 @@
-"""``render_run``: from journals to a page, within a size (judging JG43, JG49, JG119)."""
+"""``render_run``: from journals to a page, within a size."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import attrs
 
@@ -64,7 +64,7 @@ class Rendered:
     missing: tuple[str, ...] = ()
 
 
-AgentGiven: TypeAlias = "Engine | AgentDefinition[Any] | str | Path"
+AgentGiven: TypeAlias = "Engine | AgentDefinition | str | Path"
 
 
 def render_run(
@@ -125,7 +125,7 @@ def _page(source: Source, other: Source | None, *, locals: bool, title: str, lon
     files: list[dict[str, str]] = []
     view, walked, told = _one(source, texts, files, locals=locals)
     found = [(source, walked)]
-    payload: dict[str, Any] = {"format": FORMAT, **told}
+    payload: dict[str, object] = {"format": FORMAT, **told}
     if other is not None:
         second, walked_too, told_too = _one(other, texts, files, locals=locals)
         found.append((other, walked_too))
@@ -157,7 +157,7 @@ def _names(source: Source, other: Source | None) -> str:
 
 def _one(
     source: Source, texts: Texts, files: list[dict[str, str]], *, locals: bool
-) -> tuple[RunView, Walked | None, dict[str, Any]]:
+) -> tuple[RunView, Walked | None, dict[str, object]]:
     view = RunView(texts, source.file)
     view.take(stored(source.journal))
     walked: Walked | None = None

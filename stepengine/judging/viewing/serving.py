@@ -1,5 +1,5 @@
 """
-A page that follows a run under way: a small server for this machine alone (judging JG50).
+A page that follows a run under way: a small server for this machine alone.
 
 The page asks once a second for what came after what it has. The journal is read without its lock, as far as its lines are whole;
 nothing is ever written, and no handler's code is run.
@@ -236,7 +236,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         """Say nothing: the address holds the token."""
 
 

@@ -1,5 +1,5 @@
 """
-Where the handler stood at each step, with its variables: from one walk over the run with the agent's code (judging JG41).
+Where the handler stood at each step, with its variables: from one walk over the run with the agent's code.
 
 The walk performs nothing. Where the code does something else than is recorded it ends, and the page says from which step on it
 knows no more.
@@ -110,7 +110,7 @@ class _Walker:
         if frames:
             self._frames(row, path, frames)
 
-    def _hooks(self, moment: Moment) -> Iterator[dict[str, Any]]:
+    def _hooks(self, moment: Moment) -> Iterator[dict[str, object]]:
         for call in moment.hooks:
             if isinstance(call.said, Change):
                 with contextlib.suppress(DataError, TypeError):
@@ -131,7 +131,7 @@ class _Walker:
                 gone
             )
 
-    def _number(self, name: str, value: Any) -> int:
+    def _number(self, name: str, value: object) -> int:
         return self._view.texts.number(self._safe.named(name, value))
 
     def _frames(self, row: int, path: str, frames: list[Frame]) -> None:
@@ -150,7 +150,7 @@ class _Walker:
                     left -= len(name) + len(now[name])
             changed = {name: self._view.texts.number(text) for name, text in now.items() if old.get(name) != text}
             self._spent += sum([len(name) + len(now[name]) for name in changed])
-            one: dict[str, Any] = {
+            one: dict[str, object] = {
                 "fn": frame.function,
                 "kind": frame.kind,
                 "line": frame.line,
@@ -163,7 +163,7 @@ class _Walker:
         self.walked.locals[row] = {"from": before_row, "frames": told}
         self._last[path] = (row, values, [frame.function for frame in frames])
 
-    def _text(self, place: tuple[str, int, str], value: Any) -> str:
+    def _text(self, place: tuple[str, int, str], value: object) -> str:
         """Return the text of a variable; that of a value that cannot change is made once while the variable holds it."""
         before, text = self._known.get(place, (None, ""))
         if before is value and text and type(value) in UNCHANGING:
@@ -189,7 +189,7 @@ class _Walker:
 
 def _stored(change: Change) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = plain(bare(change))
+        found: dict[str, object] = plain(bare(change))
     except DataError:
         # Python objects for tools, and functions, have no JSON: their names tell enough.
         return {

@@ -49,7 +49,7 @@ __all__ = ("AnthropicProvider",)
 logger = logging.getLogger("stepengine.models")
 
 SAMPLING_VERSION = "2023-06-01"
-"""The last API version that takes ``temperature`` and ``top_p``; newer ones answer 400 (ecosystem EC92)."""
+"""The last API version that takes ``temperature`` and ``top_p``; newer ones answer 400 (ecosystem:EC92)."""
 
 BATCHES = "/v1/messages/batches"
 
@@ -90,7 +90,7 @@ class AnthropicProvider(HttpProvider):
         self,
         api_key: str | Secret | None = None,
         base_url: str | None = None,
-        transport: Any = None,
+        transport: object = None,
         *,
         max_tokens: int | None = None,
         prompt_cache: bool | Literal["5m", "1h"] = True,
@@ -143,7 +143,7 @@ class AnthropicProvider(HttpProvider):
         Raises:
             ModelError: when the upload fails.
         """
-        until: dict[str, Any] = {} if expires_in is None else {"expires_in_seconds": expires_in}
+        until: dict[str, object] = {} if expires_in is None else {"expires_in_seconds": expires_in}
         file = (name or "file", data, mime_type)
         held = await self._on_files(lambda to: to.files.upload(file=file, extra_headers=self._headers, **until))
         return str(held.id)
@@ -189,7 +189,7 @@ class AnthropicProvider(HttpProvider):
         content = b'{"requests":[%s]}' % b",".join(parts)
         return self._batch_id(await self._batch_answer(BATCHES, content, **headers))
 
-    async def batch_results(self, batch: str) -> Mapping[str, Any] | None:
+    async def batch_results(self, batch: str) -> Mapping[str, object] | None:
         """
         Return what came of a batch; ``None`` while it is not done.
 
@@ -235,7 +235,7 @@ class AnthropicProvider(HttpProvider):
             self._described[model] = self._understood(answer, model)
         return self._described[model][0]
 
-    def _understood(self, answer: Mapping[str, Any], model: str) -> tuple[ModelInfo, Family]:
+    def _understood(self, answer: Mapping[str, object], model: str) -> tuple[ModelInfo, Family]:
         try:
             most, capabilities = count_of(answer.get("max_tokens")), object_at(answer, "capabilities")
             family = stated(family_of(model), capabilities, most)
@@ -351,7 +351,7 @@ class AnthropicProvider(HttpProvider):
         return Body(content, path=f"{self.path}/count_tokens")
 
 
-def _result(line: Mapping[str, Any]) -> Mapping[str, Any]:
+def _result(line: Mapping[str, object]) -> Mapping[str, Any]:
     match line.get("result"):
         case {"type": "succeeded", "message": message}:
             return {"reply": message}

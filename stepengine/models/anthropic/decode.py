@@ -2,7 +2,7 @@
 Replies of Anthropic's Messages API in our terms. Pure: no SDK, no clock, no I/O.
 
 A stream is first put together into the message that the API would have sent in one piece (``stream``), and both go
-through ``decode``, so that they cannot differ (requirements G5).
+through ``decode``, so that they cannot differ.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def decode(message: Mapping[str, Any], call: Call, model: str, request_id: str |
     )
 
 
-def _standing(blocks: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _standing(blocks: list[Mapping[str, object]]) -> list[Mapping[str, object]]:
     """Return *blocks* without those of a model that gave way to another one which do not count any more."""
     last = max([index for index, block in enumerate(blocks) if block.get("type") == FALLBACK], default=0)
     answered = {block.get("tool_use_id") for block in blocks[:last]}
@@ -94,20 +94,20 @@ def _standing(blocks: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     ]
 
 
-def _answered(message: Mapping[str, Any], blocks: list[Mapping[str, Any]]) -> str:
+def _answered(message: Mapping[str, object], blocks: list[Mapping[str, object]]) -> str:
     """Return the model that answered: the one that another gave way to last, which a stream's beginning does not know."""
     named = [word_at(block, "to", "model") for block in blocks if block["type"] == FALLBACK]
     served = [word_at(entry, "model") for entry in iterations_of(message.get("usage")) if entry.get("type") == STOOD_IN]
     return next((name for name in [*reversed(named), *reversed(served)] if name), text_at(message, "model"))
 
 
-def _parts(block: Mapping[str, Any], provider: str, model: str) -> list[AssistantPart]:
+def _parts(block: Mapping[str, object], provider: str, model: str) -> list[AssistantPart]:
     part = _part(block, provider, model)
     cited = seen(block, "citations") if block["type"] == "text" else []
     return [part, *[_citation(citation, word_at(block, "text")) for citation in cited]]
 
 
-def _citation(citation: Mapping[str, Any], said: str) -> CitationPart:
+def _citation(citation: Mapping[str, object], said: str) -> CitationPart:
     title = word_at(citation, "title") or word_at(citation, "document_title")
     url = word_at(citation, "url") or word_at(citation, "source")
     return CitationPart(
@@ -133,7 +133,7 @@ def _part(block: Mapping[str, Any], provider: str, model: str) -> AssistantPart:
     return OpaquePart(provider, freeze(block), tool=tool, text=_shown(block) if tool else "")
 
 
-def _tool_of(block: Mapping[str, Any], kind: str) -> str:
+def _tool_of(block: Mapping[str, object], kind: str) -> str:
     """Return the tool of the provider that a block tells of, in our words where there is one; ``""`` for none."""
     if kind == "server_tool_use":
         name = word_at(block, "name")
@@ -142,7 +142,7 @@ def _tool_of(block: Mapping[str, Any], kind: str) -> str:
     return "" if name == kind else TOOLS.get(name, name)
 
 
-def _shown(block: Mapping[str, Any]) -> str:
+def _shown(block: Mapping[str, object]) -> str:
     """Return for people what a tool of the provider was asked, or what came of it."""
     asked = block.get("input")
     if isinstance(asked, Mapping):
@@ -157,7 +157,7 @@ def _shown(block: Mapping[str, Any]) -> str:
     return listed([(word_at(entry, "title"), word_at(entry, "url")) for entry in seen(block, "content")])
 
 
-def usage_of(raw: Any) -> Usage | None:
+def usage_of(raw: object) -> Usage | None:
     """
     Return the API's usage in our buckets; ``None`` when it does not say.
 

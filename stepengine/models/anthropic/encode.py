@@ -5,7 +5,7 @@ Every message is encoded once and keeps its bytes (``Transcript.memo``); a reque
 wire wants merged: the results of one batch and the user messages after them are one user message, results first.
 
 **Foreign calls and thinking.** With a manual thinking budget the API refuses a last assistant turn whose calls do not
-follow a thinking block, and calls made by a handler, another model or a turn without thinking have none (design 6).
+follow a thinking block, and calls made by a handler, another model or a turn without thinking have none.
 Such calls and their results are then written as text of the user: the model keeps both its thinking and what the calls
 gave. The rule looks at one message at a time, so what was sent once is sent the same way in every later request and the
 prompt cache holds. Adaptive thinking has no such demand and sends them as calls.
@@ -73,7 +73,7 @@ class Flags:
 
     Attributes:
         provider: Whose ids, signatures and opaque parts are sent back.
-        model: Whose thinking is sent back (EC99).
+        model: Whose thinking is sent back (ecosystem:EC99).
         manual: Whether thinking has a budget, so that calls without thinking are written as text.
         container: Whether code runs at the provider, in a container that uploaded files of any kind can be put into.
         hidden: The tools that the model searches for; ``None`` leaves earlier searches as they came.
@@ -170,7 +170,7 @@ def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> Turn: 
 
 
 def _answered(blocks: list[Json]) -> list[Json]:
-    """Leave out uses of the provider's own tools that it never answered, but for one that it is to go on with (PV57)."""
+    """Leave out uses of the provider's own tools that it never answered, but for one that it is to go on with (providers:PV57)."""
     results = {block.get("tool_use_id") for block in blocks}
     last = len(blocks) - 1
     return [
@@ -239,7 +239,7 @@ def _text(text: str, data: Mapping[str, Any] | None = None) -> Json | None:
         return None
     block: Json = {"type": "text", "text": text}
     if data is not None and data.get("citations"):
-        # Of all that a reply holds, only this cannot go back (PV57).
+        # Of all that a reply holds, only this cannot go back (providers:PV57).
         block["citations"] = [
             {name: value for name, value in citation.items() if name != "file_id"}
             if isinstance(citation, Mapping)

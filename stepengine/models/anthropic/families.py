@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
 import attrs
 
@@ -33,7 +33,7 @@ class Family:
         demands: Whether a call can be demanded.
         max_output: The largest output of a reply in tokens; ``None`` when that is unknown.
         efforts: The words that it takes for how hard to think, from the least to the most.
-        searches: Whether it searches tools by itself (PV63).
+        searches: Whether it searches tools by itself (providers:PV63).
         is_guess: Whether the name is newer than this table, so that it counts as the newest family.
     """
 
@@ -85,8 +85,8 @@ def family_of(model: str) -> Family:
     return next((family for family in FAMILIES if re.match(family.names, model[start:])), Family(is_guess=True))
 
 
-def stated(family: Family, capabilities: Mapping[str, Any], max_output: int | None) -> Family:
-    """Return *family* as the API itself describes a model of it: its ``capabilities`` and its largest output (PV1)."""
+def stated(family: Family, capabilities: Mapping[str, object], max_output: int | None) -> Family:
+    """Return *family* as the API itself describes a model of it: its ``capabilities`` and its largest output."""
     thinking = object_at(capabilities, "thinking")
     types, effort = object_at(thinking, "types"), object_at(capabilities, "effort")
     takes = {name: object_at(types, name).get("supported") is True for name in types}

@@ -2,7 +2,7 @@
 Requests of Anthropic's Messages API: everything of the body but its messages. Pure: no SDK, no clock, no I/O.
 
 **Prompt caching.** The API caches a prefix in the order tools, system prompt, messages. A request marks the last tool,
-the system prompt, and, by a mark for the whole request, the last message: three of the four that it may hold (EC93).
+the system prompt, and, by a mark for the whole request, the last message: three of the four that it may hold.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ DEFAULT_BUDGET = 10_000
 UNDEMANDED = frozenset({None, "auto", "none"})
 
 BOUND = re.compile(r"claude-fable-5-1")
-"""Models, whatever a cloud has put before their names, that refuse thinking after a change of anything before it, unless they are told to drop it (EC98)."""
+"""Models, whatever a cloud has put before their names, that refuse thinking after a change of anything before it, unless they are told to drop it (ecosystem:EC98)."""
 
 BINDING_BETA = "thinking-binding-controls-2026-08-01"
 
 FAST = re.compile(r"claude-opus-(?:4-[6-9]|[5-9])")
-"""Models that answer faster for a higher price (PV65)."""
+"""Models that answer faster for a higher price."""
 
 FAST_BETA = "fast-mode-2026-02-01"
 MAX_STRICT = 20
-"""How many tools of one request may be strict (PV43)."""
+"""How many tools of one request may be strict (providers:PV43)."""
 
 TOOL_SEARCH = {"type": "tool_search_tool_bm25_20251119", "name": "tool_search_tool_bm25"}
-"""The API's search of tools by words (PV63)."""
+"""The API's search of tools by words (providers:PV63)."""
 
 TIERS = {"auto": "auto", "priority": "auto", "standard": "standard_only"}
 """Our words for a tier; priority is what a project has bought, and is taken by itself."""
@@ -111,7 +111,7 @@ class Ways:
 
     Attributes:
         provider: The provider's name.
-        max_tokens: The output limit of requests that have none; ``None`` for the model's own. The API demands one (EC95).
+        max_tokens: The output limit of requests that have none; ``None`` for the model's own. The API demands one (ecosystem:EC95).
         cache: How long prompts are cached; ``None`` for not at all.
         site: Where the models run.
     """
@@ -138,7 +138,7 @@ def encode(
     *,
     stream: bool,
     after: str = "",
-    more: Mapping[str, Any] | None = None,
+    more: Mapping[str, object] | None = None,
 ) -> bytes:
     """
     Return the body of a request.
@@ -241,7 +241,7 @@ def encode_count(request: ModelRequest, model: str, family: Family, ways: Ways, 
     return join_members(members)
 
 
-def _system(request: ModelRequest, ways: Ways) -> Any:
+def _system(request: ModelRequest, ways: Ways) -> object:
     text = request.system_prompt
     if not text.strip() or ways.mark is None:
         return text or None
@@ -269,9 +269,9 @@ def thinking_of(request: ModelRequest, model: str, family: Family, *, off: bool 
 
     Where the model can, it decides by itself, by the effort beside it; a number of tokens is sent as it is where the model
     takes one, and stands for an effort where it does not. Older models want a number, and refuse it together with a
-    demanded call, so that such a call switches it off for that request (EC85). *off* does so for any model. A model that
+    demanded call, so that such a call switches it off for that request (ecosystem:EC85). *off* does so for any model. A model that
     binds its thinking to what came before is told to drop what no longer fits, since hooks may prune and prompts may
-    change (EC98).
+    change (ecosystem:EC98).
     """
     thinking = request.settings.thinking
     if off or (thinking is not None and thinking.mode == "none"):
@@ -322,7 +322,7 @@ def ways_of(ways: Ways, settings: ModelSettings) -> Ways:
 
 
 def said_by(request: ModelRequest, model: str, site: Site) -> Said:
-    """Return what the settings of a request become that only some wires know (PV65 to PV67)."""
+    """Return what the settings of a request become that only some wires know."""
     ways: dict[str, Way] = {
         "cache": lambda _: {},  # it stands in the marks
         "server_tools": lambda items: {"tools": [_server_tool(item, model, site) for item in items]},
@@ -344,7 +344,7 @@ def is_fast(tier: str | None, model: str, site: Site) -> bool:
 
 def _server_tool(item: ServerTool, model: str, site: Site) -> Json:
     """
-    Return the definition of a tool of the provider (PV56).
+    Return the definition of a tool of the provider.
 
     Of the dates that the API takes, these were seen to be taken by models of every age; a newer one goes into
     ``ModelSettings(extra={"tools": [...]})``.
@@ -379,9 +379,9 @@ def _limits(item: WebSearch | UrlContext, model: str) -> Json:
     return {name: value for name, value in limits.items() if value is not None}
 
 
-def promised(tools: tuple[ToolSpec, ...], schema: Mapping[str, Any] | None, after: str = "") -> tuple[ToolSpec, ...]:
+def promised(tools: tuple[ToolSpec, ...], schema: Mapping[str, object] | None, after: str = "") -> tuple[ToolSpec, ...]:
     """
-    Return *tools*, those no longer strict that are too many for one request beside *schema* (PV43).
+    Return *tools*, those no longer strict that are too many for one request beside *schema* (providers:PV43).
 
     The API counts over all schemas that it shall promise: 20 tools, 24 optional members. After it said that the grammar made
     of them is too large, none is strict.

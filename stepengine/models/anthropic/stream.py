@@ -1,4 +1,4 @@
-"""The accumulator of Anthropic's Messages API: a stream's events become the completed reply (ecosystem EC71)."""
+"""The accumulator of Anthropic's Messages API: a stream's events become the completed reply."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class AnthropicAccumulator(Accumulator):
         Take one event and return what it adds.
 
         Raises:
-            ModelError: for an error event, and for events in an impossible order (reliability MP22, MP28).
+            ModelError: for an error event, and for events in an impossible order.
         """
         if name == "ping":
             return []
@@ -99,7 +99,7 @@ class AnthropicAccumulator(Accumulator):
         """
         Return the reply.
 
-        A body that ends inside the terminal event counts when all else was there (reliability MP21).
+        A body that ends inside the terminal event counts when all else was there (reliability:MP21).
 
         Raises:
             TruncatedReply: when the terminal marker is missing.
@@ -115,12 +115,12 @@ class AnthropicAccumulator(Accumulator):
     def _whole(self) -> bool:
         return bool(self._message and self._message.get("stop_reason")) and all(o.closed for o in self._blocks)
 
-    def _start(self, message: Mapping[str, Any]) -> None:
+    def _start(self, message: Mapping[str, object]) -> None:
         if self._message is not None:
             self._broken("a second message_start")
         self._message = {**message, "usage": dict(object_at(message, "usage"))}
 
-    def _block_start(self, index: int, block: Mapping[str, Any]) -> list[ModelDelta]:
+    def _block_start(self, index: int, block: Mapping[str, object]) -> list[ModelDelta]:
         if self._message is None or index != len(self._blocks):
             self._broken(f"content block {index} starts where block {len(self._blocks)} belongs")
         opened = _Open(dict(block))
@@ -191,7 +191,7 @@ class AnthropicAccumulator(Accumulator):
         self.done = True
 
 
-def _first_delta(block: Mapping[str, Any]) -> list[ModelDelta]:
+def _first_delta(block: Mapping[str, object]) -> list[ModelDelta]:
     if block["type"] == "text" and (text := text_at(block, "text")):
         return [TextChunk(text)]
     if block["type"] == "thinking" and (text := text_at(block, "thinking")):
@@ -200,7 +200,7 @@ def _first_delta(block: Mapping[str, Any]) -> list[ModelDelta]:
 
 
 def _merge(block: Json, delta: Mapping[str, Any]) -> None:
-    """Add a delta of an unknown kind to its block: texts and lists grow, anything else is replaced (MP59)."""
+    """Add a delta of an unknown kind to its block: texts and lists grow, anything else is replaced."""
     for name, value in delta.items():
         if name == "type":
             continue

@@ -36,12 +36,12 @@ ENDED = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED", "PARTIALLY_SUC
 LOST = {"CANCELLED": "canceled", "EXPIRED": "expired"}
 
 
-def _key(answer: Mapping[str, Any]) -> str:
+def _key(answer: Mapping[str, object]) -> str:
     metadata = answer.get("metadata")
     return str(metadata.get("key")) if isinstance(metadata, Mapping) else ""
 
 
-def _result(answer: Mapping[str, Any]) -> Mapping[str, Any]:
+def _result(answer: Mapping[str, object]) -> Mapping[str, Any]:
     match answer:
         case {"response": Mapping() as response}:
             return {"reply": response}
@@ -76,7 +76,7 @@ class GoogleProvider(HttpProvider):
         self,
         api_key: str | Secret | None = None,
         base_url: str | None = None,
-        transport: Any = None,
+        transport: object = None,
         *,
         api_version: str | None = None,
         name: str = "google",
@@ -106,7 +106,7 @@ class GoogleProvider(HttpProvider):
             raise ModelError(msg, kind="missing_sdk") from None
         return genai
 
-    def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
+    def _client(self, credentials: Credentials, base_url: str, http_client: object) -> Any:
         key = NO_KEY if credentials.key is None else credentials.key.reveal()
         access = {"api_key": key, "vertexai": False}
         return sending.client_of(self._sdk(), access, base_url, self._api_version, http_client)
@@ -123,7 +123,7 @@ class GoogleProvider(HttpProvider):
         response: Any = error.response
         return body_failure(response.content, response.status_code, response.headers, call)
 
-    async def _post(self, client: Any, body: Body, *, stream: bool) -> Any:
+    async def _post(self, client: Any, body: Body, *, stream: bool) -> object:
         return await sending.post(client, body.path, None if body.is_question else body.content, body.headers)
 
     async def describe(self, model: str) -> ModelInfo:
@@ -171,7 +171,7 @@ class GoogleProvider(HttpProvider):
         )
         return self._batch_id(await self._batch_answer(path_of(model, "batchGenerateContent"), content), "name")
 
-    async def batch_results(self, batch: str) -> Mapping[str, Any] | None:
+    async def batch_results(self, batch: str) -> Mapping[str, object] | None:
         """
         Return what came of a batch; ``None`` while it is not done.
 
@@ -187,7 +187,7 @@ class GoogleProvider(HttpProvider):
         if state == "FAILED":
             call = Call(provider=self.name, model=f"{self.name}/batches", credentials=self._ready().credentials)
             raise body_failure({"error": told.get("error")}, None, {}, call)
-        results: dict[str, Any] = {} if state not in LOST else {"": {"ended": LOST[state]}}
+        results: dict[str, object] = {} if state not in LOST else {"": {"ended": LOST[state]}}
         for place in (about.get("output"), told.get("response")):
             match place:
                 case {"inlinedResponses": {"inlinedResponses": list(answers)}}:

@@ -41,18 +41,18 @@ class NewestCall:
         is_open: Whether more of it is to come.
     """
 
-    def __init__(self, part: Mapping[str, Any]) -> None:
+    def __init__(self, part: Mapping[str, object]) -> None:
         self.is_open = True
         self._part: Json = {}
         self._call: Json = {}
         self._root: Json = {}
         self.take(part)
 
-    def goes_on_in(self, call: Mapping[str, Any]) -> bool:
+    def goes_on_in(self, call: Mapping[str, object]) -> bool:
         """Return whether *call* is more of this one: it has no name and id of its own, or the same."""
         return all(text_at(call, name) in {"", text_at(self._call, name)} for name in ("name", "id"))
 
-    def take(self, part: Mapping[str, Any]) -> None:
+    def take(self, part: Mapping[str, object]) -> None:
         """
         Add what *part* says.
 
@@ -75,7 +75,7 @@ class NewestCall:
         return {**self._part, "functionCall": {**self._call, "args": _plain(self._root), **more}}
 
 
-def joined_call(part: Mapping[str, Any]) -> Mapping[str, Any]:
+def joined_call(part: Mapping[str, object]) -> Mapping[str, Any]:
     """Return *part*, which holds a call, with its arguments in one piece."""
     return NewestCall(part).whole() if object_at(part, "functionCall").get("partialArgs") else part
 
@@ -94,7 +94,7 @@ class _Nothing:
 NOTHING = _Nothing()
 
 
-def _value_in(piece: Mapping[str, Any]) -> Any:
+def _value_in(piece: Mapping[str, object]) -> object:
     for name in VALUES:
         value = piece.get(name)
         if value is not None:
@@ -127,9 +127,9 @@ def _keys_of(path: str) -> list[Key]:
     return keys
 
 
-def _put(root: Json, keys: list[Key], value: Any) -> None:
+def _put(root: Json, keys: list[Key], value: object) -> None:
     """Set the value that *keys* lead to; a text is added to the one that is there."""
-    here: Any = root
+    here: object = root
     for key, below in pairwise(keys):
         inside = _at(here, key)
         here = _set(here, key, [] if type(below) is int else {}) if inside is NOTHING else inside
@@ -140,7 +140,7 @@ def _put(root: Json, keys: list[Key], value: Any) -> None:
         _set(here, keys[-1], value)
 
 
-def _at(container: Any, key: Key) -> Any:
+def _at(container: object, key: Key) -> Any:
     """Return what stands at *key*, ``NOTHING`` where something can be put; raises ``ValueError`` where nothing can."""
     if type(container) is dict and type(key) is str:
         return container.get(key, NOTHING)
@@ -150,7 +150,7 @@ def _at(container: Any, key: Key) -> Any:
     raise ValueError(msg)
 
 
-def _set(container: Any, key: Key, value: Any) -> Any:
+def _set(container: Any, key: Key, value: Any) -> object:
     if type(container) is list and key == len(container):
         container.append(value)
     else:
@@ -158,7 +158,7 @@ def _set(container: Any, key: Key, value: Any) -> Any:
     return value
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     if type(value) is dict:
         return {name: _plain(held) for name, held in value.items()}
     if type(value) is list:

@@ -2,8 +2,8 @@
 Replies of the Gemini API in our terms. Pure: no SDK, no clock, no I/O.
 
 A stream is put together into the response object that the API would have sent in one piece, and both go through
-``decode``, so that they cannot differ (requirements G5). A part that came with a thought signature stays a part of its
-own, since the signature counts only on the part that it came on (EC91).
+``decode``, so that they cannot differ. A part that came with a thought signature stays a part of its
+own, since the signature counts only on the part that it came on.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
     Return the reply in the response object *data*, whose own ``responseId`` stands in for a missing *request_id*.
 
     Raises:
-        ModelError: when there is no candidate although the prompt was not blocked, and for a malformed call (EC97).
+        ModelError: when there is no candidate although the prompt was not blocked, and for a malformed call (ecosystem:EC97).
     """
     usage = usage_of(data.get("usageMetadata"))
     feedback, candidates = object_at(data, "promptFeedback"), objects_at(data, "candidates")
@@ -142,9 +142,9 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
     )
 
 
-def _refuse_unusable(candidate: Mapping[str, Any], raw: str | None, call: Call, usage: Usage | None) -> None:
+def _refuse_unusable(candidate: Mapping[str, object], raw: str | None, call: Call, usage: Usage | None) -> None:
     """
-    Raise for a candidate that ended without a reply that counts (EC97).
+    Raise for a candidate that ended without a reply that counts (ecosystem:EC97).
 
     A call of a tool that was not offered is a call all the same, when it came: it gets the result that says so.
     """
@@ -160,7 +160,7 @@ def _refuse_unusable(candidate: Mapping[str, Any], raw: str | None, call: Call, 
 
 def _whole_parts(
     parts: list[Mapping[str, Any]], stop: StopReason | None, call: Call, usage: Usage | None
-) -> list[Mapping[str, Any]]:
+) -> list[Mapping[str, object]]:
     """
     Return *parts* with the arguments of each call in one piece.
 
@@ -204,17 +204,17 @@ def _part(part: Mapping[str, Any], mark: Json) -> AssistantPart | None:
     return OpaquePart(mark["provider"], freeze(part), tool=tool, text=text)
 
 
-def _is_text(part: Mapping[str, Any]) -> bool:
+def _is_text(part: Mapping[str, object]) -> bool:
     return isinstance(part.get("text"), str) and OTHERS.isdisjoint(part)
 
 
-def _beside(part: Mapping[str, Any], known: frozenset[str]) -> Json:
+def _beside(part: Mapping[str, object], known: frozenset[str]) -> Json:
     """Return the members of a part that are newer than this package: they go back, and what is said is no less said."""
     more = {name: value for name, value in part.items() if name not in known}
     return {"more": more} if more else {}
 
 
-def _shown(part: Mapping[str, Any]) -> tuple[str, str]:
+def _shown(part: Mapping[str, object]) -> tuple[str, str]:
     """Return the tool of the provider that a part tells of, in our words, and for people what was asked or came of it."""
     if "executableCode" in part:
         return "code_execution", shown_text(word_at(part, "executableCode", "code"))
@@ -231,11 +231,11 @@ def _shown(part: Mapping[str, Any]) -> tuple[str, str]:
     return "", ""
 
 
-def _citations(candidate: Mapping[str, Any]) -> list[CitationPart]:
+def _citations(candidate: Mapping[str, object]) -> list[CitationPart]:
     """
     Return the sources of the text: what it rests on piece by piece, else what was found; and the pages that were read.
 
-    Offsets are in bytes of the text, so the words that the API repeats are taken (PV62).
+    Offsets are in bytes of the text, so the words that the API repeats are taken (providers:PV62).
     """
     chunks = [_source(chunk) for chunk in seen(candidate, "groundingMetadata", "groundingChunks")]
     found: list[CitationPart] = []
@@ -255,7 +255,7 @@ def _citations(candidate: Mapping[str, Any]) -> list[CitationPart]:
     return [*(found or chunks), *read, *quoted]
 
 
-def _source(chunk: Mapping[str, Any]) -> CitationPart:
+def _source(chunk: Mapping[str, object]) -> CitationPart:
     for kind in ("web", "retrievedContext", "maps"):
         told = chunk.get(kind)
         if isinstance(told, Mapping):
@@ -264,7 +264,7 @@ def _source(chunk: Mapping[str, Any]) -> CitationPart:
     return CitationPart()
 
 
-def usage_of(raw: Any) -> Usage | None:
+def usage_of(raw: object) -> Usage | None:
     """Return the API's usage in our buckets; ``None`` when it does not say."""
     if not isinstance(raw, Mapping) or (raw.get("promptTokenCount") is None and raw.get("totalTokenCount") is None):
         return None
@@ -310,7 +310,7 @@ class GoogleAccumulator(Accumulator):
         Take one chunk and return what it adds.
 
         Raises:
-            ModelError: for a chunk that holds an error (EC63, reliability MP22).
+            ModelError: for a chunk that holds an error (ecosystem:EC63).
         """
         try:
             chunk = read_json(data)
@@ -328,7 +328,7 @@ class GoogleAccumulator(Accumulator):
                 deltas += self._told(candidate)
         return deltas
 
-    def _told(self, candidate: Mapping[str, Any]) -> list[ModelDelta]:
+    def _told(self, candidate: Mapping[str, object]) -> list[ModelDelta]:
         self._candidate.update({k: v for k, v in candidate.items() if k != "content" and v is not None})
         for member in LIKELY:
             if tokens := seen(candidate, "logprobsResult", member):
@@ -356,7 +356,7 @@ class GoogleAccumulator(Accumulator):
             return []
         return [ThinkingChunk(text) if part.get("thought") else TextChunk(text)]
 
-    def _add(self, part: Mapping[str, Any], text: str = "") -> None:
+    def _add(self, part: Mapping[str, object], text: str = "") -> None:
         self._parts.append(part)
         self._texts.append([text])
 
@@ -383,7 +383,7 @@ class GoogleAccumulator(Accumulator):
         self._newest = self._call_at = None
         return self._told_arguments(whole["functionCall"])
 
-    def _told_arguments(self, call: Mapping[str, Any]) -> list[ModelDelta]:
+    def _told_arguments(self, call: Mapping[str, object]) -> list[ModelDelta]:
         number = self._calls
         self._calls += 1
         arguments = compact({} if call.get("args") is None else call["args"])

@@ -2,7 +2,7 @@
 Our messages as contents of the Gemini API. Pure: no SDK, no clock, no I/O.
 
 Every message is encoded once and keeps its bytes (``Transcript.memo``); a request joins them. Results answer their calls
-by name and order; ids go back only where they came (EC82, EC83).
+by name and order; ids go back only where they came.
 
 **Foreign calls.** Gemini 3 and later refuse a call of the current turn without a thought signature, and calls made by a
 handler, by another provider or by an older model have none. The first such call of a message then carries the signature
@@ -69,7 +69,7 @@ LATEST = re.compile(r"(?:models/)?gemini-[a-z-]+-latest$")
 SIGNED_SINCE = 3
 FILES = "https://generativelanguage.googleapis.com/v1beta/files/"
 MAX_INLINE = 15_000_000
-"""Bytes that are, as base64, the 20 MB of a request (PV51)."""
+"""Bytes that are, as base64, the 20 MB of a request (providers:PV51)."""
 IN_RESULTS = frozenset({"image/png", "image/jpeg", "image/webp", "application/pdf", "text/plain"})
 
 Json = dict[str, Any]
@@ -82,7 +82,7 @@ class Flags:
 
     Attributes:
         provider: Whose ids and opaque parts are sent back.
-        model: Whose signatures and thoughts are sent back (EC99).
+        model: Whose signatures and thoughts are sent back (ecosystem:EC99).
         signed: Whether the model refuses calls without a signature and takes media inside results (Gemini 3).
     """
 
@@ -176,7 +176,7 @@ def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> Turn: 
 
 
 def _ids(calls: tuple[ToolCallPart, ...], flags: Flags) -> dict[str, str]:
-    """Return the ids that the provider gave; none of them when two are the same, so that order decides (MP49)."""
+    """Return the ids that the provider gave; none of them when two are the same, so that order decides (reliability:MP49)."""
     own = {call.tool_call_id: call.provider_data for call in calls if is_own(call.provider_data, flags.provider)}
     ids = {ours: str(data["id"]) for ours, data in own.items() if data and data.get("id")}
     return ids if len(set(ids.values())) == len(ids) else {}
@@ -216,7 +216,7 @@ def _assistant_part(part: AssistantPart, flags: Flags, ids: Mapping[str, str]) -
             assert_never(never)
 
 
-def _signed(data: Mapping[str, Any] | None, flags: Flags) -> Json:
+def _signed(data: Mapping[str, object] | None, flags: Flags) -> Json:
     """Return the signature, and what else came beside a part, as it came, for the model that made it."""
     if not is_own(data, flags.provider, flags.model):
         return {}

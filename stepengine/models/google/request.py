@@ -1,7 +1,7 @@
 """
 Requests of the Gemini API: everything of the body but its contents. Pure: no SDK, no clock, no I/O.
 
-Names are written as the API documents them, in camel case (EC57).
+Names are written as the API documents them, in camel case.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ("CIRCULATES_SINCE", "encode", "encode_count", "encode_tool", "path_of
 
 MODES = {"auto": "AUTO", "none": "NONE", "required": "ANY"}
 CIRCULATES_SINCE = 3
-"""The generation that takes functions beside the provider's own tools and beside a schema (PV41)."""
+"""The generation that takes functions beside the provider's own tools and beside a schema (providers:PV41)."""
 VALIDATING = re.compile(r"(?:models/)?gemini-2\.5")
 """Models before Gemini 3 that can be held to the schemas of functions."""
 TIERS = {"auto": None, "standard": "standard", "flex": "flex", "priority": "priority"}
@@ -44,7 +44,7 @@ def encode(
     request: ModelRequest, model: str, provider: str, tools: bytes, *, after: str = "", is_vertex: bool = False
 ) -> bytes:
     """
-    Return the body of a request; whether the reply is a stream stands in the path and not here (EC58).
+    Return the body of a request; whether the reply is a stream stands in the path and not here (ecosystem:EC58).
 
     Args:
         request: What is asked.
@@ -74,7 +74,7 @@ def encode_tool(spec: ToolSpec) -> Json:
 
 
 def said_by(request: ModelRequest, model: str, *, is_vertex: bool = False) -> Said:
-    """Return what the settings of a request become that only some wires know (PV60, PV65 to PV67)."""
+    """Return what the settings of a request become that only some wires know."""
     ways: dict[str, Way] = {
         "service_tier": lambda tier: _tier(tier) if tier in TIERS else None,
         "seed": lambda seed: {"generationConfig": {"seed": seed}},
@@ -105,7 +105,7 @@ def _safety(category: str, threshold: str) -> Json:
 
 
 def _server_tools(items: tuple[ServerTool, ...], request: ModelRequest, model: str, *, is_vertex: bool) -> Json:
-    """Return the tools of the provider; from Gemini 3 on their calls and results come as parts, which go back (PV41, PV60)."""
+    """Return the tools of the provider; from Gemini 3 on their calls and results come as parts, which go back (providers:PV41)."""
     circulates = generation_of(model) >= CIRCULATES_SINCE and not is_vertex
     if not circulates and (request.tools or request.settings.response_schema is not None):
         where = "on Vertex AI" if is_vertex else "before Gemini 3"
@@ -163,7 +163,7 @@ def _members(
 
 
 def _tool_config(request: ModelRequest, model: str) -> Json | None:
-    """Return which functions may be called. Strict ones have a mode that holds a model to their schemas (PV41)."""
+    """Return which functions may be called. Strict ones have a mode that holds a model to their schemas (providers:PV41)."""
     choice = tool_choice_of(request) if request.tools else None
     if choice in {None, "auto"} and validates(request, model):
         return {"functionCallingConfig": {"mode": "VALIDATED"}}

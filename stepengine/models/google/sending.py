@@ -1,5 +1,5 @@
 """
-Sending encoded bytes through google-genai, which has no public way to do that (ecosystem EC52, EC53).
+Sending encoded bytes through google-genai, which has no public way to do that.
 
 The fast way uses private names, all of them in ``_post_privately``. The fallback uses public names only: it lets the SDK
 build a request of its own with an empty question, takes that request's address and headers, and never lets it go out. The
@@ -32,8 +32,8 @@ class Way:
         self.private = private
 
 
-def client_of(sdk: Any, access: Mapping[str, Any], base_url: str, api_version: str | None, http_client: Any) -> Way:
-    """Return a client of the SDK, let in by *access*, that uses *http_client* and none of its own (EC194)."""
+def client_of(sdk: Any, access: Mapping[str, object], base_url: str, api_version: str | None, http_client: Any) -> Way:
+    """Return a client of the SDK, let in by *access*, that uses *http_client* and none of its own."""
     import httpx2
 
     from stepengine.models._transport import trusted
@@ -60,7 +60,7 @@ def client_of(sdk: Any, access: Mapping[str, Any], base_url: str, api_version: s
     return Way(caught, http_client, fast, private=False)
 
 
-def _has_private_names(client: Any) -> bool:
+def _has_private_names(client: object) -> bool:
     api = getattr(client, "_api_client", None)
     return callable(getattr(api, "_build_request", None)) and callable(getattr(api, "_async_request", None))
 
@@ -72,19 +72,19 @@ async def post(way: Way, path: str, content: bytes | None, headers: Mapping[str,
     return await _post_publicly(way, path, content, headers)
 
 
-async def _post_privately(way: Way, path: str, content: bytes | None, headers: Mapping[str, str]) -> Any:
-    api = way.client._api_client  # noqa: SLF001 - EC52
+async def _post_privately(way: Way, path: str, content: bytes | None, headers: Mapping[str, str]) -> object:
+    api = way.client._api_client  # noqa: SLF001 - there is no public way
     request = api._build_request("get" if content is None else "post", path, {}, None)  # noqa: SLF001
     request.data = content or {}
     request.headers.update(headers)
-    # The SDK hands on its own timeout, which is none, and none would put aside all those of the client (MP23).
+    # The SDK hands on its own timeout, which is none, and none would put aside all those of the client (reliability:MP23).
     request.timeout = way.http_client.timeout
-    # Streamed on the HTTP level also for a reply in one piece, whose size is then limited by the reader (MP27).
+    # Streamed on the HTTP level also for a reply in one piece, whose size is then limited by the reader (reliability:MP27).
     response = await api._async_request(request, None, stream=True)  # noqa: SLF001
     return response.response_stream
 
 
-async def _post_publicly(way: Way, path: str, content: bytes | None, headers: Mapping[str, str]) -> Any:
+async def _post_publicly(way: Way, path: str, content: bytes | None, headers: Mapping[str, str]) -> object:
     import httpx2
     from google.genai import errors
 
@@ -167,7 +167,7 @@ class _Caught(BaseException):
         self.request = request
 
 
-def _catch(request: Any) -> Any:
+def _catch(request: object) -> Any:
     raise _Caught(request)
 
 

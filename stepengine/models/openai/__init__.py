@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.models._access import TokenSource
@@ -46,7 +45,7 @@ class OpenAIProvider(PresetProvider):
         self,
         api_key: str | Secret | None = None,
         base_url: str | None = None,
-        transport: Any = None,
+        transport: object = None,
         *,
         name: str = "openai",
         key_env: str | None = None,

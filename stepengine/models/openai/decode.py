@@ -2,7 +2,7 @@
 Replies of the Responses API in our terms. Pure: no SDK, no clock, no I/O.
 
 A stream is put together into the response object that the API would have sent in one piece, and both go through
-``decode``, so that they cannot differ (requirements G5).
+``decode``, so that they cannot differ.
 """
 
 from __future__ import annotations
@@ -116,13 +116,13 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
     )
 
 
-def _likely(items: list[Mapping[str, Any]]) -> Json:
+def _likely(items: list[Mapping[str, object]]) -> Json:
     """Return the probabilities of the tokens of the text, where they were asked for."""
     found = [token for item in items for content in seen(item, "content") for token in seen(content, "logprobs")]
     return {"logprobs": found} if found else {}
 
 
-def _waiting(items: list[Mapping[str, Any]], provider: str) -> list[str]:
+def _waiting(items: list[Mapping[str, object]], provider: str) -> list[str]:
     """
     Return the kinds of those items that wait for an answer of the client other than a function's result.
 
@@ -139,8 +139,8 @@ def _waiting(items: list[Mapping[str, Any]], provider: str) -> list[str]:
     ]
 
 
-def _stop(data: Mapping[str, Any]) -> tuple[str | None, StopReason | None]:
-    """Return the API's word, which for an incomplete response is the reason, and what it means (EC97)."""
+def _stop(data: Mapping[str, object]) -> tuple[str | None, StopReason | None]:
+    """Return the API's word, which for an incomplete response is the reason, and what it means (ecosystem:EC97)."""
     status = text_at(data, "status")
     if status != "incomplete":
         return status or None, STOPS.get(status)
@@ -148,7 +148,7 @@ def _stop(data: Mapping[str, Any]) -> tuple[str | None, StopReason | None]:
     return reason, INCOMPLETE.get(reason)
 
 
-def _parts(item: Mapping[str, Any], mark: Json) -> list[AssistantPart]:
+def _parts(item: Mapping[str, object], mark: Json) -> list[AssistantPart]:
     match item["type"]:
         case "message":
             contents = objects_at(item, "content")
@@ -167,13 +167,13 @@ def _parts(item: Mapping[str, Any], mark: Json) -> list[AssistantPart]:
             return [OpaquePart(mark["provider"], freeze(item), tool=tool, text=_shown(item) if tool else "")]
 
 
-def _image(item: Mapping[str, Any], mark: Json) -> AssistantPart | None:
+def _image(item: Mapping[str, object], mark: Json) -> AssistantPart | None:
     rest = {name: value for name, value in item.items() if name != "result"}
     form = word_at(item, "output_format")
     return made_part(item.get("result"), f"image/{form}" if form else "", {**mark, "item": rest})
 
 
-def _shown(item: Mapping[str, Any]) -> str:
+def _shown(item: Mapping[str, object]) -> str:
     """Return for people what a tool of the provider was asked, and what came of it."""
     action = item.get("action")
     asked = [word_at(action, "query"), word_at(action, "url"), word_at(item, "code")]
@@ -186,19 +186,19 @@ def _shown(item: Mapping[str, Any]) -> str:
     return shown_text("\n".join([text for text in (*asked, *outputs, found) if text]))
 
 
-def _cited(content: Mapping[str, Any]) -> list[CitationPart]:
+def _cited(content: Mapping[str, object]) -> list[CitationPart]:
     text = word_at(content, "text")
     return [_citation(annotation, text) for annotation in seen(content, "annotations")]
 
 
-def _citation(annotation: Mapping[str, Any], text: str) -> CitationPart:
+def _citation(annotation: Mapping[str, object], text: str) -> CitationPart:
     start, end = annotation.get("start_index"), annotation.get("end_index")
     said = text[start:end] if type(start) is int and type(end) is int and 0 <= start <= end else ""
     title = word_at(annotation, "title") or word_at(annotation, "filename")
     return CitationPart(word_at(annotation, "url"), title, said=said, source=word_at(annotation, "file_id"))
 
 
-def _said(content: Mapping[str, Any], item: Mapping[str, Any], mark: Json) -> AssistantPart:
+def _said(content: Mapping[str, Any], item: Mapping[str, object], mark: Json) -> AssistantPart:
     origin = {"id": item.get("id"), "phase": item.get("phase")}
     if content["type"] == "refusal":
         data = {**mark, **{name: value for name, value in origin.items() if value}}
@@ -210,13 +210,13 @@ def _said(content: Mapping[str, Any], item: Mapping[str, Any], mark: Json) -> As
     return TextPart(content["text"], provider_data=freeze(data))
 
 
-def _thought(item: Mapping[str, Any]) -> str:
+def _thought(item: Mapping[str, object]) -> str:
     """Return the summaries, or the reasoning itself where a server shows it."""
     pieces = objects_at(item, "summary") or objects_at(item, "content")
     return "\n\n".join([text_at(piece, "text") for piece in pieces])
 
 
-def usage_of(raw: Any) -> Usage | None:
+def usage_of(raw: object) -> Usage | None:
     """Return the API's usage in our buckets; ``None`` when it does not say."""
     return usage_in_totals(raw, "input_tokens", "output_tokens")
 
@@ -248,7 +248,7 @@ class ResponsesAccumulator(Accumulator):
         Take one event and return what it adds.
 
         Raises:
-            ModelError: for an error event, and for events in an impossible order (reliability MP22, MP28).
+            ModelError: for an error event, and for events in an impossible order.
         """
         event = read_json(data)
         kind = event.get("type") or name
@@ -269,7 +269,7 @@ class ResponsesAccumulator(Accumulator):
             return self._said(SAID[kind], event)
         return []
 
-    def _begin(self, response: Mapping[str, Any]) -> None:
+    def _begin(self, response: Mapping[str, object]) -> None:
         if self._response:
             self._broken("a second response.created")
         self._response = {**response, "output": []}
@@ -288,7 +288,7 @@ class ResponsesAccumulator(Accumulator):
         if index not in self._open:
             self._broken(f"a delta for item {index}, which is not open")
 
-    def _added(self, index: int, item: Mapping[str, Any]) -> list[ModelDelta]:
+    def _added(self, index: int, item: Mapping[str, object]) -> list[ModelDelta]:
         begun = len(self._open) + len(self._items)
         if index != begun:
             self._broken(f"item {index} begins where item {begun} belongs")
@@ -298,7 +298,7 @@ class ResponsesAccumulator(Accumulator):
         self._calls[index] = len(self._calls)
         return [ToolCallStarted(self._calls[index], text_at(item, "name"))]
 
-    def _closed(self, index: int, item: Mapping[str, Any]) -> list[ModelDelta]:
+    def _closed(self, index: int, item: Mapping[str, object]) -> list[ModelDelta]:
         if self._open.pop(index, None) is None:
             self._broken(f"item {index} ends without having begun")
         self._items[index] = item
@@ -320,7 +320,7 @@ class ResponsesAccumulator(Accumulator):
         Return the reply.
 
         Raises:
-            TruncatedReply: when the end event is missing; half of it holds neither usage nor status (MP21).
+            TruncatedReply: when the end event is missing; half of it holds neither usage nor status (reliability:MP21).
         """
         if not self.done:
             self._truncated("its response.completed is missing")

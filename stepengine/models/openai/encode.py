@@ -2,7 +2,7 @@
 Our messages as input items of the Responses API. Pure: no SDK, no clock, no I/O.
 
 Every message is encoded once and keeps its bytes (``Transcript.memo``); a request joins them. Nothing is stored at the
-provider, so reasoning goes back with its encrypted content, and whole, directly before what followed it (EC91). Texts and
+provider, so reasoning goes back with its encrypted content, and whole, directly before what followed it. Texts and
 calls that this provider and model made go back under their own item ids; all others as plain messages and calls under
 made ids, which the API takes from anybody: foreign calls need no further rule here.
 """
@@ -75,7 +75,7 @@ class Flags:
 
     Attributes:
         provider: Whose call ids and opaque items are sent back.
-        model: Whose reasoning and item ids are sent back (EC99).
+        model: Whose reasoning and item ids are sent back (ecosystem:EC99).
         sources: Whether searches go back with their sources.
         hidden: The tools that the model searches for; ``None`` leaves earlier searches as they came.
     """
@@ -102,7 +102,7 @@ NUDGE_ITEM = encoded({"role": "user", "content": NUDGE})
 OUTPUT = b'{"type":"function_call_output","call_id":'
 
 
-def encode_messages(request: ModelRequest, flags: Flags, define: Callable[[str], Any] | None = None) -> bytes:
+def encode_messages(request: ModelRequest, flags: Flags, define: Callable[[str], object] | None = None) -> bytes:
     """
     Return the ``input`` array: history and tail, with a word of the user where the model would follow itself.
 
@@ -140,7 +140,7 @@ def _end(after: bytes, role: str, *, is_over: bool) -> list[bytes]:
 class _Loading:
     """Gives the tools that results refer to, each once, behind the results of a batch."""
 
-    def __init__(self, hidden: frozenset[str], define: Callable[[str], Any] | None) -> None:
+    def __init__(self, hidden: frozenset[str], define: Callable[[str], object] | None) -> None:
         self._waiting = set(hidden)
         self._define = define
 
@@ -241,8 +241,8 @@ def _own_items(part: OpaquePart | ImagePart | DocumentPart, flags: Flags) -> lis
     return [{**data["item"], "result": base64_of(part.data)}]
 
 
-def _own_item(data: Mapping[str, Any], flags: Flags) -> Json:
-    """Return an item as it came, but for what the API gives and does not take back (PV58)."""
+def _own_item(data: Mapping[str, object], flags: Flags) -> Json:
+    """Return an item as it came, but for what the API gives and does not take back (providers:PV58)."""
     item = {name: value for name, value in data.items() if name != "created_by"}
     action = item.get("action")
     if not flags.sources and isinstance(action, Mapping):

@@ -13,7 +13,7 @@ from stepengine.data.server_tools import CodeExecution, FileSearch, ServerTool, 
 from stepengine.data.tools import ToolSpec
 from stepengine.errors import ModelError
 from stepengine.models._deferring import hidden_names
-from stepengine.models._failures import INVALID_SIGNATURE, SOURCES
+from stepengine.models._failures import DANGLING_REASONING, INVALID_SIGNATURE, UNKNOWN_FIELD
 from stepengine.models._schemas import strict_form
 from stepengine.models._settings import DROPPED, Said, Way, cache_members, located, no_tool, said_of
 from stepengine.models._thinking import asked_of_responses
@@ -24,7 +24,7 @@ from stepengine.models.presets import Preset
 __all__ = ("TOOL_SEARCH", "encode", "encode_count", "encode_tool", "said_by")
 
 TOOL_SEARCH = {"type": "tool_search"}
-"""The API's search of tools (PV64)."""
+"""The API's search of tools (providers:PV64)."""
 
 WORDS = frozenset({"auto", "none", "required"})
 KEY_LENGTH = 32
@@ -39,7 +39,7 @@ Json = dict[str, Any]
 
 def encode(request: ModelRequest, model: str, preset: Preset, tools: bytes, *, stream: bool, after: str = "") -> bytes:
     """
-    Return the body of a request. Nothing is stored at the provider: the whole conversation is sent (EC96).
+    Return the body of a request. Nothing is stored at the provider: the whole conversation is sent (ecosystem:EC96).
 
     Args:
         request: What is asked.
@@ -75,8 +75,8 @@ def encode(request: ModelRequest, model: str, preset: Preset, tools: bytes, *, s
         **said,
     }
     members = members_of(request, optional, tools)
-    known = "" if after == INVALID_SIGNATURE else model
-    flags = Flags(preset.name, known, sources=after != SOURCES, hidden=hidden_names(request))
+    known = "" if after in (INVALID_SIGNATURE, DANGLING_REASONING) else model
+    flags = Flags(preset.name, known, sources=after != UNKNOWN_FIELD, hidden=hidden_names(request))
     members["input"] = encode_messages(request, flags, _definitions(request))
     return join_members(members)
 
@@ -95,7 +95,7 @@ def _definitions(request: ModelRequest) -> Callable[[str], Json]:
 
 
 def encode_tool(spec: ToolSpec) -> Json:
-    """Return a tool definition. ``strict`` is said, because the API would otherwise rewrite the schema (EC102)."""
+    """Return a tool definition. ``strict`` is said, because the API would otherwise rewrite the schema (ecosystem:EC102)."""
     form = strict_form(spec.input_schema, "openai") if spec.strict else None
     return {
         "type": "function",
@@ -107,7 +107,7 @@ def encode_tool(spec: ToolSpec) -> Json:
 
 
 def said_by(request: ModelRequest, model: str, preset: Preset) -> Said:
-    """Return what the settings of a request become that only some wires know (PV65 to PV67)."""
+    """Return what the settings of a request become that only some wires know."""
     several = len(request.settings.server_tools) > 1
     ways: dict[str, Way] = {
         "service_tier": lambda tier: _named("service_tier", dict(preset.tiers).get(tier)),
@@ -120,12 +120,12 @@ def said_by(request: ModelRequest, model: str, preset: Preset) -> Said:
     return said_of(request.settings, ways)
 
 
-def _named(name: str, value: Any) -> Json | None:
+def _named(name: str, value: object) -> Json | None:
     return None if value is None else {name: value}
 
 
 def _server_tools(items: tuple[ServerTool, ...], model: str, preset: Preset, *, several: bool) -> Json:
-    """Return the tools of the provider, and what is wanted of their results (PV56, PV61)."""
+    """Return the tools of the provider, and what is wanted of their results."""
     members: Json = {"tools": [_server_tool(item, model, preset) for item in items]}
     include = [word for kind, word in RESULTS.items() if any(isinstance(item, kind) for item in items)]
     if include and preset.name in OPENAI_ITSELF:
@@ -184,7 +184,7 @@ def _text(request: ModelRequest) -> Json | None:
     return {"format": {**named, "schema": schema if form is None else form, "strict": form is not None}}
 
 
-def _tool_choice(request: ModelRequest) -> Any:
+def _tool_choice(request: ModelRequest) -> object:
     choice = tool_choice_of(request)
     return choice if choice is None or choice in WORDS else {"type": "function", "name": choice}
 

@@ -1,4 +1,4 @@
-"""The adapter for Chat Completions: OpenRouter, Ollama, vLLM, and whatever else speaks it (ecosystem section 3)."""
+"""The adapter for Chat Completions: OpenRouter, Ollama, vLLM, and whatever else speaks it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import logging
 import re
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any
 
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.errors import ModelError
@@ -45,7 +44,7 @@ REASONING = ("reasoning", "reasoning_effort")
 """OpenRouter's words for thinking among the parameters that a model takes."""
 
 
-def _stated(entry: Mapping[str, Any]) -> ModelInfo:
+def _stated(entry: Mapping[str, object]) -> ModelInfo:
     """Return what an entry of OpenRouter's list says of its model."""
     top, takes = entry.get("top_provider"), entry.get("supported_parameters")
     most = top.get("max_completion_tokens") if isinstance(top, Mapping) else None

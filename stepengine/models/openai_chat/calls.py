@@ -1,5 +1,5 @@
 """
-Tool calls from the pieces of a stream, as servers of every kind cut them (ecosystem EC116; reliability MP50, MP51).
+Tool calls from the pieces of a stream, as servers of every kind cut them.
 
 Ids, indices and types may be missing, an index may be 0 for every call, a name may come in pieces or with every piece,
 arguments may come whole, in pieces, as an object or not at all.
@@ -23,7 +23,7 @@ FUNCTION_MEMBERS = frozenset({"name", "arguments"})
 """What of a call is read; anything else in it is kept as it came."""
 
 
-def legacy_call(message: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def legacy_call(message: Mapping[str, object]) -> Mapping[str, Any] | None:
     """Return the ``function_call`` of *message*, the form before ``tool_calls``; ``None`` for none, or one that says nothing."""
     call = message.get("function_call")
     return call if isinstance(call, Mapping) and (call.get("name") or call.get("arguments")) else None
@@ -76,7 +76,7 @@ class CallPieces:
         """Whether every call has arguments, and they are whole."""
         return all(slot.complete for slot in self._slots)
 
-    def take(self, entries: Sequence[Mapping[str, Any]]) -> list[ModelDelta]:
+    def take(self, entries: Sequence[Mapping[str, object]]) -> list[ModelDelta]:
         """Take the entries of one chunk and return what they add."""
         deltas: list[ModelDelta] = []
         for position, entry in enumerate(entries):
@@ -108,7 +108,7 @@ class CallPieces:
             for slot in self._slots
         ]
 
-    def _slot(self, index: Any, call_id: str, name: str, text: str, *, first: bool) -> _Slot:
+    def _slot(self, index: object, call_id: str, name: str, text: str, *, first: bool) -> _Slot:
         found = self._found(index, call_id)
         if found is None or self._is_another(found, index, call_id, name, text, first=first):
             found = _Slot(len(self._slots))
@@ -117,7 +117,7 @@ class CallPieces:
             self._by_index[index] = found
         return found
 
-    def _found(self, index: Any, call_id: str) -> _Slot | None:
+    def _found(self, index: object, call_id: str) -> _Slot | None:
         if type(index) is int:
             return self._by_index.get(index)
         named = [slot for slot in self._slots if call_id and slot.id == call_id]
@@ -142,7 +142,7 @@ class CallPieces:
             slot.announced = True
         return [ToolCallStarted(slot.number, slot.name) for slot in new]
 
-    def _is_another(self, slot: _Slot, index: Any, call_id: str, name: str, text: str, *, first: bool) -> bool:
+    def _is_another(self, slot: _Slot, index: object, call_id: str, name: str, text: str, *, first: bool) -> bool:
         if call_id and slot.id:
             return call_id != slot.id
         if not (name and slot.name):

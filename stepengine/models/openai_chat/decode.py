@@ -2,7 +2,7 @@
 Replies of Chat Completions in our terms. Pure: no SDK, no clock, no I/O.
 
 A stream is put together into the message that the server would have sent in one piece, and both go through ``decode``,
-so that they cannot differ (requirements G5).
+so that they cannot differ.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
     )
 
 
-def _cost(usage: Mapping[str, Any]) -> Decimal | None:
-    """Return what the gateway says a reply cost; with a key of the user's own his provider asks for the rest (PV81)."""
+def _cost(usage: Mapping[str, object]) -> Decimal | None:
+    """Return what the gateway says a reply cost; with a key of the user's own his provider asks for the rest (providers:PV81)."""
     paid = _dollars(usage.get("cost"))
     if paid is None:
         return billed(usage)
@@ -111,13 +111,13 @@ def _dollars(value: Any) -> Decimal | None:
     return Decimal(str(value)) if type(value) in (int, float) and 0 <= value <= MAX_COST else None
 
 
-def _raw_usage(data: Mapping[str, Any]) -> Any:
-    """Return the usage, which Groq used to put elsewhere in streams (EC109)."""
+def _raw_usage(data: Mapping[str, object]) -> object:
+    """Return the usage, which Groq used to put elsewhere in streams (ecosystem:EC109)."""
     elsewhere = data.get("x_groq")
     return data.get("usage") or (elsewhere.get("usage") if isinstance(elsewhere, Mapping) else None)
 
 
-def _kept(data: Mapping[str, Any], choice: Mapping[str, Any], message: Mapping[str, Any]) -> Json:
+def _kept(data: Mapping[str, object], choice: Mapping[str, object], message: Mapping[str, object]) -> Json:
     more = {
         "served_by": data.get("provider"),
         "native_finish_reason": choice.get("native_finish_reason"),
@@ -150,11 +150,11 @@ def _parts(message: Mapping[str, Any], provider: str, model: str) -> list[Assist
     return parts if legacy is None else [*parts, _call({}, legacy, {**mark, "legacy": True})]
 
 
-def _is_custom(entry: Mapping[str, Any]) -> bool:
+def _is_custom(entry: Mapping[str, object]) -> bool:
     return entry.get("type") == "custom" or isinstance(entry.get("custom"), Mapping)
 
 
-def _call(entry: Mapping[str, Any], function: Mapping[str, Any], mark: Json) -> AssistantPart:
+def _call(entry: Mapping[str, object], function: Mapping[str, object], mark: Json) -> AssistantPart:
     """Return a call with its id and what else it holds, such as the signature of Gemini's thoughts behind Google's endpoint."""
     newer = {name: value for name, value in entry.items() if name not in MEMBERS and value is not None}
     inside = {name: value for name, value in function.items() if name not in FUNCTION_MEMBERS and value is not None}
@@ -163,8 +163,8 @@ def _call(entry: Mapping[str, Any], function: Mapping[str, Any], mark: Json) -> 
     return call_part(text_at(function, "name"), function.get("arguments"), data)
 
 
-def _made(message: Mapping[str, Any], mark: Json) -> list[AssistantPart]:
-    """Return the images of OpenRouter, and the sound of OpenAI with its words (PV52)."""
+def _made(message: Mapping[str, object], mark: Json) -> list[AssistantPart]:
+    """Return the images of OpenRouter, and the sound of OpenAI with its words (providers:PV52)."""
     parts: list[AssistantPart] = [
         part for part in [_image(image, mark) for image in seen(message, "images")] if part is not None
     ]
@@ -179,7 +179,7 @@ def _made(message: Mapping[str, Any], mark: Json) -> list[AssistantPart]:
     return [*parts, *([TextPart(said)] if said else [])]
 
 
-def _image(image: Mapping[str, Any], mark: Json) -> AssistantPart | None:
+def _image(image: Mapping[str, object], mark: Json) -> AssistantPart | None:
     url = word_at(image, "image_url", "url")
     head, found, data = url.removeprefix("data:").partition(";base64,")
     if url.startswith("data:"):
@@ -187,7 +187,7 @@ def _image(image: Mapping[str, Any], mark: Json) -> AssistantPart | None:
     return ImagePart(url, provider_data=freeze(mark)) if url else None
 
 
-def _citation(annotation: Mapping[str, Any], text: str) -> CitationPart:
+def _citation(annotation: Mapping[str, object], text: str) -> CitationPart:
     cited = annotation["url_citation"]
     cited = cited if isinstance(cited, Mapping) else {}
     start, end = cited.get("start_index"), cited.get("end_index")
@@ -195,7 +195,7 @@ def _citation(annotation: Mapping[str, Any], text: str) -> CitationPart:
     return CitationPart(word_at(cited, "url"), word_at(cited, "title"), quote=word_at(cited, "content"), said=said)
 
 
-def _content(message: Mapping[str, Any], mark: Json) -> list[AssistantPart]:
+def _content(message: Mapping[str, object], mark: Json) -> list[AssistantPart]:
     content = message.get("content")
     if isinstance(content, str):
         return [TextPart(content)] if content else []
@@ -212,15 +212,15 @@ def _content(message: Mapping[str, Any], mark: Json) -> list[AssistantPart]:
     return parts
 
 
-def _thought(piece: Mapping[str, Any]) -> str:
-    """Return the text of a piece of Mistral's thinking, which is a list of texts (EC111)."""
+def _thought(piece: Mapping[str, object]) -> str:
+    """Return the text of a piece of Mistral's thinking, which is a list of texts (ecosystem:EC111)."""
     inner = piece.get("thinking")
     if isinstance(inner, str):
         return inner
     return "".join([text_at(part, "text") for part in objects_at(piece, "thinking")])
 
 
-def usage_of(raw: Any) -> Usage | None:
+def usage_of(raw: object) -> Usage | None:
     """Return the server's usage in our buckets; ``None`` when it does not say."""
     return usage_in_totals(raw, "prompt_tokens", "completion_tokens", hits=CACHED)
 
@@ -260,7 +260,7 @@ class ChatAccumulator(Accumulator):
         Take one chunk and return what it adds.
 
         Raises:
-            ModelError: for a chunk that holds an error (reliability MP22).
+            ModelError: for a chunk that holds an error.
         """
         if data.lstrip().startswith(b"[DONE]"):
             # Some servers (Snowflake) never give a finish reason; whole calls and the marker say as much.
@@ -277,7 +277,7 @@ class ChatAccumulator(Accumulator):
                 deltas += self._take(choice)
         return deltas
 
-    def _take(self, choice: Mapping[str, Any]) -> list[ModelDelta]:
+    def _take(self, choice: Mapping[str, object]) -> list[ModelDelta]:
         if choice.get("error"):
             raise body_failure({"error": choice["error"]}, None, {}, self._call)
         deltas = self._delta(object_at(choice, "delta"))
@@ -313,7 +313,7 @@ class ChatAccumulator(Accumulator):
         deltas += self._heard(object_at(delta, "audio"))
         return deltas + self._calls.take(self._called(delta))
 
-    def _called(self, delta: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    def _called(self, delta: Mapping[str, object]) -> list[Mapping[str, Any]]:
         """Return the pieces of calls; one of the form before ``tool_calls`` only where there are none of these, which repeat it."""
         calls, legacy = objects_at(delta, "tool_calls"), legacy_call(delta)
         if calls and self._legacy:
@@ -323,7 +323,7 @@ class ChatAccumulator(Accumulator):
         self._legacy = True
         return [{"index": 0, "function": legacy}]
 
-    def _heard(self, audio: Mapping[str, Any]) -> list[ModelDelta]:
+    def _heard(self, audio: Mapping[str, object]) -> list[ModelDelta]:
         """Take a piece of sound, each of which is base64 for itself, and of its words."""
         said, data = word_at(audio, "transcript"), word_at(audio, "data")
         self._audio.update({name: audio[name] for name in ("id", "expires_at") if audio.get(name)})
@@ -358,7 +358,7 @@ class ChatAccumulator(Accumulator):
         Return the reply. A finish reason and the end of the body are enough, and so is ``[DONE]`` behind whole calls.
 
         Raises:
-            TruncatedReply: without either, or when the connection broke while a call was incomplete (MP20, MP21).
+            TruncatedReply: without either, or when the connection broke while a call was incomplete (reliability:MP21).
         """
         if not (self.done or (self._finished and (clean or self._calls.complete))):
             self._truncated("its finish reason is missing")

@@ -79,7 +79,7 @@ class Flags:
 
     Attributes:
         preset: The server's ways; its name is the provider whose ids and parts are sent back.
-        model: Whose thinking is sent back (EC99).
+        model: Whose thinking is sent back (ecosystem:EC99).
     """
 
     preset: Preset
@@ -108,7 +108,7 @@ def encode_messages(request: ModelRequest, flags: Flags, *, bridged: bool = Fals
     Return the ``messages`` array: system prompt, history and tail.
 
     *bridged* puts a short message of the assistant between a tool's result and a message of the user. *mark* stands at the
-    system prompt and at the last message, so that what is before them is cached (PV66).
+    system prompt and at the last message, so that what is before them is cached (providers:PV66).
     """
     joiner = _Joiner(request.system_prompt, bridged=bridged, mark=mark)
     for turn in turns_of(request, flags, encode_message):
@@ -261,11 +261,11 @@ def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> Turn: 
 
 
 def _nine(call_id: str) -> str:
-    """Return an id of nine letters and digits, as Mistral demands them (EC83)."""
+    """Return an id of nine letters and digits, as Mistral demands them (ecosystem:EC83)."""
     return hashlib.sha256(utf8(call_id)).hexdigest()[:NINE]
 
 
-def _assistant_content(parts: Sequence[AssistantPart], flags: Flags) -> Any:
+def _assistant_content(parts: Sequence[AssistantPart], flags: Flags) -> object:
     """Return text as one string, a list when there are parts of this provider's own kinds, or nothing."""
     pieces: list[str | Json] = []
     before: AssistantPart | None = None
@@ -322,7 +322,7 @@ def _is_tagged(flags: Flags) -> bool:
 
 
 def _thinking(part: AssistantPart, flags: Flags) -> Json:
-    """Return the members in which thinking goes back to the same provider and model (EC91, EC99)."""
+    """Return the members in which thinking goes back to the same provider and model (ecosystem:EC91, ecosystem:EC99)."""
     if not isinstance(part, ThinkingPart) or not is_own(data := part.provider_data, flags.preset.name, flags.model):
         return {}
     if _is_tagged(flags):

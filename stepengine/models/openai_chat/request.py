@@ -39,7 +39,7 @@ MARKED = re.compile(r"~?anthropic/")
 """Models behind a gateway that cache nothing unless it is marked, which is done unless a request says otherwise."""
 MARKS = {"5m": {"type": "ephemeral"}, "1h": {"type": "ephemeral", "ttl": "1h"}}
 WITHOUT_STOPS = re.compile(r"o3|o4-mini")
-"""Models of OpenAI that refuse stop sequences (PV13)."""
+"""Models of OpenAI that refuse stop sequences (providers:PV13)."""
 SEARCHES = re.compile(r"gpt-.*-search")
 """Models of OpenAI that search the web in this wire."""
 
@@ -55,7 +55,7 @@ def encode(request: ModelRequest, model: str, preset: Preset, tools: bytes, *, s
         model: The model's name at the provider.
         preset: The server's ways.
         tools: The encoded tools.
-        stream: Whether the reply shall be a stream, with usage at its end (EC58).
+        stream: Whether the reply shall be a stream, with usage at its end (ecosystem:EC58).
         after: How the same request failed before: a refused signature leaves earlier thinking out, a demanded call beside
             thinking asks for none.
     """
@@ -93,7 +93,7 @@ NO_TOOLS = b"[]"
 
 
 def said_by(request: ModelRequest, model: str, preset: Preset) -> Said:
-    """Return what the settings of a request become that only some services know (PV61, PV65 to PV67)."""
+    """Return what the settings of a request become that only some services know."""
     ways: dict[str, Way] = {
         "service_tier": lambda tier: _named("service_tier", dict(preset.tiers).get(tier)),
         "seed": lambda seed: {preset.seed_member: seed} if preset.seed_member else None,
@@ -106,7 +106,7 @@ def said_by(request: ModelRequest, model: str, preset: Preset) -> Said:
     return said_of(request.settings, ways)
 
 
-def _named(name: str, value: Any) -> Json | None:
+def _named(name: str, value: object) -> Json | None:
     return None if value is None else {name: value}
 
 
@@ -130,7 +130,7 @@ def _mark(lifetime: str | None, model: str, preset: Preset) -> Json | None:
 
 
 def _server_tools(items: tuple[ServerTool, ...], model: str, preset: Preset) -> Json:
-    """Return the tools of the provider, of which this wire knows web search alone (PV61)."""
+    """Return the tools of the provider, of which this wire knows web search alone."""
     members: Json = {}
     for item in items:
         if not isinstance(item, WebSearch):
@@ -183,7 +183,7 @@ def is_undemanded(request: ModelRequest, model: str, preset: Preset) -> bool:
 
 
 def offered(request: ModelRequest, preset: Preset) -> tuple[ToolSpec, ...]:
-    """Return the tools to offer: only the demanded one, where a server cannot be told to call it (EC107, EC108)."""
+    """Return the tools to offer: only the demanded one, where a server cannot be told to call it (ecosystem:EC107, ecosystem:EC108)."""
     choice = tool_choice_of(request)
     if choice == "none" and preset.quiet_none:
         return ()
@@ -206,12 +206,12 @@ def encode_strict_tool(spec: ToolSpec) -> Json:
 
 
 def encode_plain_tool(spec: ToolSpec) -> Json:
-    """Return a tool definition whose schema holds no references, constants and null unions (EC102)."""
+    """Return a tool definition whose schema holds no references, constants and null unions (ecosystem:EC102)."""
     function = {"name": spec.name, "description": spec.description, "parameters": plain_schema(spec.input_schema)}
     return {"type": "function", "function": function}
 
 
-def _tool_choice(request: ModelRequest, preset: Preset) -> Any:
+def _tool_choice(request: ModelRequest, preset: Preset) -> object:
     choice = tool_choice_of(request)
     if choice == "none" and preset.quiet_none:
         return None
@@ -234,7 +234,7 @@ def promises(preset: Preset, model: str) -> bool:
     return bool(preset.strict and re.fullmatch(preset.strict, model))
 
 
-def _response_format(schema: Mapping[str, Any] | None, *, strict: bool) -> Json | None:
+def _response_format(schema: Mapping[str, object] | None, *, strict: bool) -> Json | None:
     if schema is None:
         return None
     form = strict_form(schema, "openai") if strict else None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import attrs
 
@@ -45,7 +44,7 @@ def with_written_calls(reply: ModelReply) -> ModelReply:
     return attrs.evolve(reply, content=tuple(content), stop_reason=StopReason.TOOL_USE)
 
 
-def _mark(reply: ModelReply) -> dict[str, Any]:
+def _mark(reply: ModelReply) -> dict[str, object]:
     return {name: reply.provider_data[name] for name in ("provider", "model") if name in reply.provider_data}
 
 
@@ -53,7 +52,7 @@ def with_written_thoughts(reply: ModelReply) -> ModelReply:
     """
     Return *reply* with the thoughts at the beginning of its text as a part of their own, which holds them as they were written.
 
-    Text of nothing but blanks beside thoughts or calls says nothing, and is left out (PV76).
+    Text of nothing but blanks beside thoughts or calls says nothing, and is left out (providers:PV76).
     """
     content: list[AssistantPart] = []
     said = False
@@ -150,7 +149,7 @@ class WrittenThoughts:
         return [TextChunk(said)] if said else []
 
 
-def _apart(part: AssistantPart, data: Mapping[str, Any]) -> list[AssistantPart]:
+def _apart(part: AssistantPart, data: Mapping[str, object]) -> list[AssistantPart]:
     if type(part) is not TextPart or OPEN.search(part.text) is None:
         return [part]
     # Text, then the tag and what follows it, for every tag.
@@ -171,7 +170,7 @@ def _apart(part: AssistantPart, data: Mapping[str, Any]) -> list[AssistantPart]:
     return found
 
 
-def _call(tag: str, block: str, data: Mapping[str, Any]) -> ToolCallPart | None:
+def _call(tag: str, block: str, data: Mapping[str, object]) -> ToolCallPart | None:
     if tag == "tool_call" and block.startswith(FUNCTION):
         return _function(block, data)
     try:
@@ -187,12 +186,12 @@ def _call(tag: str, block: str, data: Mapping[str, Any]) -> ToolCallPart | None:
     return call_part(name, given, data) if isinstance(name, str) and name else None
 
 
-def _function(block: str, data: Mapping[str, Any]) -> ToolCallPart | None:
+def _function(block: str, data: Mapping[str, object]) -> ToolCallPart | None:
     head, *given = block.removesuffix("</function>").split(PARAMETER)
     name, closed, rest = head.removeprefix(FUNCTION).partition(">")
     if not closed or not name.strip() or rest.strip():
         return None
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, object] = {}
     for entry in given:
         key, closed, value = entry.partition(">")
         if not closed:
@@ -201,7 +200,7 @@ def _function(block: str, data: Mapping[str, Any]) -> ToolCallPart | None:
     return call_part(name.strip(), arguments, data)
 
 
-def _value(text: str) -> Any:
+def _value(text: str) -> object:
     """Return a parameter: an object or a list is JSON there, anything else a text between line breaks."""
     plain = text.removeprefix("\n").removesuffix("\n")
     if plain[:1] not in {"{", "["}:

@@ -1,4 +1,4 @@
-"""Exact replacements in a text, all or nothing, and the diff that shows them (requirements F6, reliability FS17)."""
+"""Exact replacements in a text, all or nothing, and the diff that shows them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-``propose_write_file`` and ``propose_str_replace``: changes that are shown as a diff and not made (generator-contract T8).
+``propose_write_file`` and ``propose_str_replace``: changes that are shown as a diff and not made.
 
 Proposals stack per run and file. What a file would hold is kept in the run's context, so a replay and a resumed run see
 it; another run does not, also when it continues this one's state.
@@ -8,7 +8,7 @@ it; another run does not, also when it continues this one's state.
 from __future__ import annotations
 
 import os
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
@@ -37,7 +37,7 @@ PREFIX = "proposed:"
 PROPOSES = ToolAnnotations(read_only=True, idempotent=True)
 
 
-def proposing_tools(root: Root) -> list[Tool[..., Any]]:
+def proposing_tools(root: Root) -> list[Tool]:
     """Return the tools that propose changes to files below *root*."""
     desk = _Desk(root)
 
@@ -146,7 +146,7 @@ class _Desk:
     def propose(self, state: AgentState, path: str, before: str, after: str, words: str) -> ToolResult:
         """Return the result that shows the difference and keeps *after* in the run's context."""
         file = display(self._root.parts(path))
-        stale: dict[str, Any] = {}
+        stale: dict[str, object] = {}
         size = len(after.encode("utf-8", "replace"))
         if size > WRITE_BYTES:
             msg = f"{path!r} would have {size:,} bytes; at most {WRITE_BYTES:,} are written"

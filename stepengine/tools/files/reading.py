@@ -1,4 +1,4 @@
-"""``read_files`` and ``list_directory``: reading below a root (requirements F3, F4, F7)."""
+"""``read_files`` and ``list_directory``: reading below a root."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class FileWindow(TypedDict):
     limit: NotRequired[Annotated[int, Field(description="How many lines to read.", ge=1)]]
 
 
-def reading_tools(root: Root) -> list[Tool[..., Any]]:
+def reading_tools(root: Root) -> list[Tool]:
     """Return the tools that read below *root*."""
     aliases = {"paths": ("path", "file_paths", "files"), "start_line": ("first_line",)}
 
@@ -174,7 +174,7 @@ def _listing(root: Root, fd: int, parts: tuple[str, ...], budget: Budget) -> dic
             if not budget.take():
                 break
             found[kind].append(shown(entry.name))
-    result: dict[str, Any] = {kind: sorted(names) for kind, names in found.items()}
+    result: dict[str, object] = {kind: sorted(names) for kind, names in found.items()}
     notes = [*([f"incomplete: {budget.cut}"] if budget.cut else []), *left_out()]
     return {**result, "message": "; ".join(notes)} if notes else result
 
@@ -225,7 +225,7 @@ class _Wanted:
 
     def key(self, root: Root) -> Any:
         try:
-            parts: Any = root.parts(self.path)
+            parts: object = root.parts(self.path)
         except ToolError:
             parts = self.path
         return parts, self.offset, self.limit, self.start.is_said_twice
@@ -299,7 +299,7 @@ class _Reader:
         )
         raise ToolError(msg)
 
-    def _part(self, found: Lines) -> dict[str, Any]:
+    def _part(self, found: Lines) -> dict[str, object]:
         wanted = self._wanted
         if found.total is not None and wanted.offset and wanted.offset >= found.total:
             first = int(wanted.start.by_number)
@@ -310,7 +310,7 @@ class _Reader:
             lines = [f"{number:>6}\t{line}" for number, line in enumerate(lines, wanted.offset + 1)]
         kept = self._fitting(lines)
         self._check_left(has_room=kept > 0 or not lines)
-        entry: dict[str, Any] = {
+        entry: dict[str, object] = {
             "path": wanted.path,
             "content": "".join(lines[:kept]),
             "total_lines": found.total,

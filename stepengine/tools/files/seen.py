@@ -8,7 +8,6 @@ hold the hashes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
 from stepengine.data.messages import Message, ToolMessage
 from stepengine.errors import ToolError
@@ -63,7 +62,7 @@ def _told(history: Iterable[Message], real: Parts) -> dict[Parts, str]:
 
 
 def _files_in(message: ToolMessage) -> Iterator[tuple[str, str]]:
-    value: Any = message.result.data
+    value: object = message.result.data
     if message.tool_name == "read_files" and isinstance(value, list):
         for entry in value:
             path, digest = (entry.get("path"), entry.get("hash")) if isinstance(entry, Mapping) else (None, None)

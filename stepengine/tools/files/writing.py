@@ -1,4 +1,4 @@
-"""``write_file``, ``str_replace`` and ``delete_file``: changing files below a root (requirements F5, F6)."""
+"""``write_file``, ``str_replace`` and ``delete_file``: changing files below a root."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ReplacementInput(TypedDict):
     ]
 
 
-def writing_tools(root: Root, *, delete: bool = False) -> list[Tool[..., Any]]:
+def writing_tools(root: Root, *, delete: bool = False) -> list[Tool]:
     """Return the tools that write below *root*; with *delete* also the one that deletes."""
     writer = _Writer(root)
 
@@ -401,6 +401,6 @@ class _Writer:
         return ToolPreview(f"{verb} {path!r}", {"unified_diff": done.diff})
 
 
-def _key(given: Mapping[str, Any]) -> str:
+def _key(given: Mapping[str, object]) -> str:
     """Return what tells a call's input from others."""
     return hash_of(canonical(given).encode())

@@ -1,5 +1,5 @@
 """
-What ``code_search`` is asked and what it found; the same for ripgrep and for Python (requirements F11).
+What ``code_search`` is asked and what it found; the same for ripgrep and for Python.
 
 Flags are a closed list, read into a value; no text of the model's becomes a flag of a program.
 """
@@ -219,7 +219,7 @@ class Report:
         if not found.spans:
             return True
         path, shown = display(found.parts), found.spans[: self._per_file]
-        data: list[dict[str, Any]] = [{"path": path}]
+        data: list[dict[str, object]] = [{"path": path}]
         if flags.count:
             lines, data = [f"{path}: {found.total}"], [{"path": path, "count": found.total}]
         elif flags.names_only:

@@ -1,5 +1,5 @@
 """
-What gives an overview of a tree: ``find_files`` and ``read_subtree`` (requirements F12, F14, generator-contract T14).
+What gives an overview of a tree: ``find_files`` and ``read_subtree``.
 
 ``find_files`` ranks the files that a description probably means, by words in paths and names. It needs no model and no
 index. The words of the description are looked for in the names of files, folders and top-level definitions; a word that
@@ -69,7 +69,7 @@ COMMON = frozenset((
 # fmt: on
 
 
-def finding_tool(root: Root) -> Tool[..., Any]:
+def finding_tool(root: Root) -> Tool:
     """Return the tool that finds files below *root* by a description."""
 
     @tool(category="read", annotations=ToolAnnotations(read_only=True, idempotent=True), parallel_safe=True)
@@ -249,7 +249,7 @@ class Node:
         return f"{' ' * (len(self.place) - depth - 1)}{shown(self.place[-1])}{'/' if self.is_folder else ''}{more}\n"
 
 
-def subtree_tool(root: Root) -> Tool[..., Any]:
+def subtree_tool(root: Root) -> Tool:
     """Return the tool that shows the tree below *root*."""
 
     @tool(
@@ -313,7 +313,7 @@ def _entry(root: Root, path: str, max_tokens: int, budget: Budget) -> dict[str, 
     return {"path": display(opened.parts), **made, "spent": made["token_count"]}
 
 
-def _file_entry(root: Root, path: str, max_tokens: int, problem: ToolError) -> dict[str, Any]:
+def _file_entry(root: Root, path: str, max_tokens: int, problem: ToolError) -> dict[str, object]:
     try:
         opened = root.open_file(path)
     except ToolError as error:
@@ -327,7 +327,7 @@ def _file_entry(root: Root, path: str, max_tokens: int, problem: ToolError) -> d
         if used > max_tokens * CHARS_PER_TOKEN:
             break
         kept.append(name)
-    entry: dict[str, Any] = {"path": display(opened.parts), "type": "file", "variables": kept}
+    entry: dict[str, object] = {"path": display(opened.parts), "type": "file", "variables": kept}
     if len(kept) < len(names):
         entry["message"] = f"dropped: {len(names) - len(kept)} more names"
     return {**entry, "spent": estimate_tokens(" ".join(kept))}

@@ -1,5 +1,5 @@
 """
-The top-level names of source files, and the words that names and texts are compared by (requirements F12, F14).
+The top-level names of source files, and the words that names and texts are compared by.
 
 Names are found by a pattern per language that looks at the beginning of lines, so it needs no parser, no grammar and no
 working code; what it finds is good enough to choose a file by. Every repetition in a pattern is bounded or cannot

@@ -1,4 +1,4 @@
-"""``glob`` and ``code_search``, and with ``find_files`` the whole set: finding files and text below a root (requirements F11, F13)."""
+"""``glob`` and ``code_search``, and with ``find_files`` the whole set: finding files and text below a root."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FILES_SEEN = 200_000
 GLOB_MAX = 2_000
 
 
-def searching_tools(root: Root, *, prefer_python: bool) -> list[Tool[..., Any]]:
+def searching_tools(root: Root, *, prefer_python: bool) -> list[Tool]:
     """Return the tools that search below *root*."""
     ripgrep = None if prefer_python else find_ripgrep(root.real)
 
@@ -117,7 +117,7 @@ def searching_tools(root: Root, *, prefer_python: bool) -> list[Tool[..., Any]]:
     return [glob, code_search, finding_tool(root)]
 
 
-def _globbed(root: Root, pattern: GlobPattern, cwd: str, max_results: int, budget: Budget) -> dict[str, Any]:
+def _globbed(root: Root, pattern: GlobPattern, cwd: str, max_results: int, budget: Budget) -> dict[str, object]:
     opened = root.open_folder(cwd)
     depth = len(opened.parts)
     found: list[tuple[int, tuple[str, ...]]] = []
@@ -141,7 +141,7 @@ def _globbed(root: Root, pattern: GlobPattern, cwd: str, max_results: int, budge
 
 def _searched(  # noqa: PLR0917  (one call, spelled out)
     root: Root, ripgrep: str | None, pattern: str, flags: Flags, cwd: str, max_results: int, budget: Budget
-) -> dict[str, Any]:
+) -> dict[str, object]:
     report = Report(flags, max_results)
     opened = root.open_folder(cwd)
     engine = None if ripgrep is None else Ripgrep(ripgrep, root, opened)

@@ -1,4 +1,4 @@
-"""What a command prints: decoded, without terminal escapes, head and tail kept (reliability SH05, HP5)."""
+"""What a command prints: decoded, without terminal escapes, head and tail kept."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 One command: started by its supervisor, read without blocking, and ended with everything that it started.
 
 The supervisor waits for the command only when all of it is to end, so the number of its group cannot belong to anybody
-else. Should the command kill its supervisor, what is left is found by the marker in its environment (reliability SH03),
+else. Should the command kill its supervisor, what is left is found by the marker in its environment,
 on Linux only and as far as it did not clear it.
 """
 
@@ -128,7 +128,7 @@ async def start(what: Start) -> Process:
 
 
 async def _patiently(what: Start) -> Process:
-    """Start the supervisor as soon as there are descriptors and processes for it (reliability RS05)."""
+    """Start the supervisor as soon as there are descriptors and processes for it."""
     give_up = time.monotonic() + FULL_SECONDS
     while True:
         try:

@@ -80,7 +80,7 @@ class Slots:
 
 def limits_text(limits: Mapping[str, int]) -> str:
     """
-    Return limits as the supervisor takes them; no core dump is always among them (reliability SH11, SC09).
+    Return limits as the supervisor takes them; no core dump is always among them.
 
     Raises:
         DefinitionError: for a limit that is not known, or is no positive number.
@@ -177,7 +177,7 @@ class Shell:
         return guard.command(self.root, opened.parts, command)
 
     def seconds(self, asked: float) -> float | None:
-        """Return how long a command may take when *asked* seconds were asked for (generator-contract T15)."""
+        """Return how long a command may take when *asked* seconds were asked for."""
         if asked == -1:
             return None if self.allow_unlimited else self.max_timeout
         return min(asked, self.max_timeout) if asked > 0 else self.timeout

@@ -1,5 +1,5 @@
 """
-A program of its own: starts one command, and stays beside it until nothing of it is left (reliability SH01-SH04, SH09-SH12).
+A program of its own: starts one command, and stays beside it until nothing of it is left.
 
 It is started as ``python -I -S supervisor.py PARENT LINE FOLDER LIMITS PROGRAM ARGV...`` in the environment of the command:
 the parent's process id, the descriptors of a socket to the parent and of the folder to work in, limits as

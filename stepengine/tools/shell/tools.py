@@ -1,7 +1,7 @@
 """
-``run_terminal_command``, ``check_job`` and ``kill_job``: running programs below a root (requirements F8, F9).
+``run_terminal_command``, ``check_job`` and ``kill_job``: running programs below a root.
 
-The commands of one run that go on in the background are its jobs; they end with the run (reliability SH14).
+The commands of one run that go on in the background are its jobs; they end with the run.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ FOREVER = float("inf")
 CONFINED = "files that may hold secrets, or that a rule denies, are left out"
 
 
-def command_tools(shell: Shell) -> list[Tool[..., Any]]:
+def command_tools(shell: Shell) -> list[Tool]:
     """Return the tools that run programs below the root of *shell*."""
 
     @tool(
@@ -236,7 +236,7 @@ def command_tools(shell: Shell) -> list[Tool[..., Any]]:
             timeout_seconds: How long it may take. Has no effect in the background.
         """
         read = shell.read(command)
-        runs = shell.confined(read, cwd)
+        runs = await asyncio.to_thread(shell.confined, read, cwd)
         if process_type == "BACKGROUND":
             return await _started(ctx, shell, read, runs, cwd)
         async with Slots.of(ctx):
@@ -374,8 +374,8 @@ async def _started(
     return ToolResult.json({**value, "output_file": str(job.log.path)}, side_effects=[effect])
 
 
-def _frame(command: Argv | Script, process: Process, ending: Ending, message: str) -> dict[str, Any]:
-    frame: dict[str, Any] = {"command": shortened(shown_command(command), SHOWN_CHARS), "exit_code": ending.code}
+def _frame(command: Argv | Script, process: Process, ending: Ending, message: str) -> dict[str, object]:
+    frame: dict[str, object] = {"command": shortened(shown_command(command), SHOWN_CHARS), "exit_code": ending.code}
     if ending.signal is not None:
         frame["signal"] = ending.signal
     return {**frame, "duration_seconds": round(process.seconds, 3), **({"message": message} if message else {})}
@@ -391,7 +391,7 @@ def _result(frame: Mapping[str, Any], process: Process, status: Literal["ok", "e
     return ToolResult.json(value, status=status)
 
 
-def _job_result(job: Job, more: Mapping[str, Any]) -> ToolResult:
+def _job_result(job: Job, more: Mapping[str, object]) -> ToolResult:
     ending, process = job.ending, job.process
     frame: dict[str, Any] = {"job_id": job.id, "command": job.command, "status": "exited" if ending else "running"}
     if ending is not None:
@@ -407,7 +407,7 @@ def _job_result(job: Job, more: Mapping[str, Any]) -> ToolResult:
 
 
 def _log(ctx: ToolContext, command: Argv | Script, process: Process, ending: Ending) -> None:
-    """Log what ran and how it went, never what it printed (rule HP7)."""
+    """Log what ran and how it went, never what it printed."""
     message = f"ran {without_secrets(shortened(shown_command(command), SHOWN_CHARS))}"
     ctx.logger.debug(
         message,
@@ -419,7 +419,7 @@ def _log(ctx: ToolContext, command: Argv | Script, process: Process, ending: End
 
 
 def _preview(shell: Shell, input: JsonDict) -> ToolPreview:
-    """Return how a call looks to a person who is asked about it (reliability UI05, PM24): all of it, nothing hidden."""
+    """Return how a call looks to a person who is asked about it: all of it, nothing hidden."""
     given: Any = input.get("command", "")
     try:
         command = shell.read(given)

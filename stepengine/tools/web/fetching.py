@@ -1,7 +1,7 @@
 """
-``SafeFetcher``: gets pages from the web without reaching into private networks (reliability 3.10, WP1-WP5).
+``SafeFetcher``: gets pages from the web without reaching into private networks.
 
-A body is read within caps: decoded bytes, ratio of compression, size of the headers (NW10).
+A body is read within caps: decoded bytes, ratio of compression, size of the headers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
@@ -342,7 +342,7 @@ class SafeFetcher:
             await transport.aclose()
 
     async def _addresses(self, target: Target) -> Sequence[str]:
-        """Return the addresses of a host when every one of them may be used (NW04)."""
+        """Return the addresses of a host when every one of them may be used."""
         literal = numeric_address(target.host)
         if literal is not None:
             found: Sequence[str] = [str(literal)]
@@ -392,7 +392,7 @@ class SafeFetcher:
             **own,
         }
         waits = {"connect": WEB_CONNECT_SECONDS, **dict.fromkeys(("read", "write", "pool"), WEB_IDLE_SECONDS)}
-        extensions: dict[str, Any] = {"timeout": waits}
+        extensions: dict[str, object] = {"timeout": waits}
         if numeric_address(target.host) is None:
             extensions["sni_hostname"] = target.host
         return httpx2.Request(method, url, headers=headers, extensions=extensions)

@@ -1,5 +1,5 @@
 """
-Turns HTML into Markdown in a process of its own: untrusted input, bounded time and memory (reliability NW12, NW13).
+Turns HTML into Markdown in a process of its own: untrusted input, bounded time and memory.
 
 This file is run as a script, ``python -I html_worker.py FOLDER SECONDS BYTES``, and imports nothing of stepengine. It reads
 a line of JSON (``base``, ``encoding``) and the HTML on stdin, and writes one JSON object: ``title``, ``description``,
@@ -79,7 +79,7 @@ def _clean(root: Any, base: str) -> None:
                 open_nodes.append((child, depth + 1))
 
 
-def _is_dropped(node: Any, name: str) -> bool:
+def _is_dropped(node: object, name: str) -> bool:
     if name in DROPPED or name.startswith(("#comment", "!", "?")):
         return True
     given = getattr(node, "attrs", None) or {}
@@ -87,7 +87,7 @@ def _is_dropped(node: Any, name: str) -> bool:
     return "hidden" in given or (given.get("aria-hidden") or "").lower() == "true" or bool(HIDING.search(style))
 
 
-def _absolute(node: Any, base: str) -> None:
+def _absolute(node: object, base: str) -> None:
     given = getattr(node, "attrs", None) or {}
     for name in URLS:
         if name in given:

@@ -1,4 +1,4 @@
-"""What a fetched page says: HTML as Markdown, other text as it is, within a number of characters (reliability NW12, NW13)."""
+"""What a fetched page says: HTML as Markdown, other text as it is, within a number of characters."""
 
 from __future__ import annotations
 
@@ -157,5 +157,5 @@ async def _converted(fetched: Fetched, charset: str, folder: str) -> dict[str, A
     if worker.returncode != 0 or not out:
         msg = f"the HTML of {fetched.url} could not be turned into text within {WEB_PARSE_SECONDS:g} s and a bounded memory"
         raise ToolError(msg)
-    said: dict[str, Any] = json.loads(out)
+    said: dict[str, object] = json.loads(out)
     return said

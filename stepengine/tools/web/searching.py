@@ -1,5 +1,5 @@
 """
-What ``web_search`` and ``read_docs`` ask (requirements F15, F16).
+What ``web_search`` and ``read_docs`` ask.
 
 Back ends for searches are a SearXNG instance of one's own, and Brave Search with one's own key. Documentation is read
 through a fetcher from the sites that the caller names, or from what a search finds.
@@ -173,12 +173,14 @@ def _checked(url: str) -> str:
     return url.rstrip("/")
 
 
-def _list(answer: Any, name: str) -> Sequence[Any]:
+def _list(answer: object, name: str) -> Sequence[Any]:
     found = answer.get(name) if isinstance(answer, Mapping) else None
     return found if isinstance(found, list) else ()
 
 
-async def _json(url: str, params: Mapping[str, str], headers: Mapping[str, str], *, seconds: float) -> dict[str, Any]:
+async def _json(
+    url: str, params: Mapping[str, str], headers: Mapping[str, str], *, seconds: float
+) -> dict[str, object]:
     """
     Return the JSON object that a service answers with.
 

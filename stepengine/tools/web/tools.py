@@ -1,4 +1,4 @@
-"""``web_search``, ``read_url`` and ``read_docs`` (requirements F15, F16; posture: reliability 4.4)."""
+"""``web_search``, ``read_url`` and ``read_docs``."""
 
 from __future__ import annotations
 
@@ -28,15 +28,13 @@ DOCS_TOKENS = 10_000
 DOCS_TOKENS_MAX = 20_000
 
 REACHES_OUT = ToolAnnotations(open_world=True)
-"""Not read-only: an address or a query can carry data out (reliability WP6)."""
+"""Not read-only: an address or a query can carry data out (reliability:WP6)."""
 RUNS = 1_000
 QUERY_CHARS = 1_000
 Words = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=QUERY_CHARS)]
 
 
-def reaching_tools(
-    search: SearchBackend | None, docs: DocsBackend | None, fetch: Fetcher | None
-) -> list[Tool[..., Any]]:
+def reaching_tools(search: SearchBackend | None, docs: DocsBackend | None, fetch: Fetcher | None) -> list[Tool]:
     """Return a tool for each of those that are given."""
     made = []
     counter = _Counter()
@@ -49,7 +47,7 @@ def reaching_tools(
     return made
 
 
-def _search_tool(backend: SearchBackend) -> Tool[..., Any]:
+def _search_tool(backend: SearchBackend) -> Tool:
     @tool(category="network", annotations=REACHES_OUT, parallel_safe=True)
     async def web_search(query: Words, depth: Depth = "standard") -> dict[str, Any]:
         """
@@ -83,7 +81,7 @@ def _search_tool(backend: SearchBackend) -> Tool[..., Any]:
     return web_search
 
 
-def _docs_tool(backend: DocsBackend, counter: _Counter) -> Tool[..., Any]:
+def _docs_tool(backend: DocsBackend, counter: _Counter) -> Tool:
     @tool(category="network", annotations=REACHES_OUT, parallel_safe=True)
     async def read_docs(  # noqa: D417  (the context is no parameter of the tool)
         ctx: ToolContext,
@@ -130,7 +128,7 @@ def _docs_tool(backend: DocsBackend, counter: _Counter) -> Tool[..., Any]:
     return read_docs
 
 
-def _url_tool(fetcher: Fetcher, counter: _Counter) -> Tool[..., Any]:
+def _url_tool(fetcher: Fetcher, counter: _Counter) -> Tool:
     @tool(category="network", annotations=REACHES_OUT, parallel_safe=True)
     async def read_url(  # noqa: D417  (the context is no parameter of the tool)
         ctx: ToolContext,
@@ -166,7 +164,7 @@ def _url_tool(fetcher: Fetcher, counter: _Counter) -> Tool[..., Any]:
         counter.count(ctx)
         fetched = await fetcher.fetch(url)
         page = await page_of(fetched)
-        made: dict[str, Any] = {"url": url, "final_url": fetched.url, "status": fetched.status}
+        made: dict[str, object] = {"url": url, "final_url": fetched.url, "status": fetched.status}
         named = {"content_type": fetched.content_type, "title": page.title, "description": page.description}
         made.update({name: text for name, text in named.items() if text})
         made["text"] = page.text[:max_chars]
@@ -179,7 +177,7 @@ def _url_tool(fetcher: Fetcher, counter: _Counter) -> Tool[..., Any]:
 
 
 class _Counter:
-    """Counts fetches per run tree, for the runs of late (reliability NW16)."""
+    """Counts fetches per run tree, for the runs of late."""
 
     def __init__(self) -> None:
         self._counts: OrderedDict[str, int] = OrderedDict()

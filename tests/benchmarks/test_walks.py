@@ -1,0 +1,48 @@
+"""
+How long the way of one step is: calls of Python functions, which are the same on every machine. Nothing here takes times.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.walks import walked
+from stepengine.machine.state import RunState
+
+ROOT = Path(__file__).resolve().parents[2]
+MOST = {
+    "bare call": (93, 21),
+    "bare STEP": (147, 21),
+    "two children": (696, 41),
+    "recorded STEP": (500, 43),
+    "recorded STEP, a key": (636, 43),
+}
+"""Calls and files. What makes a way longer says here by how much, and in its commit why."""
+
+
+def test_the_way_of_a_step_is_no_longer_than_it_was() -> None:
+    """
+    In a process of its own: what tests watch tasks and texts with walks along.
+    """
+    ran = subprocess.run(
+        [sys.executable, "-m", "benchmarks.walks", "--json"], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    walks = {name: tuple(counts) for name, counts in json.loads(ran.stdout).items()}
+
+    assert MOST.keys() == walks.keys()
+    assert {} == {
+        name: found for name, found in walks.items() if any(a > b for a, b in zip(found, MOST[name], strict=True))
+    }
+
+
+def test_one_call_more_of_the_package_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = walked("bare STEP").calls
+    ask = RunState.ask_step
+    monkeypatch.setattr(RunState, "ask_step", lambda run: ask(run) and ask(run))
+
+    assert before + 1 == walked("bare STEP").calls

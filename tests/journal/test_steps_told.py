@@ -1,0 +1,179 @@
+"""Steps that are told: whatever befalls a run, each step that its events begin ends once, in order, and before the run does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from stepengine import STEP, AgentDefinition, RunStatus
+from stepengine.errors import ModelError
+from stepengine.events import AgentFinished, ModelStarted, RunFinished, StepFinished, StepStarted
+from stepengine.journal import MemoryJournal
+from stepengine.testing import failure, text, tool_call
+
+
+class Stream:
+    """An observer that notes what a stream tells, and checks that it is told of whole steps."""
+
+    def __init__(self, on_event=None):
+        self.seen = []
+        self.open = {}
+        self.ended = Counter()
+        self.statuses = []
+        self._then = on_event
+
+    def on_event(self, event):
+        self.seen.append(event)
+        if isinstance(event, StepStarted):
+            assert event.path not in self.open, "a step begins while another one of its run is under way"
+            self.open[event.path] = event.step
+        elif isinstance(event, StepFinished):
+            assert self.open.pop(event.path, None) == event.step, "a step ends that nobody saw begin"
+            self.ended[event.path, event.step, event.status] += 1
+            self.statuses.append(event.status)
+        elif isinstance(event, AgentFinished):
+            assert event.child_path not in self.open, "a child ends in the middle of a step"
+        elif isinstance(event, RunFinished):
+            assert self.open == {}, "the run ends in the middle of a step"
+        if self._then is not None:
+            self._then(event)
+
+    def check(self):
+        """Return how the steps ended, once it is over."""
+        assert isinstance(self.seen[-1], RunFinished)
+        assert self.open == {}
+        assert {times for key, times in self.ended.items() if key[2] is RunStatus.COMPLETED} <= {1}
+        return self.statuses
+
+
+def told(world, begin, **options):
+    stream = Stream(**options)
+    result = begin(world.rig(observers=[stream]))
+    return result, stream.check(), stream
+
+
+@pytest.fixture
+def whole(fresh_world):
+    journal = MemoryJournal()
+    result, statuses, stream = told(fresh_world(), lambda rig: rig.record(journal))
+    assert result.status is RunStatus.COMPLETED
+    assert statuses == [RunStatus.COMPLETED] * len(statuses)
+    assert len(statuses) == 6
+    return journal.lines(), stream
+
+
+@pytest.mark.spec("interfaces:IF11")
+def test_a_resumed_run_tells_of_whole_steps_wherever_it_was_cut(fresh_world, whole):
+    lines, first = whole
+    going_on = 0
+    for cut in range(2, len(lines)):
+        journal = MemoryJournal(lines[:cut])
+        news, statuses, stream = told(fresh_world(), lambda rig, journal=journal: rig.resume(journal))
+        open_paths, resumed = set(), [e.path for e in stream.seen if isinstance(e, StepStarted) and e.resumed]
+        assert len(resumed) == len(set(resumed)), "a step goes on once"
+        for event in stream.seen:
+            if isinstance(event, StepStarted):
+                open_paths.add(event.path)
+            elif isinstance(event, StepFinished):
+                open_paths.discard(event.path)
+            elif isinstance(event, ModelStarted):
+                assert event.path in open_paths, f"cut at {cut}: the model is asked outside of a step"
+        going_on += len(resumed)
+        if news.status is RunStatus.COMPLETED:
+            assert set(statuses) <= {RunStatus.COMPLETED}
+            assert set(stream.ended) <= set(first.ended)
+    assert statuses == [], "nothing of any step was news at the last cut"
+    assert going_on > 10
+    assert not any(e.resumed for e in first.seen if isinstance(e, StepStarted))
+
+
+@pytest.mark.spec("interfaces:IF11")
+def test_a_replay_tells_of_the_steps_as_the_run_did(fresh_world, whole):
+    lines, first = whole
+    _, _, again = told(fresh_world(), lambda rig: rig.replay(MemoryJournal(lines)))
+
+    def steps(stream):
+        root = [e for e in stream.seen if isinstance(e, StepStarted | StepFinished) and not e.path]
+        return [(e.type, e.step, getattr(e, "status", "")) for e in root]
+
+    assert steps(again) == steps(first)
+    assert again.ended == first.ended
+
+
+@pytest.mark.spec("interfaces:IF11")
+@pytest.mark.parametrize("how", ["cancel", "interrupt", "raise"])
+def test_steps_end_wherever_a_run_is_cut_off(fresh_world, whole, how):
+    """Its task is cancelled, it is told to end, or an observer wants it to: at each of its events."""
+    _, first = whole
+    seen = Counter()
+    for index in range(1, len(first.seen) - 1):
+        stream = Stream()
+        rig = fresh_world().rig(observers=[stream])
+        seen.update(cut_off(rig, stream, index, how))
+        seen.update(resumed(fresh_world, rig.journal))
+    assert seen[RunStatus.CANCELLED if how != "raise" else RunStatus.FAILED] > 10
+    assert set(seen) <= {RunStatus.COMPLETED, RunStatus.CANCELLED, RunStatus.FAILED}
+
+
+def cut_off(rig, stream, index, how):
+    rig.journal = MemoryJournal()
+
+    async def main():
+        live = rig.begin(rig.JournaledRun.record(rig.journal), "go")
+        task = asyncio.current_task()
+
+        def then(event):
+            if event.index != index:
+                return
+            if how == "cancel":
+                task.cancel()
+            elif how == "interrupt":
+                live.tree.interrupt(0)
+            else:
+                pytest.fail("enough")
+
+        stream._then = then
+        try:
+            await live.run()
+        except asyncio.CancelledError:
+            task.uncancel()
+        except pytest.fail.Exception:
+            pass
+        await rig.engine.aclose()
+
+    asyncio.run(main())
+    return stream.check()
+
+
+def resumed(fresh_world, journal):
+    _, statuses, _ = told(fresh_world(), lambda rig: rig.resume(journal))
+    return statuses
+
+
+@pytest.mark.spec("interfaces:IF11")
+def test_a_step_that_waits_for_a_person_ends_as_suspended_and_begins_again_with_the_answer(rig):
+    asks = AgentDefinition("asks", model="test/m", tools=["ask_user"])
+    journal, first, second = MemoryJournal(), Stream(), Stream()
+    call = tool_call("ask_user", {"questions": [{"question": "Which?"}]})
+    rig(asks, [call], observers=[first]).record(journal)
+    assert first.check() == [RunStatus.SUSPENDED]
+    (question,) = first.seen[-1].result.pending_questions
+    rig(asks, [text("done")], observers=[second]).resume(journal, {question.id: "this"})
+    assert second.check() == [RunStatus.COMPLETED, RunStatus.COMPLETED]
+    assert [e.step for e in second.seen if isinstance(e, StepStarted)] == [0, 1]
+
+
+@pytest.mark.spec("interfaces:IF11")
+def test_a_step_whose_model_fails_ends_as_failed_and_the_next_one_is_told_as_the_same(rig):
+    def handler(ctx):
+        with pytest.raises(ModelError):
+            yield STEP
+        yield STEP
+
+    stream = Stream()
+    agent = AgentDefinition("tries", model="test/m", handle_steps=handler)
+    rig(agent, [failure(ModelError("no", kind="bad_request")), text("yes")], observers=[stream]).record(MemoryJournal())
+    assert stream.check() == [RunStatus.FAILED, RunStatus.COMPLETED]
+    assert [e.step for e in stream.seen if isinstance(e, StepStarted)] == [0, 0]

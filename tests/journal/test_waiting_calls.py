@@ -1,0 +1,260 @@
+"""
+A call that waits for its result goes on to wait in the next process: its body, which has begun the work, is not run again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from stepengine import AgentCall, AgentDefinition, Engine, RunHandle, RunResult, ToolCall, load_agent, tool
+from stepengine.cli.app import app
+from stepengine.errors import AnswerRejected, ToolError, UnknownOutcome
+from stepengine.journal import FileJournal, Journal, MemoryJournal
+from stepengine.journal.questions import doubts, waiting_calls
+
+SECONDS = 30
+BEGUN: list[str] = []
+
+
+@tool(deferred=True, in_thread=False)
+def book(city: str) -> str:
+    """Book a table; the restaurant calls back."""
+    BEGUN.append(city)
+    if city == "Nowhere":
+        raise ValueError("no such city")
+    return "asked"
+
+
+@tool(deferred=True, in_thread=False, idempotent=True)
+def look(city: str) -> str:
+    """Look for a table; the restaurant calls back."""
+    BEGUN.append(city)
+    return "asked"
+
+
+def steps(ctx: Any) -> Any:
+    first = yield from ToolCall("book", {"city": "Rome"})
+    second = yield from ToolCall("look", {"city": "Bern"})
+    child = yield from AgentCall("child")
+    return [first.text, second.text, child]
+
+
+def child_steps(ctx: Any) -> Any:
+    third = yield from ToolCall("book", {"city": "Oslo"})
+    return third.text
+
+
+CHILD = AgentDefinition("child", tools=[book], handle_steps=child_steps)
+AGENT = AgentDefinition("clerk", tools=[book, look], spawnable_agents=[CHILD], handle_steps=steps)
+RESULTS = {"Rome": "yes", "Bern": "no", "Oslo": "maybe"}
+
+
+@pytest.fixture(autouse=True)
+def nothing_begun() -> None:
+    BEGUN.clear()
+
+
+async def given(handle: RunHandle[Any], results: dict[str, str]) -> RunResult[Any]:
+    """
+    Give each call its result as soon as somebody sees that it waits.
+    """
+    async with asyncio.timeout(SECONDS):
+        async for event in handle.events():
+            if event.type == "tool_started":
+                handle.send_tool_result(event.tool_call_id, results[event.input["city"]], path=event.path)
+        return await handle.result()
+
+
+def cut(journal: Journal, at: int) -> MemoryJournal:
+    """
+    Return what a process left behind that was killed behind a record.
+    """
+    return MemoryJournal(journal.lines()[:at])
+
+
+def kinds(journal: Journal) -> list[str]:
+    return [json.loads(line).get("input", {}).get("type", "") for line in journal.lines()]
+
+
+async def recorded() -> MemoryJournal:
+    """
+    Return the journal of a run whose results all came when their calls had waited.
+    """
+    journal = MemoryJournal()
+    seen = 0
+    async with asyncio.timeout(SECONDS), Engine([AGENT]) as engine:
+        handle = engine.start("clerk", journal=journal)
+        async for event in handle.events():
+            if event.type == "tool_started":
+                seen += 1
+                while kinds(journal).count("Waits") < seen:  # noqa: ASYNC110 - nobody tells of it
+                    await asyncio.sleep(0)
+                handle.send_tool_result(event.tool_call_id, RESULTS[event.input["city"]], path=event.path)
+        assert [*RESULTS.values()] == (await handle.result()).output
+    return journal
+
+
+@pytest.mark.spec("requirements:E27", "reliability:R3")
+async def test_wherever_a_process_ends_a_body_that_has_returned_is_not_run_again_and_its_result_is_still_taken() -> (
+    None
+):
+    whole = await recorded()
+    assert 3 == kinds(whole).count("Waits")
+
+    for at in range(3, len(whole.lines())):
+        journal = cut(whole, at)
+        history = journal.history()
+        known = {
+            history.form(i)["input"]["city"]
+            for a, i in history.intents.items()
+            if i.type == "CallTool" and (a in history.results or a in history.waiting)
+        }
+        if doubts(history):
+            continue
+        BEGUN.clear()
+        async with Engine([AGENT]) as engine:
+            result = await given(await engine.start_resume(journal), RESULTS)
+            replayed = await engine.replay(journal)
+
+        assert ([*RESULTS.values()], []) == (result.output, [city for city in BEGUN if city in known]), at
+        assert (result.output, result.status) == (replayed.output, replayed.status)
+
+
+@pytest.mark.spec("requirements:E27", "reliability:R3")
+async def test_a_body_that_was_cut_off_is_in_doubt_as_before_and_one_that_failed_waits_for_nothing() -> None:
+    whole = await recorded()
+    before = cut(whole, kinds(whole).index("Waits"))
+
+    async with Engine([AGENT]) as engine:
+        result = await engine.resume(before)
+        failed = MemoryJournal()
+        nowhere = AgentDefinition("nowhere", tools=[book], handle_steps=_nowhere)
+        ended = await engine.run(nowhere, journal=failed)
+
+    assert isinstance(result.error, UnknownOutcome)
+    assert ("no such city" in str(ended.output), 0) == (True, kinds(failed).count("Waits"))
+
+
+def _nowhere(ctx: Any) -> Any:
+    turn = yield ToolCall("book", {"city": "Nowhere"})
+    return turn.tool_result.text
+
+
+@pytest.mark.spec("requirements:E27", "reliability:JR37")
+async def test_somebody_who_knows_the_result_may_answer_with_it_where_no_handle_is() -> None:
+    whole = await recorded()
+    journal = cut(whole, kinds(whole).index("Waits") + 1)
+    (waiting,) = waiting_calls(journal.history())
+
+    assert [] == doubts(journal.history())
+    async with Engine([AGENT]) as engine:
+        with pytest.raises(AnswerRejected, match="no effect in doubt"):
+            await engine.resume(journal, answers={"doubt:#9": "no"})
+        handle = await engine.start_resume(journal, answers={waiting.id: "no"})
+        result = await handle.result()
+
+    assert isinstance(result.error, UnknownOutcome)
+    assert [] == [city for city in BEGUN[3:] if city == "Rome"]
+
+
+KILLED = """
+import asyncio, os, signal, sys
+sys.path.insert(0, {folder!r})
+from pathlib import Path
+from stepengine import AgentCall, AgentDefinition, Engine, ToolCall, tool
+
+@tool(deferred=True)
+def book(city: str) -> str:
+    "Book."
+    with open("begun.txt", "a") as file:
+        file.write(city + ";")
+    return "asked"
+
+def steps(ctx):
+    table = yield from ToolCall("book", {{"city": "Rome"}})
+    return table.text
+
+agent = AgentDefinition("clerk", tools=[book], handle_steps=steps)
+
+async def main():
+    async with Engine([agent]) as engine:
+        if sys.argv[1:]:
+            handle = await engine.start_resume("run.jsonl")
+            async for event in handle.events():
+                if event.type == "tool_started":
+                    handle.send_tool_result(event.tool_call_id, sys.argv[1])
+            print((await handle.result()).output)
+        else:
+            killing = asyncio.create_task(killed())
+            await engine.run("clerk", journal="run.jsonl")
+
+async def killed():
+    while not Path("run.jsonl").exists() or b'"Waits"' not in Path("run.jsonl").read_bytes():
+        await asyncio.sleep(0)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """
+    A folder with a program whose process was killed while a call waited.
+    """
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "clerk.py").write_text(KILLED.format(folder=str(tmp_path)))
+    process = subprocess.run([sys.executable, "clerk.py"], timeout=60, check=False)
+    journal = FileJournal("run.jsonl")
+    assert -signal.SIGKILL == process.returncode
+    assert [] == doubts(journal.history())
+    return tmp_path
+
+
+@pytest.mark.deep
+@pytest.mark.spec("requirements:E27", "reliability:R3")
+def test_after_a_kill_the_next_process_takes_the_result(killed: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "clerk.py", "at eight"], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert ("at eight\n", "") == (done.stdout, done.stderr)
+    assert "Rome;" == (killed / "begun.txt").read_text()
+    with Engine() as engine:
+        assert "at eight" == engine.replay_sync("run.jsonl", agent=load_agent("clerk.py")).output
+
+
+@pytest.mark.deep
+@pytest.mark.spec("requirements:E27")
+def test_a_command_does_not_wait_for_what_cannot_come_to_it_and_takes_what_somebody_knows(killed: Path) -> None:
+    runs = CliRunner()
+    refused = runs.invoke(app, ["resume", "run.jsonl", "--agent", "clerk.py", "-q"])
+    said = runs.invoke(app, ["resume", "run.jsonl", "--agent", "clerk.py", "-q", "--answer", "doubt:#0=result:at nine"])
+
+    assert (2, True) == (refused.exit_code, "book (#0) waits for its result" in refused.stderr)
+    assert (0, "at nine\n") == (said.exit_code, said.stdout)
+    assert "Rome;" == (killed / "begun.txt").read_text()
+
+
+@pytest.mark.spec("requirements:E27")
+async def test_a_result_for_a_call_that_has_one_is_refused_after_a_restart_as_before() -> None:
+    whole = await recorded()
+    journal = cut(whole, kinds(whole).index("Waits") + 1)
+
+    async with Engine([AGENT]) as engine:
+        handle = await engine.start_resume(journal)
+        result = await given(handle, RESULTS)
+        with pytest.raises(ToolError, match="waits for its result"):
+            handle.send_tool_result("c0", "again")
+
+    assert [*RESULTS.values()] == result.output

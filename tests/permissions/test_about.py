@@ -1,0 +1,224 @@
+"""
+What a tool of an author says that its calls are about, and the rules that bind it by that.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepengine import AgentDefinition, Engine, Tool, ToolCall, ToolContext, tool
+from stepengine.data.json import freeze_object
+from stepengine.data.tools import ToolSpec
+from stepengine.errors import DefinitionError
+from stepengine.permissions import Call, Policy, Request, Rule
+from stepengine.permissions.rules import names_files
+
+DENY = Rule.deny_path("vault/**")
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """
+    A working directory with a denied file, and links that lead to it.
+    """
+    made = tmp_path / "work"
+    (made / "vault").mkdir(parents=True)
+    (made / "vault/ledger.txt").write_text("secret")
+    (made / "open").mkdir()
+    (made / "open/a.txt").write_text("free")
+    (made / "open/link.txt").symlink_to("../vault/ledger.txt")
+    (made / "open/up").symlink_to("../vault")
+    (made / "itself").symlink_to(".")
+    (tmp_path / "elsewhere").symlink_to(made / "vault")
+    monkeypatch.chdir(made)
+    return made
+
+
+def ran(tools: list[Any], calls: list[ToolCall], policy: Policy, **options: Any) -> list[str]:
+    """
+    Return what a model would see of each call.
+    """
+
+    def handle_steps(ctx: Any) -> Any:
+        found = []
+        for one in calls:
+            turn = yield one
+            found.append(str(turn.tool_result.text))
+        return found
+
+    agent = AgentDefinition("user", tools=tools, handle_steps=handle_steps)
+    with Engine([agent], permissions=policy, **options) as engine:
+        found: list[str] = engine.run_sync("user").unwrap()
+    return found
+
+
+def seen(about: Any, given: dict[str, Any]) -> Request:
+    return Request(tool=ToolSpec("any", about=about), input=freeze_object(given))
+
+
+@pytest.mark.spec("requirements:X70")
+def test_a_tool_that_says_which_parameters_are_paths_is_bound_however_these_name_a_denied_file(place: Path) -> None:
+    @tool(about=["{source}", "copies/{copy}"])
+    def show(source: str, copy: str = "x") -> str:
+        """Show a file."""
+        return Path(source).read_text()
+
+    names = [
+        "vault/ledger.txt", "./vault//ledger.txt", "VAULT/ledger.txt", "open/../vault/ledger.txt", "open/link.txt", "open/up/ledger.txt",
+        "itself/vault/ledger.txt", "itself/itself/open/up/ledger.txt", str(place / "vault/ledger.txt"), str(place / "open/link.txt"),
+        "../work/vault/ledger.txt", "../elsewhere/ledger.txt", str(place.parent / "elsewhere/ledger.txt"), f"/proc/self/root{place}/open/link.txt",
+        "/proc/self/cwd/open/up/ledger.txt", f"/proc/{os.getpid()}/cwd/vault/ledger.txt",
+    ]  # fmt: skip
+    given = [ToolCall("show", {"source": name}) for name in names]
+    by_the_other = [ToolCall("show", {"source": "open/a.txt", "copy": "../vault/b.txt"})]
+
+    *found, plain = ran(
+        [show],
+        [*given, *by_the_other, ToolCall("show", {"source": "open/a.txt"})],
+        Policy([Rule.allow_tool("*"), DENY]),
+    )
+
+    assert [] == [
+        (name, text)
+        for name, text in zip([*names, "the other"], found, strict=True)
+        if "secret" in text or "free" in text
+    ]
+    assert "free" == plain
+
+
+@pytest.mark.spec("requirements:X70")
+def test_without_about_the_same_tool_is_bound_by_no_rule_and_doctor_has_something_to_say(place: Path) -> None:
+    @tool
+    def show(source: str) -> str:
+        """Show a file."""
+        return Path(source).read_text()
+
+    @tool
+    def show_path(options: dict[str, Any], path: str = "x") -> str:
+        """Show a file."""
+        return ""
+
+    assert ["secret"] == ran(
+        [show], [ToolCall("show", {"source": "vault/ledger.txt"})], Policy([Rule.allow_tool("*"), DENY])
+    )
+    assert (False, True) == (names_files(show.spec), names_files(show_path.spec))
+    assert names_files(tool(about=())(show.fn).spec)
+
+
+@pytest.mark.spec("requirements:X70")
+def test_relative_paths_start_at_the_workspace_where_there_is_one(place: Path, tmp_path: Path) -> None:
+    @tool(about="{name}")
+    def show(ctx: ToolContext, name: str) -> str:
+        """Show a file."""
+        assert ctx.workspace is not None
+        return (ctx.workspace.root / name).read_text()
+
+    os.chdir(tmp_path)
+    calls = [ToolCall("show", {"name": name}) for name in ("open/link.txt", "open/a.txt")]
+
+    linked, plain = ran([show], calls, Policy([Rule.allow_tool("*"), DENY]), workspace=place)
+
+    assert ("free", False) == (plain, "secret" in linked)
+
+
+@pytest.mark.spec("requirements:X70")
+def test_what_a_link_leads_to_is_asked_about_where_the_path_alone_was_allowed(place: Path) -> None:
+    @tool(about="{name}")
+    def show(name: str) -> str:
+        """Show a file."""
+        return Path(name).read_text()
+
+    calls = [ToolCall("show", {"name": name}) for name in ("open/a.txt", "open/link.txt")]
+
+    plain, linked = ran([show], calls, Policy([Rule.allow_path("open/**")]))
+
+    assert "free" == plain
+    assert "a person has to be asked first" in linked
+
+
+@pytest.mark.spec("requirements:X70")
+def test_outside_of_the_working_directory_every_end_of_a_path_may_be_what_a_rule_means(place: Path) -> None:
+    far = place.parent / "far" / "off" / "vault"
+    far.mkdir(parents=True)
+    (far / "k.txt").write_text("secret")
+    (far.parent / "k.txt").write_text("free")
+    (place / "open/far").symlink_to(far.parent)
+
+    @tool(about="{name}")
+    def show(name: str) -> str:
+        """Show a file."""
+        return Path(name).read_text()
+
+    calls = [ToolCall("show", {"name": name}) for name in ("open/far/vault/k.txt", "open/far/k.txt")]
+    (place / "open/door").symlink_to(far)
+
+    *found, free = ran(
+        [show], [ToolCall("show", {"name": "open/door/k.txt"}), *calls], Policy([Rule.allow_tool("*"), DENY])
+    )
+
+    assert ("free", False) == (free, any("secret" in text for text in found))
+
+
+@pytest.mark.spec("requirements:X70")
+def test_what_is_said_takes_the_place_of_members_that_are_called_like_paths() -> None:
+    policy = Policy([Rule.allow_tool("*"), DENY])
+
+    assert "allow" == policy.check(seen((), {"path": "vault/x"})).decision
+    assert "allow" == policy.check(seen(("{to}",), {"path": "vault/x", "to": "open/x"})).decision
+    assert "deny" == policy.check(seen(("{to}",), {"to": ["open/x", {"deep": "vault/x"}]})).decision
+    assert "deny" == policy.check(seen(("vault/{year}.csv",), {"year": 2026})).decision
+    assert "deny" == policy.check(seen(("vault/prices.db",), {})).decision
+    writes = ToolSpec("any", category="write", about=("{to}",))
+    assert Call("any", paths=["a"]) == Call.of(Request(tool=writes, input=freeze_object({"to": "a", "target": "b"})))
+
+
+@pytest.mark.spec("requirements:X70", "requirements:X71")
+def test_an_address_that_a_tool_says_it_reaches_is_judged_and_remembered_as_one() -> None:
+    request = Request(
+        tool=ToolSpec("send", category="network", about=("https://{region}.example.org/send",)),
+        input=freeze_object({"region": "eu"}),
+    )
+
+    assert "deny" == Policy([Rule.deny_domain("*.example.org")]).check(request).decision
+    assert Call("send", origins=["https://eu.example.org"]) == Call.of(request)
+
+
+@pytest.mark.spec("requirements:X70")
+def test_more_files_than_anybody_looks_at_count_as_denied_and_are_not_counted_up() -> None:
+    many = [f"open/{n}" for n in range(3000)]
+
+    assert (
+        "deny"
+        == Policy([Rule.allow_tool("*"), DENY])
+        .check(seen(("{a}/{b}/{c}",), {"a": many, "b": many, "c": many}))
+        .decision
+    )
+    assert "ask" == Policy([Rule.allow_path("open/**")]).check(seen(("{a}/{b}",), {"a": many, "b": many})).decision
+
+
+@pytest.mark.spec("requirements:X70")
+@given(st.lists(st.sampled_from(["a", "b", "vault", "..", "."]), min_size=1, max_size=5).map("/".join))
+def test_a_path_is_judged_the_same_whether_it_is_said_or_stands_in_a_member(path: str) -> None:
+    by_member = Request(tool=ToolSpec("any"), input=freeze_object({"path": path}))
+
+    for rule in (DENY, Rule.allow_path("a/**"), Rule.ask_for_path("b/*")):
+        policy = Policy([rule])
+        assert policy.check(by_member).decision == policy.check(seen(("{x}",), {"x": path})).decision
+
+
+@pytest.mark.spec("requirements:X70")
+@pytest.mark.parametrize(
+    ("about", "said"),
+    [("{nmae}", r"is about 'nmae', which is none of its parameters; they are: name"), (3, "a text or a list of texts"), ([""], "a text or a list"), (["{name}", None], "a text or a list")],
+)  # fmt: skip
+def test_a_parameter_that_there_is_not_and_what_is_no_text_are_refused_where_the_tool_is_made(
+    about: Any, said: str
+) -> None:
+    with pytest.raises(DefinitionError, match=said):
+        Tool("show", "", {"type": "object", "properties": {"name": {"type": "string"}}}, lambda given: "", about=about)
