@@ -58,7 +58,7 @@ from stepengine.judging.criteria import _judged as judged_text
 from stepengine.judging.viewing.payload import _shown as shown_on_a_page
 from stepengine.machine.blocks import split_blocks
 from stepengine.machine.finding import found
-from stepengine.machine.output import json_in as answer_in
+from stepengine.machine.settling import json_in as answer_in
 from stepengine.machine.spawning import matching_id
 from stepengine.mcp.results import result_of
 from stepengine.mcp.stdio import ANSWER, ID, Pipe, Program
@@ -1015,7 +1015,7 @@ PLACES = (
         "JSON of an answer",
         answer_in,
         (*BRACKETS, of("```\n"), of("```json\n[\n"), of("[", "```\n", "\n```"), of("`"), of(" ```\n")),
-        ("machine/output.py:json_in",),
+        ("machine/settling.py:json_in",),
     ),
     Place(
         "call in a history of other makers",
