@@ -29,7 +29,18 @@ from stepengine.data.usage import Usage
 from stepengine.models._failures import Call, body_failure, given_up, protocol_failure, unanswerable
 from stepengine.models._json import call_part, list_at, object_at, objects_at, read_json, text_at
 from stepengine.models._reading import Accumulator
-from stepengine.models._reply import UNKNOWN, billed, kept_of, made_part, reply_of, seen, usage_in_totals, word_at
+from stepengine.models._reply import (
+    UNKNOWN,
+    billed,
+    kept_of,
+    made_part,
+    object_in,
+    reply_of,
+    seen,
+    usage_in_totals,
+    word_at,
+    written_dollars,
+)
 from stepengine.models._wire import base64_of
 from stepengine.models.openai_chat.calls import FUNCTION_MEMBERS, MEMBERS, CallPieces, legacy_call
 
@@ -49,7 +60,6 @@ GAVE_UP = frozenset({"aborted", "insufficient_system_resource"})
 """What DeepSeek says of a reply that it did not end."""
 CACHED = ("prompt_cache_hit_tokens", "num_cached_tokens", "cached_tokens")
 """Where DeepSeek, Mistral and Hugging Face say how much was read from the cache."""
-MAX_COST = 10**9
 PCM = "audio/pcm"
 """What sound is that does not say so itself: streams give it bare."""
 REASONING = ("reasoning_content", "reasoning")
@@ -91,24 +101,17 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
         answered=text_at(data, "model"),
         request_id=request_id,
         kept=_kept(data, choice, message),
-        cost=_cost(usage) if isinstance(usage, Mapping) else None,
+        cost=_cost(usage, message),
     )
 
 
-def _cost(usage: Mapping[str, Any]) -> Decimal | None:
-    """Return what the gateway says a reply cost; with a key of the user's own his provider asks for the rest (PV81)."""
-    paid = _dollars(usage.get("cost"))
-    if paid is None:
-        return billed(usage)
-    if usage.get("is_byok") is not True:
-        return paid
-    beside = usage.get("cost_details")
-    upstream = _dollars(beside.get("upstream_inference_cost")) if isinstance(beside, Mapping) else None
-    return None if upstream is None else paid + upstream
-
-
-def _dollars(value: Any) -> Decimal | None:
-    return Decimal(str(value)) if type(value) in (int, float) and 0 <= value <= MAX_COST else None
+def _cost(usage: object, message: Mapping[str, object]) -> Decimal | None:
+    """Return what the service, or the gateway before it, says that a reply cost; Vercel's tells it beside the message."""
+    stated = billed(usage)
+    if stated is not None or (isinstance(usage, Mapping) and usage.get("is_byok") is True):
+        return stated
+    beside = object_in(message, "provider_metadata", "gateway")
+    return written_dollars(beside.get("cost"))
 
 
 def _raw_usage(data: Mapping[str, object]) -> Any:
