@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 
-from stepengine.data.json import freeze
+from stepengine.data.json import compact, freeze
 from stepengine.data.messages import (
     AssistantPart,
     CitationPart,
@@ -87,6 +87,8 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
     usage = _raw_usage(data)
     if any(_is_custom(entry) for entry in objects_at(message, "tool_calls")):
         raise unanswerable(call, ["custom"], usage_of(usage))
+    if isinstance(message.get("content"), Mapping) and _wants_json(call):
+        message = {**message, "content": compact(message["content"])}
     content = tuple(_parts(message, call.provider, model))
     raw = text_at(choice, "finish_reason") or None
     if raw in GAVE_UP:
@@ -103,6 +105,15 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
         kept=_kept(data, choice, message),
         cost=_cost(usage, message),
     )
+
+
+def _wants_json(call: Call) -> bool:
+    """Return whether JSON was asked for, which Cloudflare gives as an object and not as its text."""
+    settings = None if call.request is None else call.request.settings
+    if settings is None:
+        return False
+    body = object_in(settings.extra, "body")
+    return settings.response_schema is not None or "response_format" in settings.extra or "response_format" in body
 
 
 def _cost(usage: object, message: Mapping[str, object]) -> Decimal | None:
