@@ -63,7 +63,10 @@ CACHED = ("prompt_cache_hit_tokens", "num_cached_tokens", "cached_tokens")
 PCM = "audio/pcm"
 """What sound is that does not say so itself: streams give it bare."""
 REASONING = ("reasoning_content", "reasoning")
-KEPT = ("service_tier", "system_fingerprint", "prompt_filter_results")
+KEPT = (
+    *("service_tier", "system_fingerprint", "prompt_filter_results"),
+    *("citations", "search_results", "related_questions", "videos"),
+)
 TEXTS = ("text", "summary")
 
 Json = dict[str, Any]
@@ -89,7 +92,7 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
         raise unanswerable(call, ["custom"], usage_of(usage))
     if isinstance(message.get("content"), Mapping) and _wants_json(call):
         message = {**message, "content": compact(message["content"])}
-    content = tuple(_parts(message, call.provider, model))
+    content = (*_parts(message, call.provider, model), *_sources(data, message))
     raw = text_at(choice, "finish_reason") or None
     if raw in GAVE_UP:
         raise given_up(call, f"it ended with {raw!r}", usage_of(usage))
@@ -199,6 +202,19 @@ def _image(image: Mapping[str, object], mark: Json) -> AssistantPart | None:
     if url.startswith("data:"):
         return made_part(data, head, mark) if found and head.startswith("image/") else None
     return ImagePart(url, provider_data=freeze(mark)) if url else None
+
+
+def _sources(data: Mapping[str, Any], message: Mapping[str, Any]) -> list[CitationPart]:
+    """Return the sources that stand beside the choices, as with Perplexity and xAI, but for those that the message cites."""
+    cited = {word_at(note, "url_citation", "url") for note in seen(message, "annotations")}
+    told = data.get("citations")
+    addresses = [url for url in told if isinstance(url, str)] if isinstance(told, list | tuple) else []
+    found = {word_at(result, "url"): result for result in seen(data, "search_results")}
+    return [
+        CitationPart(url, word_at(found.get(url), "title"), quote=word_at(found.get(url), "snippet"))
+        for url in dict.fromkeys([*addresses, *found])
+        if url and url not in cited
+    ]
 
 
 def _citation(annotation: Mapping[str, object], text: str) -> CitationPart:
