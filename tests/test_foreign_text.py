@@ -1345,6 +1345,7 @@ APART: dict[str, str] = {
     "tools/remembering.py:project_scope": "at most 4 KiB of a file of git's, in UTF-8",
     "system/repository.py:_Instructions._file": "at most 32 KiB, in UTF-8",
     "models/_limits.py:completed": "the name of a model, which its author gave; each repeat has one character class",
+    "models/_reply.py:FIGURE": "at most 40 characters of a price; each repeat has one character class and ends at another",
     "models/_thinking.py:_words_of": "the name of a model, which its author gave; each repeat has one character class",
     "models/_thinking.py:UNMINIMAL": "the name of a model, which its author gave; each repeat has one character class",
     "models/_thinking.py:VERSION": "the name of a model, which its author gave; each repeat has one character class",

@@ -305,6 +305,12 @@ class _Priced:
         listed = None if model in self.own else cost_of.of_reply(model, reply, at)
         return self._of(reply.usage) if listed is None else listed
 
+    def unpriced(self, model: str, reply: ModelReply, at: datetime) -> tuple[str, ...]:
+        """Return what of *reply* of *model* has no price."""
+        from stepengine.models.pricing import cost_of
+
+        return () if model in self.own else cost_of.unpriced(model, reply, at)
+
     def _of(self, usage: Usage | None) -> Decimal | None:
         if usage is None:
             return None

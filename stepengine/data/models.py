@@ -192,6 +192,10 @@ def _several(value: object) -> Any:
     return tuple(value) if isinstance(value, list) else (value,) if isinstance(value, ServerTool) else value
 
 
+def _in_place(value: object) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
 ServiceTier: TypeAlias = Literal["auto", "standard", "flex", "priority", "fast"]
 """At what price and speed a provider answers; ``"auto"`` leaves it to the project's own setting there."""
 
@@ -203,6 +207,17 @@ MOST_LIKELY = 20
 SAFETY = Fine(
     lambda value: all(isinstance(word, str) and word for word in value.values()),
     "words by category, such as {'harassment': 'only_high'}",
+)
+IN_PLACE = Fine(
+    lambda value: (
+        value == "default"
+        or (
+            type(value) is tuple
+            and all(isinstance(name, str) and name for name in value)
+            and 0 < len(value) == len(set(value))
+        )
+    ),
+    "'default', or names of models, each once",
 )
 SERVER_TOOLS = Fine(
     lambda value: type(value) is tuple and all(isinstance(item, ServerTool) for item in value),
@@ -240,6 +255,9 @@ class ModelSettings:
             ``"off"``, which may be written ``False``; ``None`` is the provider's default.
         cache_key: A name that requests with the same beginning share, so that they meet the same cache.
         server_tools: Tools that the provider runs by itself.
+        fallbacks: Models of the same provider that answer in place of one that declines to, in their order, for providers that
+            ask them in the same call; ``"default"`` leaves it to the provider which. ``stepengine.models.fallback`` names models
+            for any other trouble, of any providers.
         unsupported: What happens to a setting that the provider has no word for: ``"warn"`` leaves it out, says so in the log
             once and names it in ``ModelReply.provider_data["dropped"]`` each time; ``"error"`` sends nothing.
         oversize: What happens to a request that is longer than its model's window, by estimate and where the window is known:
@@ -275,6 +293,9 @@ class ModelSettings:
     )
     cache_key: str | None = attrs.field(default=None, validator=fine(or_none(TEXT)))
     server_tools: tuple[ServerTool, ...] = attrs.field(default=(), converter=_several, validator=fine(SERVER_TOOLS))
+    fallbacks: tuple[str, ...] | Literal["default"] | None = attrs.field(
+        default=None, converter=_in_place, validator=fine(or_none(IN_PLACE))
+    )
     unsupported: Literal["warn", "error"] = attrs.field(default="warn", validator=fine(one_of("warn", "error")))
     oversize: Literal["send", "refuse"] = attrs.field(default="send", validator=fine(one_of("send", "refuse")))
     extra: JsonDict = attrs.field(factory=JsonDict, converter=_extra)

@@ -145,6 +145,8 @@ OVERFLOW = {
     "token limit reached": "OpenRouter, in a stream",
 }
 """What says, in lower case, that a request is longer than the model's window, and who says so."""
+TOO_LONG = frozenset({"context_length_exceeded", "too_many_prompt_tokens", "1261"})
+"""The words for that beside a text: of OpenAI, Perplexity and Z.ai."""
 
 WORDLESS = frozenset({"cerebras"})
 """Who refuses a request that is too long without a word (providers:PV84)."""
@@ -158,7 +160,10 @@ SIGNATURE = re.compile(
 )
 """What providers say of thinking that they did not make or that was changed (reliability:MP60, ecosystem:EC98)."""
 
-WRONG_KEY = re.compile(r"incorrect api key|api key not valid|api key expired", re.IGNORECASE)
+WRONG_KEY = re.compile(
+    r"incorrect api key|invalid api key|api key not valid|api key not found|api key expired|api key was reported as leaked",
+    re.IGNORECASE,
+)
 WRONG_KEY_WORDS = frozenset({"API_KEY_INVALID", "invalid_api_key"})
 """What is said of a key that is none with a status that says nothing of it: Google and xAI answer 400."""
 
@@ -365,11 +370,7 @@ def _is_overflow(problem: _Problem, status: int | None, call: Call) -> bool:
         limit = text.partition(INPUTS_AND_NEW)[2].split()[:1]
         most = call.request.settings.max_tokens if call.request is not None else None
         return not (most and limit and limit[0].rstrip(".,;").isdecimal() and most >= int(limit[0].rstrip(".,;")))
-    return (
-        status == TOO_LARGE
-        or not problem.words.isdisjoint({"context_length_exceeded", "1261"})
-        or any(words in text for words in OVERFLOW)
-    )
+    return status == TOO_LARGE or not problem.words.isdisjoint(TOO_LONG) or any(words in text for words in OVERFLOW)
 
 
 def _may_be_too_long(call: Call) -> bool:
@@ -394,9 +395,9 @@ def _is_large_limit(text: str, call: Call) -> bool:
 
 
 def _is_wrong_key(problem: _Problem, status: int | None) -> bool:
-    """Return whether the key was refused: by 401, or by a 400 that says so."""
+    """Return whether the key was refused: by 401, or by a 400 or 403 that says so."""
     said = not problem.words.isdisjoint(WRONG_KEY_WORDS) or WRONG_KEY.search(problem.text) is not None
-    return status == NOT_KNOWN or (status in {None, BAD_REQUEST} and said)
+    return status == NOT_KNOWN or (status in {None, BAD_REQUEST, FORBIDDEN} and said)
 
 
 def _kind_of_refusal(text: str) -> str:

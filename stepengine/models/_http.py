@@ -40,6 +40,7 @@ from stepengine.models._reading import (
     read_lines,
     understood,
 )
+from stepengine.models._reply import written_dollars
 from stepengine.models._settings import told, warn_of
 from stepengine.models._stopping import telling_use
 from stepengine.models._wire import all_headers, extra_headers
@@ -68,6 +69,8 @@ NO_KEY = "none"
 MAX_RESULTS = 256 * 1024 * 1024
 """Bytes of the results of a batch."""
 MAX_BATCH_ID = 200
+LITELLM_COST = "x-litellm-response-cost"
+"""Where that gateway states what a reply cost; 0 stands there, too, for models whose price it does not know."""
 REMEMBERED = 32
 
 
@@ -599,7 +602,9 @@ class HttpProvider(Provider):
         data = exchange.json(content)
         if data.get("error"):
             raise body_failure(data, None, exchange.response.headers, exchange.call)
-        return self._decoded(data, exchange.call, request, exchange.request_id)
+        reply = self._decoded(data, exchange.call, request, exchange.request_id)
+        stated = written_dollars(exchange.response.headers.get(LITELLM_COST)) if reply.cost is None else None
+        return attrs.evolve(reply, cost=stated) if stated else reply
 
     def _decoded(
         self, data: Mapping[str, object], call: Call, request: ModelRequest, request_id: str | None

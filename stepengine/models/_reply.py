@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import logging
+import re
 from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
@@ -21,20 +22,26 @@ __all__ = (
     "UNKNOWN",
     "billed",
     "cut_at_stops",
+    "dollars",
     "kept_of",
     "listed",
     "made_part",
+    "object_in",
     "reply_of",
     "seen",
     "shown_text",
     "usage_in_totals",
     "word_at",
+    "written_dollars",
 )
 
 MAX_SHOWN = 4_000
 TICKS = 10**10
-MAX_TICKS = 10**6 * TICKS
+MAX_DOLLARS = 10**6
+MAX_TICKS = MAX_DOLLARS * TICKS
 """What a US dollar is in the unit of xAI's bills, and the most that is taken for one."""
+MAX_FIGURE = 40
+FIGURE = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:[eE]-?[0-9]{1,2})?", re.ASCII)
 UNKNOWN = "application/octet-stream"
 STARTS = (
     (b"\x89PNG", "image/png"),
@@ -164,9 +171,46 @@ def cut_at_stops(reply: ModelReply, stops: tuple[str, ...]) -> ModelReply:
 
 
 def billed(raw: object) -> Decimal | None:
-    """Return the US dollars that a usage of xAI states, server-side tools and discounts included; ``None`` when it does not."""
-    ticks = raw.get("cost_in_usd_ticks") if isinstance(raw, Mapping) else None
-    return Decimal(ticks) / TICKS if type(ticks) is int and 0 <= ticks <= MAX_TICKS else None
+    """
+    Return the US dollars that a usage states, tools of the service and discounts included; ``None`` when it does not.
+
+    xAI says so in ticks, OpenRouter and LiteLLM as one number, Perplexity as the total of an object. With a key of the
+    user's own his provider asks for the rest (providers:PV81).
+    """
+    if not isinstance(raw, Mapping):
+        return None
+    ticks, cost = raw.get("cost_in_usd_ticks"), raw.get("cost")
+    paid = dollars(cost.get("total_cost") if isinstance(cost, Mapping) else cost)
+    if paid is None:
+        return Decimal(ticks) / TICKS if type(ticks) is int and 0 <= ticks <= MAX_TICKS else None
+    if raw.get("is_byok") is not True:
+        return paid
+    upstream = dollars(object_in(raw, "cost_details").get("upstream_inference_cost"))
+    return None if upstream is None else paid + upstream
+
+
+def dollars(value: object) -> Decimal | None:
+    """Return a number of US dollars that a service states; ``None`` for what is none, negative, or more than a million."""
+    return (
+        Decimal(str(value))
+        if isinstance(value, int | float) and type(value) is not bool and 0 <= value <= MAX_DOLLARS
+        else None
+    )
+
+
+def written_dollars(text: object) -> Decimal | None:
+    """Return US dollars that are stated as a text, such as in a header; ``None`` for anything else."""
+    if not isinstance(text, str) or len(text) > MAX_FIGURE or not FIGURE.fullmatch(text):
+        return None
+    cost = Decimal(text)
+    return cost if cost <= MAX_DOLLARS else None
+
+
+def object_in(value: object, *path: str) -> Mapping[str, Any]:
+    """Return the object at *path* of *value*; an empty one where there is none."""
+    for name in path:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value if isinstance(value, Mapping) else {}
 
 
 def usage_in_totals(raw: object, prompt: str, completion: str, *, hits: tuple[str, ...] = ()) -> Usage | None:
@@ -180,13 +224,18 @@ def usage_in_totals(raw: object, prompt: str, completion: str, *, hits: tuple[st
         return None
     inside, outside = raw.get(f"{prompt}_details"), raw.get(f"{completion}_details")
     whole, output = _figure(raw, prompt), _figure(raw, completion)
-    read = min(whole, _figure(inside, "cached_tokens") or max([_figure(raw, name) for name in hits], default=0))
+    cached = _figure(inside, "cached_tokens") or max([_figure(raw, name) for name in hits], default=0)
+    reasoning, total = _figure(outside, "reasoning_tokens"), count_of(raw.get("total_tokens"))
+    unsure = any(count_of(raw.get(name)) is None for name in (prompt, completion))
+    if cached > whole:
+        # Grok on Azure counts the cache beside the prompt; where no sum bears that out, nobody knows what was sent.
+        beside = total in {whole + cached + output, whole + cached + output + reasoning}
+        whole, unsure = whole + cached if beside else whole, unsure or not beside
+    read = min(whole, cached)
     written = min(whole - read, _figure(inside, "cache_write_tokens"))
-    reasoning = _figure(outside, "reasoning_tokens")
-    if reasoning and count_of(raw.get("total_tokens")) == whole + output + reasoning:
+    if reasoning and total == whole + output + reasoning:
         output += reasoning  # xAI counts it beside the completion (providers:PV81)
     reasoning = min(output, reasoning)
-    unsure = any(count_of(raw.get(name)) is None for name in (prompt, completion))
     return Usage(whole - read - written, output - reasoning, read, written, reasoning, at_least=unsure)
 
 

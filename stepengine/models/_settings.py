@@ -26,7 +26,7 @@ logger = logging.getLogger("stepengine.models")
 Json = dict[str, Any]
 Way: TypeAlias = Callable[[Any], Json | None]
 
-TUNING = ("service_tier", "seed", "logprobs", "store", "safety", "cache", "cache_key", "server_tools")
+TUNING = ("service_tier", "seed", "logprobs", "store", "safety", "cache", "cache_key", "server_tools", "fallbacks")
 CAN_BE_TOLD = frozenset({"openai", "openai_chat"})
 CACHES_LONGER = re.compile(r"gpt-(?:5\.[6-9]|[6-9])")
 MOST_WARNINGS = 1_000

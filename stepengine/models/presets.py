@@ -298,6 +298,16 @@ PRESETS = {
             thinking="qwen",
             takes_audio="data_url",
         ),
+        attrs.evolve(
+            _service("perplexity", "https://api.perplexity.ai"),
+            model_patterns=(r"sonar(?:-.+)?",),
+            stream_usage=False,
+            told_parallel=False,
+            seed_member="",
+            logprobs=False,
+            stops=False,
+            written_thoughts=True,
+        ),
         Preset(
             name="snowflake",
             key_variable="SNOWFLAKE_TOKEN",

@@ -12,12 +12,14 @@ from difflib import get_close_matches
 from typing import Any, ClassVar, NamedTuple
 
 from stepengine.data.json import freeze, thaw
-from stepengine.data.messages import OpaquePart
+from stepengine.data.messages import ImagePart, OpaquePart
 from stepengine.data.models import ModelReply
 from stepengine.data.usage import Usage
 from stepengine.models._iterations import ran_beside
 from stepengine.models._json import count_of
 from stepengine.models._limits import completed
+from stepengine.models._reply import object_in
+from stepengine.models._unpriced import DEARER, IMAGES, foreign_tools, tier_of, unlisted_kinds, web_searches
 from stepengine.models.base import ModelInfo
 from stepengine.models.routing import route_of
 
@@ -61,7 +63,6 @@ ORDINARY = frozenset(
     }
 )
 """Counts that every price of tokens takes in; any other count is looked at by the library of prices."""
-TIERS = frozenset({"fast", "flex", "priority"})
 WEB_SEARCH = dict.fromkeys(
     (
         "anthropic",
@@ -120,11 +121,20 @@ class ListPrices:
         """
         if reply.usage is None:
             return None
-        names = [name for name in (reply.model, model) if name and route_of(name) is None]
-        if PRICE_LISTS.get(model.partition("/")[0]) == "aws":
-            names.reverse()  # prices there hang on the geography, which only the name that was asked for says
-        costs = (_Book.current().cost_of_reply(name, reply, at) for name in names)
+        costs = (_Book.current().cost_of_reply(name, reply, at) for name in _names(model, reply))
         return next((cost for cost in costs if cost is not None), None)
+
+    def unpriced(self, model: str, reply: ModelReply, at: datetime) -> tuple[str, ...]:
+        """
+        Return what the provider of *reply* did and asks money for, and no list has a price for: its cost is a lower bound.
+
+        That is a dearer tier, a kind of tokens, or a tool, by the provider's own name for it. Empty for most replies.
+        """
+        if not object_in(reply.provider_data, "usage"):
+            return ()
+        book = _Book.current()
+        name = next((name for name in _names(model, reply) if book.model(name) is not None), None)
+        return () if name is None else book.unpriced(name, reply, at)
 
 
 cost_of = ListPrices()
@@ -163,6 +173,14 @@ def family_and_name(provider: str, model: str) -> tuple[str, str] | None:
     if slash:
         return (family, name) if any(family == one for one, _ in known) else None
     return min((each for each in known if each[1].startswith(model)), key=lambda each: len(each[1]), default=None)
+
+
+def _names(model: str, reply: ModelReply) -> list[str]:
+    """Return the names under which *reply* may be priced, the likeliest first."""
+    names = [name for name in (reply.model, model) if name and route_of(name) is None]
+    if PRICE_LISTS.get(model.partition("/")[0]) == "aws":
+        names.reverse()  # prices there hang on the geography, which only the name that was asked for says
+    return names
 
 
 class _Rates(NamedTuple):
@@ -229,34 +247,100 @@ class _Book:
         tokens = None if reply.usage is None else self.cost(model, reply.usage, at)
         if tokens is None or not isinstance(raw, Mapping):
             return tokens
-        context = _context_of(data, raw)
-        beside = ran_beside(raw)
+        tier = self._tier(model, data, raw, at)
+        if tier is None:
+            return None
+        context, beside = tier.context, ran_beside(raw)
+        images = self._images(model, data, at) or Decimal(0)
         if not context and not beside and not _is_special(raw):
-            return tokens + _searches_of(reply, provider, model)
+            return tokens + images + _searches_of(reply, provider, model)
         whole = self._reported(model, provider, raw, context, at)
         if whole is None:
-            return None if context else tokens + _searches_of(reply, provider, model)
+            return None if context else tokens + images + _searches_of(reply, provider, model)
         for entry in beside:
             name = f"{provider}/{entry['model']}" if entry.get("model") else model
             dollars = self._reported(name, provider, entry, {}, at)
             if dollars is None:
                 return None
             whole += dollars
-        return whole + _searches_of(reply, provider, model)
+        return whole + images + _searches_of(reply, provider, model)
+
+    def unpriced(self, model: str, reply: ModelReply, at: datetime) -> tuple[str, ...]:
+        """Return what of *reply* of *model* has a price in no list, by the provider's own words."""
+        data: Mapping[str, Any] = reply.provider_data
+        raw, provider = data["usage"], str(data.get("provider") or "")
+        tier = self._tier(model, data, raw, at)
+        found = [] if tier is None else list(tier.unpriced)
+        if _is_special(raw):
+            extracted = self._extracted(model, provider, raw)
+            found += unlisted_kinds(extracted, self.model(model).get_prices(at))
+        if _drawn(data) and self._images(model, data, at) is None:
+            found.append(IMAGES)
+        found += foreign_tools(data, _items(reply), XAI, searches=provider in WEB_SEARCH)
+        if _has_images(reply) and not isinstance(data.get("tool_usage"), Mapping):
+            found.append(IMAGES)
+        return tuple(dict.fromkeys(found))
+
+    def _tier(self, model: str, data: Mapping[str, Any], raw: Mapping[str, Any], at: datetime) -> _Tier | None:
+        """
+        Return what the tier and the speed of a reply of *model* come to; ``None`` when nobody knows.
+
+        Flex costs what a batch does, where only that is listed.
+        """
+        context = {"processing": "batch"} if data.get("processing") == "batch" else {}
+        unpriced, tier, speed = [], tier_of(data, raw), raw.get("speed")
+        if not tier and speed is None:
+            return _Tier(context, ())
+        known = self.model(model)
+        if tier and _lists(known, "service_tier", tier, at):
+            context["service_tier"] = tier
+        elif tier in {"flex", "batch"} and _lists(known, "processing", "batch", at):
+            context["processing"] = "batch"
+        elif tier in DEARER:
+            unpriced.append(tier)
+        elif tier and tier != context.get("processing"):
+            return None
+        if isinstance(speed, str) and speed != "standard":
+            if _lists(known, "speed", speed, at):
+                context["speed"] = speed
+            else:
+                unpriced.append(speed)
+        return _Tier(context, tuple(unpriced))
+
+    def _images(self, model: str, data: Mapping[str, Any], at: datetime) -> Decimal | None:
+        """Return what the images cost that another model made for a reply; ``None`` when there are none, or nobody knows."""
+        tokens, name = _drawn(data), data.get("image_model")
+        if not tokens or not isinstance(name, str):
+            return None
+        provider = model.partition("/")[0]
+        painter = f"{provider}/{name}"
+        return None if self.model(painter) is None else self._reported(painter, provider, tokens, {}, at)
+
+    def _extracted(self, model: str, provider: str, raw: Mapping[str, Any]) -> Any:
+        """Return what the library reads of the usage in the provider's own words, or ``None``."""
+        name = model.partition("/")[2]
+        flavor = FLAVORS.get(provider, "default" if provider in DEFAULT_FLAVORS else "chat")
+        named = {"usage": raw, "usageMetadata": raw, "model": name, "modelVersion": name}
+        try:
+            found = self.snapshot.extract_usage(thaw(freeze(named)), PRICE_LISTS.get(provider, provider), None, flavor)
+        except (LookupError, ValueError, TypeError, AttributeError):
+            return None  # the usage is foreign, and the library takes its kinds for granted
+        return found.usage
 
     def _reported(
         self, model: str, provider: str, raw: Mapping[str, Any], context: Mapping[str, str], at: datetime
     ) -> Decimal | None:
         """Return what the library makes of the usage in the provider's own words, or ``None``."""
         known, name = self.model(model), model.partition("/")[2]
-        listed = PRICE_LISTS.get(provider, provider)
-        flavor = FLAVORS.get(provider, "default" if provider in DEFAULT_FLAVORS else "chat")
-        named = {"usage": raw, "usageMetadata": raw, "model": name, "modelVersion": name}
+        extracted = self._extracted(model, provider, raw)
+        if extracted is None:
+            return None
         try:
-            extracted = self.snapshot.extract_usage(thaw(freeze(named)), listed, None, flavor).usage
-            total = self.snapshot.calc(extracted, name, listed, None, at, context or None).total_price
+            total = self.snapshot.calc(
+                extracted, name, PRICE_LISTS.get(provider, provider), None, at, context or None
+            ).total_price
         except (LookupError, ValueError, TypeError, AttributeError):
-            return None  # the usage is foreign, and the library takes its kinds for granted
+            return None
         searches = vars(extracted).get("web_searches") or 0
         if searches and getattr(known.get_prices(at), "web_searches_kcount", None) is None:
             total += WEB_SEARCH.get(provider, Decimal(0)) * searches
@@ -339,13 +423,39 @@ def _is_special(raw: object) -> bool:
     return isinstance(raw, list | tuple) and any(_is_special(entry) for entry in raw)
 
 
-def _context_of(data: Mapping[str, object], raw: Mapping[str, object]) -> dict[str, str]:
-    """Return the tier and the speed at which a reply was made, as far as prices may hang on them."""
-    tier = str(data.get("service_tier") or raw.get("service_tier") or raw.get("serviceTier") or "").lower()
-    context = {"service_tier": tier} if tier in TIERS else {}
-    if data.get("processing") == "batch":
-        context["processing"] = "batch"
-    return {**context, "speed": "fast"} if raw.get("speed") == "fast" else context
+class _Tier(NamedTuple):
+    """What prices hang on beside tokens, and what of it has none."""
+
+    context: dict[str, str]
+    unpriced: tuple[str, ...]
+
+
+def _lists(known: Any, kind: str, word: str, at: datetime) -> bool:
+    """Return whether the data have prices of their own for a tier, a speed or a way of processing."""
+    return any(
+        variant.when == {kind: word} and (variant.constraint is None or variant.constraint.active(at))
+        for variant in getattr(known, "price_variants", None) or ()
+    )
+
+
+def _drawn(data: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the tokens that images of a reply of OpenAI took; ``None`` for none."""
+    used = data.get("tool_usage")
+    tokens = used.get(IMAGES) if isinstance(used, Mapping) else None
+    if not isinstance(tokens, Mapping) or not any(count_of(count) for count in tokens.values()):
+        return None
+    return tokens
+
+
+def _items(reply: ModelReply) -> list[Mapping[str, Any]]:
+    """Return the parts of a reply that only its provider understands."""
+    return [part.data for part in reply.content if type(part) is OpaquePart]
+
+
+def _has_images(reply: ModelReply) -> bool:
+    """Return whether a tool of OpenAI made an image of *reply*, and not its model itself."""
+    made = [object_in(part.provider_data, "item") for part in reply.content if type(part) is ImagePart]
+    return any(item.get("type") == "image_generation_call" for item in (*made, *_items(reply)))
 
 
 def _searches_of(reply: ModelReply, provider: str, model: str) -> Decimal:
@@ -355,9 +465,8 @@ def _searches_of(reply: ModelReply, provider: str, model: str) -> Decimal:
     counted = raw.get("server_side_tool_usage_details") if isinstance(raw, Mapping) else None
     if provider == "xai" and isinstance(counted, Mapping):
         return sum([price * (count_of(counted.get(name)) or 0) for name, price in XAI.items()], Decimal(0))
-    kinds = [part.data for part in reply.content if type(part) is OpaquePart]
-    actions = [item.get("action") for item in kinds if item.get("type") == "web_search_call"]
-    web = sum(isinstance(action, Mapping) and action.get("type") == "search" for action in actions)
+    kinds = _items(reply)
+    web = web_searches(data, kinds)
     files = sum(item.get("type") == "file_search_call" for item in kinds)
     total: Decimal = WEB_SEARCH.get(provider, Decimal(0)) * web + FILE_SEARCH * files
     grounding = data.get("groundingMetadata")

@@ -14,7 +14,7 @@ from contextlib import aclosing
 from datetime import datetime
 from decimal import Decimal
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, assert_never, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, assert_never, cast
 
 import attrs
 
@@ -247,6 +247,9 @@ class Innermost:
         usage, cost = reply.usage, reply.cost
         if cost is None and usage is not None:
             cost = self._cost_of_reply(model, reply)
+            if reply.provider_data and (missing := self._unpriced(model, reply)):
+                usage = attrs.evolve(usage, at_least=True)
+                reply = attrs.evolve(reply, provider_data={**reply.provider_data, "unpriced": missing})
         if spent is not None:
             cost = add_cost(cost, self._cost(model, spent) if spent.total_tokens else Decimal(0))
             usage = spent + (usage or Usage(at_least=True))
@@ -263,11 +266,17 @@ class Innermost:
         cost = self._cost(reply.model or model, usage)
         return self._cost(model, usage) if cost is None and reply.model is not None else cost
 
+    def _unpriced(self, model: str, reply: ModelReply) -> tuple[str, ...]:
+        """Return what of *reply* has no price, which makes of its cost a lower bound."""
+        of: Callable[[str, ModelReply, datetime], tuple[str, ...]] | None
+        of = getattr(self._services.pricing, "unpriced", None)
+        return () if of is None else self._guarded(model, lambda: of(model, reply, self._tree.now())) or ()
+
     def _cost(self, model: str, usage: Usage) -> Decimal | None:
         pricing = self._services.pricing
         return None if pricing is None else self._guarded(model, lambda: pricing(model, usage, self._tree.now()))
 
-    def _guarded(self, model: str, price: Callable[[], Decimal | None]) -> Decimal | None:
+    def _guarded(self, model: str, price: Callable[[], Priced | None]) -> Priced | None:
         try:
             return price()
         except Exception as error:  # noqa: BLE001
@@ -435,11 +444,13 @@ def _because(error: PerformError, cause: BaseException) -> PerformError:
 
 # --- what model calls need ---------------------------------------------------------------------------------------------
 
+Priced = TypeVar("Priced")
 Pricing: TypeAlias = Callable[[str, Usage, datetime], "Decimal | None"]
 """
 Returns US dollars for a model string, what was used and when; ``None`` when the price is unknown.
 
-A callable that also has a method ``of_reply(model, reply, at)`` is asked that for replies.
+A callable that also has a method ``of_reply(model, reply, at)`` is asked that for replies, and one that has ``unpriced`` of the
+same form for the names of what has no price: where there is any, the cost is a lower bound.
 """
 
 

@@ -73,6 +73,7 @@ def said(name: str) -> st.SearchStrategy[ModelSettings]:
         safety=st.sampled_from([{}, {"harassment": "off", "dangerous_content": "only_high"}]),
         cache=st.sampled_from([None, "5m", "1h", "off"]),
         cache_key=st.sampled_from([None, "docs"]),
+        fallbacks=st.sampled_from([None, "default", ["claude-opus-4-8"]]),
         response_schema=st.sampled_from([None, SCHEMA, {"type": "object"}, {"type": "array", "items": SCHEMA}]),
         output=st.sampled_from([None, "tool"]),
         parallel_tool_calls=st.none() | st.booleans(),
@@ -209,4 +210,9 @@ def check(name: str, request: ModelRequest) -> None:
         return
     if name == "openai_chat":
         body["messages"] = [{k: v for k, v in m.items() if k not in NOT_IN_THE_SDK} for m in body["messages"]]
+    if "fallbacks" in body:
+        from anthropic.types.beta.beta_fallbacks_param import BetaFallbacksParam
+
+        names = body.pop("fallbacks")
+        assert names == "default" or whole(TypeAdapter(BetaFallbacksParam).validate_python(names)) == names
     assert whole(adapter(name).validate_python(body)) == body

@@ -178,7 +178,10 @@ def test_anthropic_usage_falls_into_disjoint_buckets(raw, usage):
         ({"prompt_tokens": 10, "completion_tokens": 1, "prompt_cache_hit_tokens": 4}, Usage(6, 1, 4)),
         ({"prompt_tokens": 10, "completion_tokens": 1, "num_cached_tokens": 4}, Usage(6, 1, 4)),
         ({"prompt_tokens": 10, "completion_tokens": 1, "cached_tokens": 4}, Usage(6, 1, 4)),
-        ({"prompt_tokens": 2, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 99}}, Usage(0, 1, 2)),
+        (
+            {"prompt_tokens": 2, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 99}},
+            Usage(0, 1, 2, at_least=True),
+        ),
         ({"prompt_tokens": 2.0, "completion_tokens": -1}, Usage(2, 0, at_least=True)),
         (
             {

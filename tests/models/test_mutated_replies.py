@@ -389,7 +389,7 @@ COMPLETED = {"type": "response.completed", "response": {"id": "r", "status": "co
     [
         [CREATED, CREATED, ADDED, DELTA, DONE],
         [CREATED, DELTA, ADDED, DONE],
-        [CREATED, {**ADDED, "output_index": 1}, {**DELTA, "output_index": 1}, {**DONE, "output_index": 1}],
+        [CREATED, {**ADDED, "output_index": 1}, {**DONE, "output_index": 1}, ADDED, DELTA, DONE],
         [CREATED, ADDED, ADDED, DONE],
         [CREATED, DONE],
         [CREATED, ADDED, DELTA],

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from types import SimpleNamespace
 
 import httpx2
 import pytest
 
-from stepengine.data.messages import AssistantMessage, TextPart, ThinkingPart, UserMessage
+from stepengine.data.json import thaw
+from stepengine.data.messages import AssistantMessage, CitationPart, TextPart, ThinkingPart, UserMessage
 from stepengine.data.models import ModelRequest, ModelSettings, Thinking
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
@@ -85,6 +87,7 @@ async def sent_to(name, monkeypatch, **environment):
         ("deepseek", "DEEPSEEK_API_KEY", "https://api.deepseek.com/chat/completions"),
         ("xai", "XAI_API_KEY", "https://api.x.ai/v1/responses"),
         ("cerebras", "CEREBRAS_API_KEY", "https://api.cerebras.ai/v1/chat/completions"),
+        ("perplexity", "PERPLEXITY_API_KEY", "https://api.perplexity.ai/chat/completions"),
         ("fireworks", "FIREWORKS_API_KEY", "https://api.fireworks.ai/inference/v1/chat/completions"),
         ("huggingface", "HF_TOKEN", "https://router.huggingface.co/v1/chat/completions"),
         ("moonshot", "MOONSHOT_API_KEY", "https://api.moonshot.ai/v1/chat/completions"),
@@ -95,7 +98,7 @@ async def sent_to(name, monkeypatch, **environment):
 async def test_each_service_is_asked_at_its_address_with_its_key(name, variable, url, monkeypatch):
     assert set(PRESETS) == {
         "openai", "openai_chat", "openrouter", "ollama", "vllm", "llamacpp", "lmstudio", "groq", "together", "mistral",
-        "deepseek", "xai", "azure", "azure_responses", "cerebras", "fireworks", "huggingface", "moonshot", "zai", "qwen", "snowflake",
+        "deepseek", "xai", "azure", "azure_responses", "cerebras", "fireworks", "huggingface", "moonshot", "zai", "qwen", "perplexity", "snowflake",
     }  # fmt: skip
     request = await sent_to(name, monkeypatch, **({variable: "the-key"} if variable else {}))
     assert str(request.url) == url
@@ -407,3 +410,56 @@ def test_an_installed_package_adds_a_provider_and_replaces_none(monkeypatch):
 def test_headers_of_a_provider_are_sent_with_every_request():
     provider = provider_of("openrouter", headers={"X-Title": "my app"})
     assert provider._headers == {"X-Title": "my app"}
+
+
+FOUND = [
+    {"title": "A page", "url": "https://a.org", "date": "2026-10-01", "snippet": "A was seen."},
+    {"title": "B page", "url": "https://b.org", "snippet": 5},
+]
+BILL = {"prompt_tokens": 3, "completion_tokens": 5, "total_tokens": 8, "cost": {"total_cost": 0.006}}
+
+
+@pytest.mark.spec("providers:PV113", "requirements:X76")
+@pytest.mark.parametrize("stream", [False, True], ids=["at once", "stream"])
+@pytest.mark.parametrize(
+    ("told", "cited"),
+    [
+        (
+            {"citations": ["https://b.org", "https://a.org", "https://c.org"], "search_results": FOUND},
+            [("https://b.org", "B page", ""), ("https://a.org", "A page", "A was seen."), ("https://c.org", "", "")],
+        ),
+        ({"search_results": FOUND[:1]}, [("https://a.org", "A page", "A was seen.")]),
+        ({"citations": ["https://c.org", "https://c.org", 5, None]}, [("https://c.org", "", "")]),
+        ({"citations": 5, "search_results": [5]}, []),
+    ],
+)
+def test_sources_beside_the_choices_are_citations_of_the_reply(told, cited, stream) -> None:
+    """All 21 recorded replies of Perplexity lost theirs."""
+    if stream:
+        it = reader("perplexity")
+        it.feed(chunk({"content": "A and "}, **told))
+        it.feed(chunk({"content": "B."}, "stop", usage=BILL, **told))
+        reply = it.finish()
+    else:
+        choice = {"message": {"role": "assistant", "content": "A and B."}, "finish_reason": "stop"}
+        reply = decode({"choices": [choice], "usage": BILL, **told}, made("perplexity"), "sonar", None)
+
+    found = [(part.url, part.title, part.quote) for part in reply.content if type(part) is CitationPart]
+    assert ("A and B.", cited, Decimal("0.006")) == (reply.text, found, reply.cost)
+    assert all(told[name] == thaw(reply.provider_data[name]) for name in told)
+
+
+def test_what_a_message_cites_itself_is_cited_once() -> None:
+    note = {"type": "url_citation", "url_citation": {"url": "https://a.org", "title": "A"}}
+    choice = {"message": {"content": "A.", "annotations": [note]}, "finish_reason": "stop"}
+    reply = decode({"choices": [choice], "citations": ["https://a.org"]}, made("openrouter"), "m", None)
+
+    assert [("https://a.org", "A")] == [(p.url, p.title) for p in reply.content if type(p) is CitationPart]
+
+
+def test_perplexity_is_told_what_it_takes_alone() -> None:
+    settings = ModelSettings(seed=5, logprobs=1, stop_sequences=["END"], parallel_tool_calls=False)
+    asked = body("perplexity", model="sonar-pro", settings=settings)
+
+    assert {"model", "messages", "stream"} == asked.keys()
+    assert str(Models.standard().parse("sonar-pro")) == "perplexity/sonar-pro"

@@ -7,6 +7,7 @@ from decimal import Decimal
 from random import Random
 
 import attrs
+import httpx2
 import pytest
 from genai_prices import Usage as PricedUsage
 from genai_prices import calc_price
@@ -14,10 +15,12 @@ from genai_prices.data_snapshot import DataSnapshot, get_snapshot, set_custom_sn
 
 from stepengine import AgentDefinition, Engine, TextPart
 from stepengine.data.json import freeze, thaw
-from stepengine.data.messages import OpaquePart
-from stepengine.data.models import ModelReply
+from stepengine.data.messages import OpaquePart, UserMessage
+from stepengine.data.models import ModelReply, ModelRequest
+from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage
 from stepengine.errors import ModelError
+from stepengine.models import OpenAIChatProvider
 from stepengine.models.pricing import cost_of, info_of, nearest_names
 from stepengine.testing import ScriptedModel
 from tests.faults.scripts import event
@@ -457,3 +460,217 @@ def test_a_search_of_x_in_a_stream_of_xai_does_not_wait_for_its_client() -> None
     assert ["custom_tool_call"] == [part.data["type"] for part in replied("xai").content]
     with pytest.raises(ModelError, match="waits for its client"):
         replied("openai")
+
+
+# --- bills that are stated elsewhere, and what has no price ------------------------------------------------------------
+
+
+def told_by_chat(usage: dict[str, object], **message: object) -> ModelReply:
+    from stepengine.models.openai_chat.decode import decode
+
+    choice = {"message": {"content": "x", **message}, "finish_reason": "stop"}
+    return decode({"choices": [choice], "usage": {"prompt_tokens": 1, "completion_tokens": 1, **usage}}, made("openai_chat", "m"), "m", None)  # fmt: skip
+
+
+@pytest.mark.spec("requirements:X76", "providers:PV81")
+@pytest.mark.parametrize(
+    ("usage", "message", "dollars"),
+    [
+        ({"cost": {"input_tokens_cost": 0.001, "request_cost": 0.005, "total_cost": 0.006}}, {}, "0.006"),
+        ({"cost": 0.25}, {}, "0.25"),
+        ({"cost": 0.001, "is_byok": True, "cost_details": {"upstream_inference_cost": 0.5}}, {}, "0.501"),
+        ({}, {"provider_metadata": {"gateway": {"cost": "0.0045405"}}}, "0.0045405"),
+        ({"cost": {"total_cost": True}}, {}, None),
+        ({}, {"provider_metadata": {"gateway": {"cost": "9e99"}}}, None),
+        ({}, {"provider_metadata": {"gateway": {"cost": "NaN"}}}, None),
+        ({"cost": -1}, {"provider_metadata": {"gateway": [1]}}, None),
+        ({"cost": 0.001, "is_byok": True}, {"provider_metadata": {"gateway": {"cost": "1"}}}, None),
+    ],
+)
+def test_the_bill_of_a_service_or_a_gateway_wins_wherever_it_is_stated(usage, message, dollars) -> None:
+    assert (None if dollars is None else Decimal(dollars)) == told_by_chat(usage, **message).cost
+
+
+def test_a_gateway_that_speaks_responses_states_its_bill_like_one_that_speaks_chat() -> None:
+    from stepengine.models.openai.decode import decode
+
+    usage = {"input_tokens": 1, "output_tokens": 1, "cost": 0.25}
+    response = {"output": [], "status": "completed", "model": "m", "usage": usage}
+
+    assert Decimal("0.25") == decode(response, made("openrouter", "m"), "m", None).cost
+
+
+@pytest.mark.spec("requirements:X76", "reliability:MP61")
+@pytest.mark.parametrize(
+    ("raw", "usage"),
+    [
+        ({"totalTokenCount": 76}, Usage(76)),
+        ({"totalTokenCount": 76, "candidatesTokenCount": 6, "thoughtsTokenCount": 20}, Usage(50, 6, 0, 0, 20)),
+        ({"totalTokenCount": 76, "cachedContentTokenCount": 60}, Usage(16, 0, 60)),
+        ({"candidatesTokenCount": 6}, Usage(0, 6, at_least=True)),
+        ({"totalTokenCount": 3, "candidatesTokenCount": 6}, Usage(0, 6)),
+    ],
+)
+def test_what_gemini_states_of_the_whole_alone_is_counted(raw, usage) -> None:
+    from stepengine.models.google.decode import usage_of
+
+    assert usage == usage_of(raw)
+
+
+@pytest.mark.spec("requirements:X76", "providers:PV81")
+@pytest.mark.parametrize(
+    ("total", "usage"),
+    [
+        (7 + 163 + 5, Usage(7, 5, 163)),
+        (7 + 163 + 5 + 20, Usage(7, 5, 163, 0, 20)),
+        (12, Usage(0, 0, 7, 0, 5, at_least=True)),
+        (None, Usage(0, 0, 7, 0, 5, at_least=True)),
+    ],
+)
+def test_a_cache_that_is_counted_beside_the_prompt_is_added_where_the_sum_says_so(total, usage) -> None:
+    """Grok on Azure: 163 tokens from the cache of a prompt of 7."""
+    from stepengine.models.openai_chat.decode import usage_of
+
+    details = {"prompt_tokens_details": {"cached_tokens": 163}, "completion_tokens_details": {"reasoning_tokens": 20}}
+    if usage.reasoning_tokens == 0:
+        details.pop("completion_tokens_details")
+
+    assert usage == usage_of({"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": total, **details})
+
+
+MILLIONS = {"input_tokens": 1_000_000, "output_tokens": 100_000}
+GEMINI_MILLIONS = {"promptTokenCount": 1_000_000, "candidatesTokenCount": 100_000}
+DREW = {"input_tokens": 100, "output_tokens": 1_000, "total_tokens": 1_100}
+
+
+def opaque(kind: str, **members: object) -> OpaquePart:
+    return OpaquePart("openai", {"type": kind, **members})
+
+
+@pytest.mark.spec("requirements:X76", "providers:PV78", "providers:PV79", "providers:PV80")
+@pytest.mark.parametrize(
+    ("model", "reply", "unpriced"),
+    [
+        ("openai/gpt-5-mini", reply_with("openai", MILLIONS), ()),
+        ("openai/gpt-5-mini", reply_with("openai", MILLIONS, service_tier="priority"), ()),
+        ("openai/gpt-5-mini", reply_with("openai", MILLIONS, service_tier="ultrafast"), ("ultrafast",)),
+        ("openai/gpt-5-mini", reply_with("openai", MILLIONS, opaque("mcp_call"), opaque("web_search_call")), ()),
+        (
+            "openai/gpt-5-mini",
+            reply_with("openai", MILLIONS, opaque("code_interpreter_call"), opaque("code_interpreter_call")),
+            ("code_interpreter_call",),
+        ),
+        ("openai/gpt-5-mini", reply_with("openai", MILLIONS, opaque("dream_call")), ("dream_call",)),
+        ("openai/gpt-5-mini", reply_with("openai", MILLIONS, opaque("image_generation_call")), ("image_gen",)),
+        ("openai/gpt-5-mini", reply_with("openai", MILLIONS, tool_usage={"image_gen": DREW}), ("image_gen",)),
+        (
+            "openai/gpt-5-mini",
+            reply_with("openai", MILLIONS, tool_usage={"image_gen": DREW}, image_model="gpt-image-1"),
+            (),
+        ),
+        ("openai/gpt-5-mini", reply_with("openai", MILLIONS, tool_usage={"dreams": {"num": 3}}), ("dreams",)),
+        (
+            "google/gemini-2.5-flash",
+            reply_with("google", {**GEMINI_MILLIONS, "trafficType": "ON_DEMAND_PRIORITY"}),
+            ("priority",),
+        ),
+        ("google/gemini-2.5-flash", reply_with("google", {**GEMINI_MILLIONS, "serviceTier": "standard"}), ()),
+        ("google/gemini-2.5-flash", reply_with("google", {**GEMINI_MILLIONS, "trafficType": "ON_DEMAND"}), ()),
+        (
+            "google/gemini-2.5-flash",
+            reply_with(
+                "google",
+                GEMINI_MILLIONS,
+                groundingMetadata={"imageSearchQueries": ["a"], "groundingChunks": [{"maps": {"uri": "u"}}]},
+            ),
+            ("imageSearchQueries", "google_maps"),
+        ),
+        (
+            "google/gemini-2.5-pro",
+            reply_with(
+                "google", {**GEMINI_MILLIONS, "candidatesTokensDetails": [{"modality": "AUDIO", "tokenCount": 100_000}]}
+            ),
+            ("output_audio_tokens",),
+        ),
+        (
+            "anthropic/claude-sonnet-4-5",
+            reply_with("anthropic", {**MILLIONS, "server_tool_use": {"web_search_requests": 2, "web_fetch_requests": 1}}),
+            (),
+        ),
+        (
+            "anthropic/claude-sonnet-4-5",
+            reply_with(
+                "anthropic", {**MILLIONS, "speed": "ultrafast", "server_tool_use": {"code_execution_requests": 1}}
+            ),
+            ("ultrafast", "code_execution_requests"),
+        ),
+        ("xai/grok-4", reply_with("xai", {**MILLIONS, "server_side_tool_usage_details": {"x_search_calls": 1}}), ()),
+        (
+            "xai/grok-4",
+            reply_with("xai", {**MILLIONS, "server_side_tool_usage_details": {"image_generation_calls": 1, "mcp_calls": 2}}),
+            ("image_generation_calls",),
+        ),
+        ("xai/grok-4", reply_with("xai", {**MILLIONS, "num_server_side_tools_used": 3}), ("num_server_side_tools_used",)),
+        ("ollama/nobodys", reply_with("openai", MILLIONS, service_tier="ultrafast"), ()),
+        ("openai/gpt-5-mini", ModelReply("x", usage=Usage(1)), ()),
+    ],
+)  # fmt: skip
+async def test_what_has_no_price_makes_a_cost_a_lower_bound_that_says_so(model, reply, unpriced) -> None:
+    assert unpriced == cost_of.unpriced(model, reply, AT)
+
+    async with Engine(models={model.partition("/")[0]: ScriptedModel([reply])}) as engine:
+        result = await engine.run(AgentDefinition("a", model=model), "go")
+    assert bool(unpriced) == result.usage.at_least
+    assert (result.cost is None) == (model == "ollama/nobodys")
+    assert (cost_of.of_reply(model, reply, AT) or 0) == (result.cost or 0)
+
+
+@pytest.mark.spec("requirements:X76", "providers:PV78")
+@pytest.mark.parametrize(
+    ("model", "reply", "dollars"),
+    [
+        ("google/gemini-2.5-flash", reply_with("google", {**GEMINI_MILLIONS, "serviceTier": "flex"}), "0.275"),
+        ("google/gemini-2.5-flash", reply_with("google", {**GEMINI_MILLIONS, "trafficType": "ON_DEMAND_FLEX"}), "0.275"),
+        ("openai/gpt-5-mini", reply_with("openai", MILLIONS, service_tier="hammock"), None),
+        (
+            "google/gemini-2.5-flash",
+            reply_with("google", {**GEMINI_MILLIONS, "trafficType": "PROVISIONED_THROUGHPUT"}),
+            None,
+        ),
+    ],
+)  # fmt: skip
+def test_flex_costs_what_a_batch_does_and_a_tier_that_nobody_knows_is_unknown(model, reply, dollars) -> None:
+    """All of these cost what the ordinary tier does."""
+    assert (None if dollars is None else Decimal(dollars)) == cost_of.of_reply(model, reply, AT)
+
+
+@pytest.mark.spec("requirements:X76", "providers:PV79")
+def test_searches_and_images_of_openai_are_billed_as_it_counts_them() -> None:
+    plain = cost_of.of_reply("openai/gpt-5-mini", reply_with("openai", MILLIONS), AT)
+    counted = reply_with(
+        "openai",
+        MILLIONS,
+        opaque("web_search_call", action={"type": "search"}),
+        tool_usage={"web_search": {"num_requests": 3}, "image_gen": DREW},
+        image_model="gpt-image-1",
+    )
+
+    drawn = Decimal("0.0005") + Decimal("0.04")  # 100 tokens for 5 dollars, 1,000 for 40, a million
+    assert plain + Decimal("0.03") + drawn == cost_of.of_reply("openai/gpt-5-mini", counted, AT)
+
+
+@pytest.mark.spec("requirements:X76", "providers:PV81")
+@pytest.mark.parametrize(("header", "dollars"), [("0.00123", "0.00123"), ("0.0", None), ("None", None), ("-1", None)])
+async def test_the_bill_in_a_header_of_litellm_wins_unless_it_is_nothing(header, dollars) -> None:
+    """It says 0 of models whose price it does not know, and nothing costs that."""
+    body = {
+        "choices": [{"message": {"content": "x"}, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 1, "completion_tokens": 1},
+    }
+    headers = {"x-litellm-response-cost": header}
+    transport = httpx2.MockTransport(lambda _: httpx2.Response(200, json=body, headers=headers))
+    provider = OpenAIChatProvider("proxy", "k", base_url="http://localhost/v1", transport=transport)
+    reply = await provider.complete(ModelRequest("proxy/m", messages=Transcript([UserMessage("hi")])))
+    await provider.close()
+
+    assert (None if dollars is None else Decimal(dollars)) == reply.cost

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stepengine.data.codec import from_json, to_json
 from stepengine.data.messages import AssistantMessage, TextPart, ThinkingPart, ToolCallPart, UserMessage
 from stepengine.data.models import ModelReply, ModelRequest, ModelSettings, StopReason, Thinking
 from stepengine.data.transcript import Transcript
 from stepengine.errors import ModelError
-from stepengine.models import AnthropicProvider, BedrockProvider, GoogleProvider
+from stepengine.models import AnthropicProvider, BedrockProvider, FoundryProvider, GoogleProvider
 from stepengine.models._reply import cut_at_stops
 from stepengine.models._wire import all_headers
 from tests.models.wires import FOUR, MODEL, TOOL, body, provider_of
@@ -318,3 +319,39 @@ async def test_a_provider_counts_the_tokens_of_a_request_where_it_can(name, path
 async def test_a_server_that_cannot_count_says_so():
     provider = provider_of("ollama")
     assert await provider.count_tokens(ModelRequest("ollama/m")) is None
+
+
+@pytest.mark.spec("providers:PV110")
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ("default", "default"),
+        (
+            ["anthropic/claude-opus-4-8", "claude-sonnet-5"],
+            [{"model": "claude-opus-4-8"}, {"model": "claude-sonnet-5"}],
+        ),
+    ],
+)
+def test_models_that_answer_in_place_of_one_that_declines_are_named_to_anthropic_with_its_beta(names, said) -> None:
+    request = ModelRequest(
+        "anthropic/claude-fable-5",
+        messages=Transcript([UserMessage("hi")]),
+        settings=ModelSettings(fallbacks=names, extra={"headers": {"anthropic-beta": "own-beta"}}),
+    )
+    asked = AnthropicProvider("k")._encode(request, stream=False)
+
+    assert said == json.loads(asked.content)["fallbacks"]
+    assert "server-side-fallback-2026-07-01" in asked.headers["anthropic-beta"].split(",")
+    assert from_json(to_json(request.settings)) == request.settings
+
+
+@pytest.mark.spec("providers:PV110")
+def test_a_cloud_has_no_word_for_models_that_stand_in() -> None:
+    settings = ModelSettings(fallbacks="default")
+    request = ModelRequest("foundry/claude-fable-5", messages=Transcript([UserMessage("hi")]), settings=settings)
+    provider = FoundryProvider("k", resource="r")
+    asked = provider._encode(request, stream=False)
+
+    assert "fallbacks" not in json.loads(asked.content)
+    assert "anthropic-beta" not in asked.headers
+    assert ("fallbacks",) == provider._dropped(request)

@@ -6,13 +6,14 @@ import json
 from itertools import pairwise
 from typing import Any
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stepengine.data.json import thaw
 from stepengine.data.messages import TextPart, ThinkingPart
-from stepengine.data.models import TextChunk, ThinkingChunk
+from stepengine.data.models import ModelRequest, ModelSettings, TextChunk, ThinkingChunk
 from stepengine.data.usage import Usage
 from stepengine.errors import ModelError, TruncatedReply
 from stepengine.models._sse import SSEParser
@@ -20,7 +21,7 @@ from stepengine.models.google import decode as google_decode
 from stepengine.models.openai_chat import decode as chat_decode
 from stepengine.models.openai_chat.calls import _Slot
 from tests.faults.scripts import chunk, event, google_chunk, unnamed
-from tests.models.wires import reader
+from tests.models.wires import made, reader
 
 # --- tool calls in pieces -------------------------------------------------------------------------------------------
 
@@ -307,3 +308,38 @@ def test_events_are_the_same_however_lines_end_and_bytes_are_cut(events, ending,
             got += parser.feed(body[start:end])
         assert got == [(name, "\n".join(data).encode()) for name, data in events]
         assert parser.tail == b""
+
+
+@pytest.mark.spec("providers:PV112")
+def test_items_whose_numbers_leave_gaps_are_read_in_their_order_and_one_that_comes_again_is_refused() -> None:
+    def item(number: int, kind: str, text: str) -> bytes:
+        said = {"type": "message", "id": f"m{number}", "content": [{"type": "output_text", "text": text}]}
+        return event({"type": f"response.output_item.{kind}", "output_index": number, "item": said})
+
+    it = reader("openai")
+    it.feed(event({"type": "response.created", "response": {"status": "in_progress"}}))
+    for number, text in ((1, "a"), (4, "b"), (5, "c")):
+        it.feed(item(number, "added", text))
+        it.feed(item(number, "done", text))
+    again = reader("openai")
+    again.feed(item(4, "added", "b"))
+    for number in (4, 3):
+        with pytest.raises(ModelError, match="begins behind item 4"):
+            again.feed(item(number, "added", "b"))
+    done = {"status": "completed", "output": [], "usage": {"input_tokens": 1, "output_tokens": 1}}
+    it.feed(event({"type": "response.completed", "response": done}))
+
+    assert it.finish().text == "abc"
+
+
+@pytest.mark.spec("providers:PV112")
+def test_an_answer_by_a_schema_that_comes_as_an_object_is_its_json_and_no_other_object_is_a_text() -> None:
+    """Cloudflare answers so in its JSON mode; it was a reply that broke its protocol."""
+    told = {"choices": [{"message": {"content": {"name": "Ada"}}, "finish_reason": "stop"}]}
+    plain = made("openai_chat")
+    for how in ({"response_schema": {"type": "object"}}, {"extra": {"response_format": {"type": "json_object"}}}):
+        asked = ModelRequest("openai_chat/m", settings=ModelSettings(**how))
+
+        assert chat_decode.decode(told, attrs.evolve(plain, request=asked), "m", None).text == '{"name":"Ada"}'
+    with pytest.raises(TypeError):
+        chat_decode.decode(told, plain, "m", None)

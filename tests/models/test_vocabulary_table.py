@@ -61,6 +61,8 @@ ROWS: dict[str, dict[str, Any]] = {
     '`cache="1h"`': {"cache": "1h"},
     '`cache="off"`': {"cache": "off"},
     '`cache_key="docs"`': {"cache_key": "docs"},
+    '`fallbacks=["claude-opus-4-8"]`': {"fallbacks": ["claude-opus-4-8"]},
+    '`fallbacks="default"`': {"fallbacks": "default"},
     "`WebSearch()`": {"server_tools": [WebSearch()]},
     "`WebSearch(max_uses=3)`": {"server_tools": [WebSearch(max_uses=3)]},
     '`WebSearch(allowed_domains="a.org")`': {"server_tools": [WebSearch(allowed_domains="a.org")]},

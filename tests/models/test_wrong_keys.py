@@ -1,4 +1,4 @@
-"""Keys that a provider refuses, in the bodies in which providers say so: with 401, and with 400 where 401 belongs."""
+"""What a provider refuses, told by what it says: keys, with 401 or with 400 where 401 belongs, and prompts that are too long."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from stepengine.data.messages import UserMessage
 from stepengine.data.models import ModelReply, ModelRequest, ReplyDone
 from stepengine.data.transcript import Transcript
-from stepengine.errors import ModelError
+from stepengine.errors import ContextOverflow, ModelError
 from stepengine.models import GoogleProvider, Models, OpenAIChatProvider, OpenAIProvider, fallback
 from stepengine.models._failures import body_failure
 from stepengine.models.base import Provider
@@ -39,6 +39,16 @@ SAID = {
     "google, expired": (400, google_says("API key expired. Please renew the API key.")),
     "google, unknown": (400, google_says("API Key not found. Please pass a valid API key.")),
     "google, openai's form": (400, [NOT_VALID]),
+    "google, leaked": (
+        403,
+        {
+            "error": {
+                "code": 403,
+                "message": "Your API key was reported as leaked. Please use another API key.",
+                "status": "PERMISSION_DENIED",
+            }
+        },
+    ),
     "xai": (400, XAI),
     "xai, responses": (400, XAI),
     "openai": (401, {"error": {"message": "Incorrect API key provided: k.", "code": "invalid_api_key"}}),
@@ -67,7 +77,7 @@ async def failure_of(provider: Provider, *, stream: bool) -> ModelError:
     return caught.value
 
 
-@pytest.mark.spec("ecosystem:EC61", "requirements:G23")
+@pytest.mark.spec("ecosystem:EC61", "requirements:G23", "providers:PV111")
 @pytest.mark.parametrize("stream", [False, True], ids=["at once", "stream"])
 @pytest.mark.parametrize("whose", SAID)
 async def test_a_key_that_was_refused_is_told_with_where_it_came_from_whatever_the_status(whose, stream):
@@ -114,3 +124,13 @@ def test_a_refused_key_inside_of_a_reply_is_told_alike_and_other_refusals_are_no
     other = body_failure(json.dumps({"error": {"message": "Bad value."}}).encode(), 400, {}, made("google"))
 
     assert ("auth", False, "http") == (inside.kind, inside.retryable, other.kind)
+    forbidden = body_failure({"error": {"message": "Not in your country."}}, 403, {}, made("google"))
+    assert forbidden.kind == "http"
+
+
+@pytest.mark.spec("providers:PV82")
+@pytest.mark.parametrize("status", [400, None])
+def test_the_word_of_perplexity_for_a_prompt_that_is_too_long_is_an_overflow(status) -> None:
+    told = {"error": {"message": "Too large.", "type": "too_many_prompt_tokens", "code": 400}}
+
+    assert type(body_failure(told, status, {}, made("perplexity"))) is ContextOverflow

@@ -41,7 +41,7 @@ PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "HTTP_PROXY",
 PLACEHOLDER = re.compile(r"(?i)(?:<.*>|\.{3}|x{3,}|your[-_ ].*|changeme|todo|none|null|sk-\.{3})")
 FAMILIES = {
     "sk-ant-": "anthropic", "sk-or-": "openrouter", "AIza": "google", "gsk_": "groq", "xai-": "xai", "csk-": "cerebras",
-    "fw_": "fireworks", "hf_": "huggingface",
+    "fw_": "fireworks", "hf_": "huggingface", "pplx-": "perplexity",
 }  # fmt: skip
 """What keys of a provider begin with, where that tells it from all others."""
 TAKEN = ("anthropic", "attr", "attrs", "httpx2", "openai", "pydantic", "pytest", "rich", "stepengine", "typer", "yaml")

@@ -22,6 +22,7 @@ from stepengine.models._wire import ToolsCache, all_headers, extra_headers
 from stepengine.models.anthropic.families import Family, family_of, stated
 from stepengine.models.anthropic.request import (
     BINDING_BETA,
+    FALLBACK_BETA,
     FAST_BETA,
     TOOL_SEARCH,
     UNPROMISING,
@@ -321,6 +322,8 @@ class AnthropicProvider(HttpProvider):
             headers["anthropic-beta"] = BINDING_BETA
         if is_fast(request.settings.service_tier, model, self.site):
             headers = all_headers(headers, {"anthropic-beta": FAST_BETA})
+        if request.settings.fallbacks is not None and self.site.stands_in:
+            headers = all_headers(headers, {"anthropic-beta": FALLBACK_BETA})
         more = self._more(request, headers)
         content = encode(request, model, family, ways, tools, stream=stream, after=after, more=more)
         return Body(content, headers, self._path_of(model, stream=stream))

@@ -27,6 +27,7 @@ from stepengine.models.anthropic.families import DEFAULT_MAX_TOKENS, Family
 
 __all__ = (
     "BINDING_BETA",
+    "FALLBACK_BETA",
     "FAST_BETA",
     "TOOL_SEARCH",
     "UNPROMISING",
@@ -60,6 +61,7 @@ FAST = re.compile(r"claude-opus-(?:4-[6-9]|[5-9])")
 """Models that answer faster for a higher price."""
 
 FAST_BETA = "fast-mode-2026-02-01"
+FALLBACK_BETA = "server-side-fallback-2026-07-01"
 MAX_STRICT = 20
 """How many tools of one request may be strict (providers:PV43)."""
 
@@ -91,6 +93,7 @@ class Site:
         has_tiers: Whether there are service tiers.
         opens_pages: Whether its tools search the web and open pages.
         searches: Whether its models search tools by themselves.
+        stands_in: Whether another model can be asked in the same call when one declines.
     """
 
     name: str = "anthropic"
@@ -102,6 +105,7 @@ class Site:
     has_tiers: bool = True
     opens_pages: bool = True
     searches: bool = True
+    stands_in: bool = True
 
 
 @attrs.frozen(kw_only=True)
@@ -328,7 +332,14 @@ def said_by(request: ModelRequest, model: str, site: Site) -> Said:
         "server_tools": lambda items: {"tools": [_server_tool(item, model, site) for item in items]},
         "service_tier": lambda tier: _tier(tier, model, site),
     }
+    if site.stands_in:
+        ways["fallbacks"] = lambda names: {"fallbacks": _in_place(names)}
     return said_of(request.settings, ways)
+
+
+def _in_place(names: tuple[str, ...] | str) -> object:
+    """Return the models that answer in place of one that declines, whose prefix may stand before them (providers:PV110)."""
+    return names if isinstance(names, str) else [{"model": name.rpartition("/")[2]} for name in names]
 
 
 def _tier(tier: str, model: str, site: Site) -> Json | None:

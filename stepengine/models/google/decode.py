@@ -266,16 +266,20 @@ def _source(chunk: Mapping[str, object]) -> CitationPart:
 
 def usage_of(raw: object) -> Usage | None:
     """Return the API's usage in our buckets; ``None`` when it does not say."""
-    if not isinstance(raw, Mapping) or (raw.get("promptTokenCount") is None and raw.get("totalTokenCount") is None):
+    if not isinstance(raw, Mapping):
         return None
     names = ("promptTokenCount", "candidatesTokenCount", "cachedContentTokenCount", "toolUsePromptTokenCount")
     figures = [raw.get(name) for name in (*names, "thoughtsTokenCount")]
+    if raw.get("totalTokenCount") is None and all(figure is None for figure in figures):
+        return None
     prompt, output, cached, for_tools, thoughts = [count_of(figure) or 0 for figure in figures]
-    read = min(prompt, cached)
-    unsure = (
-        any(figure is not None and count_of(figure) is None for figure in figures)
-        or raw.get("promptTokenCount") is None
-    )
+    unsure = any(figure is not None and count_of(figure) is None for figure in figures)
+    if raw.get("promptTokenCount") is None:
+        # What is stated of the whole and of nothing else in it was sent.
+        total = count_of(raw.get("totalTokenCount"))
+        prompt = max(0, (total or 0) - output - for_tools - thoughts)
+        unsure = unsure or total is None
+    read, unsure = min(prompt, cached), unsure or cached > prompt
     return Usage(prompt - read + for_tools, output, read, 0, thoughts, at_least=unsure)
 
 

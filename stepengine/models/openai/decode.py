@@ -53,7 +53,10 @@ INCOMPLETE = {
     "max_messages": StopReason.MAX_TOKENS,
     "content_filter": StopReason.REFUSAL,
 }
-KEPT = ("service_tier", "status", "incomplete_details", "conversation", "previous_response_id", "moderation")
+KEPT = (
+    *("service_tier", "status", "incomplete_details", "conversation", "previous_response_id", "moderation"),
+    "tool_usage",
+)
 FOR_THE_CLIENT = frozenset({"computer_call", "custom_tool_call", "local_shell_call", "mcp_approval_request"})
 X_SEARCH = ("xai", "custom_tool_call")
 FOR_THE_CLIENT_OR_SERVER = frozenset({"apply_patch_call", "shell_call"})
@@ -111,9 +114,21 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
         usage=usage,
         answered=text_at(data, "model"),
         request_id=request_id,
-        kept={"id": data.get("id"), "usage": data.get("usage"), **kept_of(data, *KEPT), **_likely(items)},
+        kept={
+            "id": data.get("id"),
+            "usage": data.get("usage"),
+            **kept_of(data, *KEPT),
+            **_painter(data),
+            **_likely(items),
+        },
         cost=billed(data.get("usage")),
     )
+
+
+def _painter(data: Mapping[str, object]) -> Json:
+    """Return the name of the model that made images for a response; its tokens have a price of their own."""
+    names = [word_at(tool, "model") for tool in seen(data, "tools") if word_at(tool, "type") == "image_generation"]
+    return {"image_model": names[0]} if names and names[0] else {}
 
 
 def _likely(items: list[Mapping[str, object]]) -> Json:
@@ -289,9 +304,9 @@ class ResponsesAccumulator(Accumulator):
             self._broken(f"a delta for item {index}, which is not open")
 
     def _added(self, index: int, item: Mapping[str, object]) -> list[ModelDelta]:
-        begun = len(self._open) + len(self._items)
-        if index != begun:
-            self._broken(f"item {index} begins where item {begun} belongs")
+        newest = max((*self._open, *self._items), default=-1)
+        if index <= newest:  # numbers that are left out say nothing: the end tells of all items
+            self._broken(f"item {index} begins behind item {newest}")
         self._open[index] = item
         if item["type"] != "function_call":
             return []

@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 
-from stepengine.data.json import freeze
+from stepengine.data.json import compact, freeze
 from stepengine.data.messages import (
     AssistantPart,
     CitationPart,
@@ -29,7 +29,18 @@ from stepengine.data.usage import Usage
 from stepengine.models._failures import Call, body_failure, given_up, protocol_failure, unanswerable
 from stepengine.models._json import call_part, list_at, object_at, objects_at, read_json, text_at
 from stepengine.models._reading import Accumulator
-from stepengine.models._reply import UNKNOWN, billed, kept_of, made_part, reply_of, seen, usage_in_totals, word_at
+from stepengine.models._reply import (
+    UNKNOWN,
+    billed,
+    kept_of,
+    made_part,
+    object_in,
+    reply_of,
+    seen,
+    usage_in_totals,
+    word_at,
+    written_dollars,
+)
 from stepengine.models._wire import base64_of
 from stepengine.models.openai_chat.calls import FUNCTION_MEMBERS, MEMBERS, CallPieces, legacy_call
 
@@ -49,11 +60,13 @@ GAVE_UP = frozenset({"aborted", "insufficient_system_resource"})
 """What DeepSeek says of a reply that it did not end."""
 CACHED = ("prompt_cache_hit_tokens", "num_cached_tokens", "cached_tokens")
 """Where DeepSeek, Mistral and Hugging Face say how much was read from the cache."""
-MAX_COST = 10**9
 PCM = "audio/pcm"
 """What sound is that does not say so itself: streams give it bare."""
 REASONING = ("reasoning_content", "reasoning")
-KEPT = ("service_tier", "system_fingerprint", "prompt_filter_results")
+KEPT = (
+    *("service_tier", "system_fingerprint", "prompt_filter_results"),
+    *("citations", "search_results", "related_questions", "videos"),
+)
 TEXTS = ("text", "summary")
 
 Json = dict[str, Any]
@@ -77,7 +90,9 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
     usage = _raw_usage(data)
     if any(_is_custom(entry) for entry in objects_at(message, "tool_calls")):
         raise unanswerable(call, ["custom"], usage_of(usage))
-    content = tuple(_parts(message, call.provider, model))
+    if isinstance(message.get("content"), Mapping) and _wants_json(call):
+        message = {**message, "content": compact(message["content"])}
+    content = (*_parts(message, call.provider, model), *_sources(data, message))
     raw = text_at(choice, "finish_reason") or None
     if raw in GAVE_UP:
         raise given_up(call, f"it ended with {raw!r}", usage_of(usage))
@@ -91,24 +106,26 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
         answered=text_at(data, "model"),
         request_id=request_id,
         kept=_kept(data, choice, message),
-        cost=_cost(usage) if isinstance(usage, Mapping) else None,
+        cost=_cost(usage, message),
     )
 
 
-def _cost(usage: Mapping[str, object]) -> Decimal | None:
-    """Return what the gateway says a reply cost; with a key of the user's own his provider asks for the rest (providers:PV81)."""
-    paid = _dollars(usage.get("cost"))
-    if paid is None:
-        return billed(usage)
-    if usage.get("is_byok") is not True:
-        return paid
-    beside = usage.get("cost_details")
-    upstream = _dollars(beside.get("upstream_inference_cost")) if isinstance(beside, Mapping) else None
-    return None if upstream is None else paid + upstream
+def _wants_json(call: Call) -> bool:
+    """Return whether JSON was asked for, which Cloudflare gives as an object and not as its text."""
+    settings = None if call.request is None else call.request.settings
+    if settings is None:
+        return False
+    body = object_in(settings.extra, "body")
+    return settings.response_schema is not None or "response_format" in settings.extra or "response_format" in body
 
 
-def _dollars(value: Any) -> Decimal | None:
-    return Decimal(str(value)) if type(value) in (int, float) and 0 <= value <= MAX_COST else None
+def _cost(usage: object, message: Mapping[str, object]) -> Decimal | None:
+    """Return what the service, or the gateway before it, says that a reply cost; Vercel's tells it beside the message."""
+    stated = billed(usage)
+    if stated is not None or (isinstance(usage, Mapping) and usage.get("is_byok") is True):
+        return stated
+    beside = object_in(message, "provider_metadata", "gateway")
+    return written_dollars(beside.get("cost"))
 
 
 def _raw_usage(data: Mapping[str, object]) -> object:
@@ -185,6 +202,19 @@ def _image(image: Mapping[str, object], mark: Json) -> AssistantPart | None:
     if url.startswith("data:"):
         return made_part(data, head, mark) if found and head.startswith("image/") else None
     return ImagePart(url, provider_data=freeze(mark)) if url else None
+
+
+def _sources(data: Mapping[str, Any], message: Mapping[str, Any]) -> list[CitationPart]:
+    """Return the sources that stand beside the choices, as with Perplexity and xAI, but for those that the message cites."""
+    cited = {word_at(note, "url_citation", "url") for note in seen(message, "annotations")}
+    told = data.get("citations")
+    addresses = [url for url in told if isinstance(url, str)] if isinstance(told, list | tuple) else []
+    found = {word_at(result, "url"): result for result in seen(data, "search_results")}
+    return [
+        CitationPart(url, word_at(found.get(url), "title"), quote=word_at(found.get(url), "snippet"))
+        for url in dict.fromkeys([*addresses, *found])
+        if url and url not in cited
+    ]
 
 
 def _citation(annotation: Mapping[str, object], text: str) -> CitationPart:

@@ -1,0 +1,110 @@
+"""
+What of a bill no price list has a price for, so that a cost is a lower bound, or unknown. Pure: no SDK, no clock, no I/O.
+
+Rules: requirements X76, providers PV78 to PV80.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stepengine.models._json import count_of
+from stepengine.models._reply import seen, word_at
+
+__all__ = ("DEARER", "IMAGES", "foreign_tools", "tier_of", "unlisted_kinds", "web_searches")
+
+ORDINARY_TIERS = frozenset({"", "auto", "default", "standard", "standard_only", "on_demand", "unspecified"})
+TRAFFIC = {"on_demand": "", "traffic_type_unspecified": "", "on_demand_priority": "priority", "on_demand_flex": "flex"}
+"""How Vertex AI calls tiers."""
+DEARER = frozenset({"priority", "fast", "ultrafast"})
+"""Tiers that cost more than the ordinary one, whatever they cost; of any other nobody knows on which side it lies."""
+
+PAID_MODALITIES = ("input_audio_tokens", "output_audio_tokens", "output_image_tokens", "output_video_tokens")
+"""Tokens that cost more than those of text; an image or a page that is read costs as many tokens of text as it is said to have."""
+
+FREE_CALLS = frozenset(
+    {
+        *("function_call", "custom_tool_call", "computer_call", "local_shell_call", "apply_patch_call"),
+        *("tool_search_call", "mcp_call"),
+    }
+)
+"""Calls of Responses that cost nothing beside their tokens."""
+PRICED_CALLS = frozenset({"web_search_call", "file_search_call", "image_generation_call"})
+IMAGES = "image_gen"
+"""Under which name OpenAI counts the tokens of images that were made for a reply, by a model of their own."""
+FREE_OF_ANTHROPIC = frozenset({"web_search_requests", "web_fetch_requests", "tool_search_requests"})
+"""What Anthropic counts and asks nothing beside tokens for, and its search, which has a price."""
+FREE_OF_XAI = frozenset({"mcp_calls"})
+
+
+def tier_of(data: Mapping[str, Any], raw: Mapping[str, Any]) -> str:
+    """Return the tier in which a reply was made, in small letters; ``""`` for the ordinary one."""
+    told = data.get("service_tier") or raw.get("service_tier") or raw.get("serviceTier")
+    tier = (told if isinstance(told, str) else "").lower().removeprefix("service_tier_")
+    if not tier:
+        traffic = word_at(raw, "trafficType").lower()
+        tier = TRAFFIC.get(traffic, traffic)
+    return "" if tier in ORDINARY_TIERS else tier
+
+
+def web_searches(data: Mapping[str, Any], items: Sequence[Mapping[str, Any]]) -> int:
+    """Return how many searches of the web OpenAI bills: as many as it says, else those that the reply shows."""
+    usage = data.get("tool_usage")
+    search = usage.get("web_search") if isinstance(usage, Mapping) else None
+    told = count_of(search.get("num_requests")) if isinstance(search, Mapping) else None
+    if told is not None:
+        return told
+    return sum(item.get("type") == "web_search_call" and word_at(item, "action", "type") == "search" for item in items)
+
+
+def foreign_tools(
+    data: Mapping[str, Any], items: Sequence[Mapping[str, Any]], priced: Mapping[str, object], *, searches: bool
+) -> list[str]:
+    """
+    Return the names of what a reply's provider ran for it, is paid for, and has no price here.
+
+    Args:
+        data: What is kept of the reply.
+        items: Its parts that only the provider understands.
+        priced: What xAI counts and has a price.
+        searches: Whether a search of the web has a price.
+    """
+    raw: Mapping[str, Any] = data.get("usage") or {}
+    found = [name for name in _counted(raw.get("server_tool_use")) if name not in FREE_OF_ANTHROPIC]
+    told = raw.get("server_side_tool_usage_details")
+    if isinstance(told, Mapping):
+        found += [name for name in _counted(told) if name not in FREE_OF_XAI and name not in priced]
+    else:
+        found += ["num_server_side_tools_used"] if count_of(raw.get("num_server_side_tools_used")) else []
+        found += [word_at(item, "type") for item in items if _is_paid(item)]
+        found += ["web_search"] if not searches and web_searches(data, items) else []
+    used = data.get("tool_usage")
+    if isinstance(used, Mapping):
+        found += [name for name, told in used.items() if name not in {"web_search", IMAGES} and _counted(told)]
+    found += ["num_search_queries"] if count_of(raw.get("num_search_queries")) else []
+    grounding = data.get("groundingMetadata")
+    found += ["imageSearchQueries"] if isinstance(grounding, Mapping) and grounding.get("imageSearchQueries") else []
+    found += ["google_maps"] if any(chunk.get("maps") for chunk in seen(grounding, "groundingChunks")) else []
+    return list(dict.fromkeys(found))
+
+
+def _is_paid(item: Mapping[str, Any]) -> bool:
+    kind = word_at(item, "type")
+    if kind == "shell_call" and word_at(item, "environment", "type") == "local":
+        return False
+    return kind.endswith("_call") and kind not in FREE_CALLS and kind not in PRICED_CALLS
+
+
+def _counted(told: object) -> list[str]:
+    """Return the names of *told* whose count is not 0."""
+    return [name for name, count in told.items() if count_of(count)] if isinstance(told, Mapping) else []
+
+
+def unlisted_kinds(extracted: object, prices: object) -> list[str]:
+    """Return the kinds of tokens of a usage, as the price library reads it, that cost more than text and have no price of their own."""
+    return [
+        name
+        for name in PAID_MODALITIES
+        if getattr(extracted, name, None) and getattr(prices, f"{name.removesuffix('_tokens')}_mtok", None) is None
+    ]
