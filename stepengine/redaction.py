@@ -966,7 +966,7 @@ def json_in(text: str) -> object:
     return text if _is_deep(text, tree) else tree
 
 
-def _once_each(pairs: list[tuple[str, object]]) -> dict[str, Any]:
+def _once_each(pairs: list[tuple[str, object]]) -> dict[str, object]:
     made = dict(pairs)
     if len(made) != len(pairs):
         msg = "a name stands twice in an object, and one of its values would be lost"

@@ -181,7 +181,7 @@ MUTANTS = (
     ),
     Mutant(
         "credits of children are not added",
-        "stepengine/machine/state.py",
+        "stepengine/machine/spent.py",
         "        self.credits_used = self._own_credits + others.credits_used\n",
         "        self.credits_used = self._own_credits\n",
         TOOL_CONTEXTS,
@@ -517,9 +517,9 @@ MUTANTS = (
     ),
     Mutant(
         "a step does not use up the budget",
-        "stepengine/machine/state.py",
-        "        self.steps_remaining -= 1\n        self.step_index += 1\n",
-        "        self.step_index += 1\n",
+        "stepengine/machine/budget.py",
+        "        self.steps_left -= 1\n",
+        "        pass\n",
         ("tests/machine/test_budgets.py",),
     ),
     Mutant(
@@ -573,7 +573,7 @@ MUTANTS = (
     ),
     Mutant(
         "an action is free",
-        "stepengine/machine/state.py",
+        "stepengine/machine/budget.py",
         "        self._actions += count\n",
         "",
         ("tests/machine/test_author.py",),
@@ -588,8 +588,8 @@ MUTANTS = (
     Mutant(
         "the handler is not closed",
         "stepengine/machine/handler.py",
-        "        run.closed_with(author.close())\n",
-        "        run.closed_with(())\n",
+        "        run.side_events.closed_with(author.close())\n",
+        "        run.side_events.closed_with(())\n",
         ("tests/machine/test_closing.py",),
     ),
     Mutant(

@@ -58,7 +58,7 @@ from stepengine.judging.criteria import _judged as judged_text
 from stepengine.judging.viewing.payload import _shown as shown_on_a_page
 from stepengine.machine.blocks import split_blocks
 from stepengine.machine.finding import found
-from stepengine.machine.output import json_in as answer_in
+from stepengine.machine.settling import json_in as answer_in
 from stepengine.machine.spawning import matching_id
 from stepengine.mcp.results import result_of
 from stepengine.mcp.stdio import ANSWER, ID, Pipe, Program
@@ -1015,7 +1015,7 @@ PLACES = (
         "JSON of an answer",
         answer_in,
         (*BRACKETS, of("```\n"), of("```json\n[\n"), of("[", "```\n", "\n```"), of("`"), of(" ```\n")),
-        ("machine/output.py:json_in",),
+        ("machine/settling.py:json_in",),
     ),
     Place(
         "call in a history of other makers",
@@ -1075,7 +1075,13 @@ PLACES = (
     Place("redaction of all", lambda text: redactor_for("all", {}).value({"a": text}), SECRET_SHAPES),
     Place("redaction of what trickles in", trickled, SECRET_SHAPES, most=1 << 18),
     Place("JSON in a text to redact", json_in, BRACKETS, most=1 << 22),
-    Place("message of an MCP server", served, BRACKETS, ("mcp/stdio.py:Pipe._parsed",), most=1 << 24),
+    Place(
+        "message of an MCP server",
+        served,
+        BRACKETS,
+        ("mcp/stdio.py:Pipe._parsed", "mcp/http.py:_message"),
+        most=1 << 24,
+    ),
     Place(
         "last words of an MCP server",
         last_words,

@@ -138,7 +138,7 @@ class Shown:
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
-    def _delta(self, event: TextDelta | ThinkingDelta) -> Iterator[Any]:
+    def _delta(self, event: TextDelta | ThinkingDelta) -> Iterator[object]:
         if not event.path:
             yield self._more("text" if isinstance(event, TextDelta) else "thought", event.seq, event.text)
 
@@ -177,13 +177,13 @@ class Shown:
             self._blocks.clear()
         yield from ()
 
-    def _finished(self, event: RunFinished) -> Iterator[Any]:
+    def _finished(self, event: RunFinished) -> Iterator[object]:
         """Give what a run ends with when its model did not say it: what its handler returned."""
         text = event.result.text
         if text.strip() and not any(text in said for said in self._said):
             yield self._more("text", -1, text)
 
-    def _told(self, event: Compacted | Warned) -> Iterator[Any]:
+    def _told(self, event: Compacted | Warned) -> Iterator[object]:
         said = event.message if isinstance(event, Warned) else f"The conversation was made shorter ({event.by})."
         yield acp.update_agent_thought_text(f"{visible(said)}\n")
 
@@ -257,7 +257,7 @@ class Shown:
         said = "\n".join([str(preview.get("action", "")), *([str(details)] if details else [])])
         return [acp.tool_content(acp.text_block(said[:RESULT_CHARS]))]
 
-    def _diffs(self, given: object) -> Iterator[Any]:
+    def _diffs(self, given: object) -> Iterator[object]:
         match given:
             case {"path": str(path), "content": str(new)}:
                 yield acp.tool_diff_content(self._absolute(path), new, self._old(path))

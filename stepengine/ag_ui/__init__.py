@@ -384,7 +384,7 @@ class _Page:
             metadata={"stepengine": {"run_id": event.run_id, "status": result.status.value}},
         )
 
-    def _usage(self, result: RunResult) -> list[Any]:
+    def _usage(self, result: RunResult) -> list[object]:
         return [
             self._core.TokenUsage(
                 provider=model.partition("/")[0] if "/" in model else None,

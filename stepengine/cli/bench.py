@@ -334,7 +334,7 @@ def _provider(prefix: str, address: str | None, variable: str | None) -> Provide
     )
     from stepengine.models.presets import PRESETS
 
-    if prefix in ("bedrock", "bedrock_mantle", "vertex"):
+    if prefix in ("bedrock", "bedrock_mantle", "vertex", "anthropic_aws", "anthropic_google"):
         return _in_cloud(prefix, address, variable)
     given: dict[str, Any] = {"base_url": address, "key_env": variable}
     if prefix == "anthropic":
@@ -350,7 +350,7 @@ def _provider(prefix: str, address: str | None, variable: str | None) -> Provide
 
 def _in_cloud(prefix: str, address: str | None, variable: str | None) -> Provider:
     """Return the provider of a cloud that is let in by more than a key, elsewhere or with what a variable holds."""
-    from stepengine.models import BedrockProvider, VertexProvider
+    from stepengine.models import AnthropicAwsProvider, AnthropicGoogleProvider, BedrockProvider, VertexProvider
 
     key = os.environ.get(variable, "").strip() or None if variable is not None else None
     if variable is not None and key is None:
@@ -358,6 +358,10 @@ def _in_cloud(prefix: str, address: str | None, variable: str | None) -> Provide
         raise MissingKey(msg, kind="missing_key")
     if prefix == "vertex":
         return VertexProvider(base_url=address, credentials=key)
+    if prefix == "anthropic_google":
+        return AnthropicGoogleProvider(base_url=address, credentials=key)
+    if prefix == "anthropic_aws":
+        return AnthropicAwsProvider(key, address)
     return BedrockProvider(key, address, name=prefix, endpoint="mantle" if prefix == "bedrock_mantle" else "runtime")
 
 

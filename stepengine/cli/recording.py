@@ -223,7 +223,7 @@ def _read(folder: Path, stem: str) -> dict[str, Any] | None:
     return info if isinstance(info, dict) and isinstance(info.get("status"), str) else None
 
 
-def _rebuilt(folder: Path, stem: str) -> dict[str, Any]:
+def _rebuilt(folder: Path, stem: str) -> dict[str, object]:
     """Return what the journal of a run tells of it; nothing when there is none."""
     from stepengine.journal import FileJournal
     from stepengine.journal.show import spending_of, status_of
@@ -488,7 +488,7 @@ class Recording:
 
 def _companion(
     options: Options, journal: str, *, command: str, agent_id: str, prompt: str = "", forked_from: object = None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     from importlib.metadata import PackageNotFoundError, version
 
     try:

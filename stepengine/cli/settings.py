@@ -422,7 +422,7 @@ def _of_file(path: Path, source: Source) -> list[_Given]:
     return [_Given(name, value, Origin(source, f"{path}:{lines(name)}")) for name, value in _leaves(data)]
 
 
-def _leaves(data: Mapping[str, object], start: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(data: Mapping[str, object], start: str = "") -> Iterator[tuple[str, object]]:
     """Give every setting of a file: tables down to where a key begins, whose value may be a table itself."""
     for member, value in data.items():
         name = f"{start}{member}"

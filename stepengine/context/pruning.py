@@ -347,7 +347,7 @@ def line_of(call: ToolCallPart) -> str:
     return f"- {' '.join(line.split())}"
 
 
-def _data(message: ToolMessage) -> Any:
+def _data(message: ToolMessage) -> object:
     """Return the JSON value of a result, or ``None`` when it is text."""
     return next((part.value for part in message.content if isinstance(part, JsonPart)), None)
 

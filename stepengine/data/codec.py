@@ -255,7 +255,7 @@ class _Shape(NamedTuple):
     decode: Callable[[dict[str, Any]], Any] | None = None
 
 
-def _encode_object(value: object) -> dict[str, Any]:
+def _encode_object(value: object) -> dict[str, object]:
     cls = type(value)
     shape = _SHAPES.get(cls) or _shape(cls)
     try:
@@ -264,7 +264,7 @@ def _encode_object(value: object) -> dict[str, Any]:
         return _encode_slowly(value, shape)
 
 
-def _encode_slowly(value: Any, shape: _Shape) -> dict[str, Any]:
+def _encode_slowly(value: Any, shape: _Shape) -> dict[str, object]:
     """Raise the error of a value that cannot be stored, and say where."""
     cls = type(value)
     data: dict[str, object] = {"type": shape.name}
@@ -358,7 +358,7 @@ def _encode_transcript(value: Any) -> dict[str, Any]:
 # --- the loops over the members of a class, unrolled once for it ------------------------------------------------------
 
 
-def _encoder_of(name: str, members: Mapping[str, _Member]) -> Callable[[Any], dict[str, Any]]:
+def _encoder_of(name: str, members: Mapping[str, _Member]) -> Callable[[Any], dict[str, object]]:
     """Return what makes a JSON object of an instance: a member for each field that has not its default."""
     known: dict[str, object] = {}
     lines = [f"data = {{'type': {name!r}}}"]
@@ -609,7 +609,7 @@ class _Raw:
     """Stands for ``JsonValue`` in annotations."""
 
 
-def _names() -> dict[str, Any]:
+def _names() -> dict[str, object]:
     names: dict[str, object] = {}
     for module in MODULES:
         names.update(vars(module))

@@ -72,7 +72,7 @@ def changer_of(cls: type[T], *names: str) -> Callable[..., T]:
     return changed
 
 
-def _twin_of(frozen: type[Any]) -> type[Any]:
+def _twin_of(frozen: type[Any]) -> type[object]:
     # `Generic` has no fields, and from Python 3.12 on no `__slots__` that would say so.
     classes = [base for base in frozen.__mro__ if base not in {object, Generic}]
     slots = [slot for base in classes for slot in base.__dict__.get("__slots__", ("__dict__",))]

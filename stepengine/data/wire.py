@@ -315,7 +315,7 @@ def to_dicts(transcript: Iterable[Message]) -> list[dict[str, JsonValue]]:
     return written
 
 
-def _written(part: Any) -> dict[str, Any]:
+def _written(part: Any) -> dict[str, object]:
     match part:
         case TextPart(text=text):
             return {"type": "text", "text": text}
@@ -338,7 +338,7 @@ def _written(part: Any) -> dict[str, Any]:
             return {"type": kind, "source": _written_source(part), **title}
 
 
-def _written_result(part: JsonPart | ToolReferencePart) -> dict[str, Any]:
+def _written_result(part: JsonPart | ToolReferencePart) -> dict[str, object]:
     if isinstance(part, JsonPart):
         return {"type": "json", "value": thaw(part.value)}
     return {"type": "tool_reference", "tool_name": part.tool_name}

@@ -21,9 +21,9 @@ from stepengine.data.state import AgentState
 from stepengine.durable.sessions import ENTERED, begun, left_by_turn, looked_back
 from stepengine.durable.steps import END, LOOKUP, DurableRun, Steps
 from stepengine.durable.wire import Order, child_form, error_form, error_of, result_form
-from stepengine.engine.launching import Launcher
+from stepengine.engine.launching import Launcher, Planned
 from stepengine.engine.planning import Request, reopening, with_prompt
-from stepengine.engine.run import EngineRun, failing
+from stepengine.engine.run import failing
 from stepengine.errors import StepEngineError
 from stepengine.journal.encoding import comparable
 from stepengine.journal.fingerprints import definition_fingerprint
@@ -31,21 +31,16 @@ from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.performer import Performer
 from stepengine.runtime.tree import MachineMaker
 
-__all__ = ("execute", "planned", "sketched")
-
-
-def sketched(launcher: Launcher, order: Order) -> EngineRun:
-    """
-    Return the root run that *order* belongs to, before anything of its author is called.
-
-    Raises:
-        StepEngineError: when it cannot start here: an unknown agent, wrong params, no key.
-    """
-    return launcher.ready(requested(launcher, order), is_sketch=True)
+__all__ = ("execute", "planned", "requested")
 
 
 def requested(launcher: Launcher, order: Order) -> Request:
-    """Return what the caller of the root run asked for."""
+    """
+    Return what the caller of the root run asked for.
+
+    Raises:
+        StepEngineError: when it cannot start here: an unknown agent, a wrong answer.
+    """
     request = Request(
         agent=launcher.catalog.find(order.agent_id),
         prompt=order.prompt,
@@ -59,23 +54,22 @@ def requested(launcher: Launcher, order: Order) -> Request:
     return reopening(request)
 
 
-def planned(live: EngineRun, order: Order, *, depth: int | None = None) -> tuple[RunPlan, AgentState]:
+def planned(root: Planned, order: Order, *, depth: int | None = None) -> tuple[RunPlan, AgentState]:
     """
     Return what the run of *order* is started with; a child's is planned down from its root.
 
     Args:
-        live: The root run, as ``sketched`` gives it.
+        root: The root run that the order belongs to.
         order: What was ordered.
         depth: How many levels of children have queues; nothing can be spawned below.
 
     Raises:
         StepEngineError: when it cannot start here.
     """
-    root = live.tree.root
     plan = attrs.evolve(root.plan, created=datetime.fromisoformat(order.created))
     if depth is not None and (plan.limits.max_depth is None or plan.limits.max_depth > depth):
         plan = attrs.evolve(plan, limits=attrs.evolve(plan.given, max_depth=depth))
-    state, services = root.state, live.tree.services
+    state, services = root.state, root.services
     for number, spawn in enumerate(order.spawns, 1):
         is_last = number == len(order.spawns)
         parent = order.parent if is_last and order.parent is not None else AgentState()
@@ -116,23 +110,21 @@ async def execute(launcher: Launcher, order: Order, run: DurableRun, *, depth: i
     """
     if order.turn and not order.spawns:
         order = run.order = await _entered(run, order)
-    live = sketched(launcher, order)
-    live.tree.desk.know(order.rules)
-    plan, state = planned(live, order, depth=depth)
+    root = launcher.plan(requested(launcher, order))
+    plan, state = planned(root, order, depth=depth)
     plan, state, failed = await _looked_up(run, plan, state)
     run.timing.go_on(0, run.created, datetime.now(UTC))
     seen = _Seen(run)
     services = attrs.evolve(
-        live.tree.services,
-        machine=seen.machine(live.tree.services.machine if failed is None else failing(failed)),
-        middlewares=(*live.tree.services.middlewares, seen.steps),
+        root.services,
+        machine=seen.machine(root.services.machine if failed is None else failing(failed)),
+        middlewares=(*root.services.middlewares, seen.steps),
         seed=order.seed,
         clock=launcher.services.clock,
     )
-    tree = run.tree = live.tree
-    request = requested(launcher, order)
-    tree.seat(services, plan, state, request.answers, earlier=request.earlier)
-    tree.hub.shows = run.shows
+    live = launcher.run_of(attrs.evolve(root, plan=plan, state=state, services=services), shows=run.shows)
+    live.tree.desk.know(order.rules)
+    run.tree = live.tree
     result = await live.run()
     if run.parked is not None:
         raise run.parked

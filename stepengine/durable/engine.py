@@ -18,7 +18,7 @@ from stepengine.data.questions import AnswerLike
 from stepengine.data.sources import ToolSource
 from stepengine.data.state import AgentState, RunResult, RunStatus
 from stepengine.data.tools import ToolLike
-from stepengine.durable.body import planned, sketched
+from stepengine.durable.body import planned, requested
 from stepengine.durable.database import DatabaseAway, url_of
 from stepengine.durable.messages import keep_delivering
 from stepengine.durable.operate import Operator, Waiting, check_id, new_id
@@ -150,7 +150,7 @@ class DurableEngine:
         self._operator = self._process = None
         self._chores = []
 
-    def _specs(self, definition: AgentDefinition) -> list[Any]:
+    def _specs(self, definition: AgentDefinition) -> list[object]:
         agent = self._launcher.catalog.find(definition)
         return [agent.tools[name].spec for name in agent.offered]
 
@@ -275,7 +275,7 @@ class DurableEngine:
         found = self._launcher.catalog.find(agent)
         request = Request(agent=found, prompt=prompt, info=info, **options)
         # What cannot start is told here, as it would be without a database.
-        plan = self._launcher.ready(reopening(request), is_sketch=True).tree.root.plan
+        plan = self._launcher.plan(reopening(request)).plan
         return await self.operator.submit(
             found.definition.id,
             prompt,
@@ -412,7 +412,7 @@ class DurableEngine:
         """Return the output as the agent's own type, where this engine knows the agent."""
         output = form["output"]
         try:
-            plan, _ = planned(sketched(self._launcher, order), order)
+            plan, _ = planned(self._launcher.plan(requested(self._launcher, order)), order)
             return None if output is None or plan.decode_output is None else plan.decode_output(output)
         except StepEngineError:
             return None

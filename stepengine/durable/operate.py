@@ -450,7 +450,7 @@ class Operator:
                     raise
                 return await self._selected(statement, values)
 
-    async def _selected(self, statement: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
+    async def _selected(self, statement: str, values: Sequence[object]) -> list[tuple[object, ...]]:
         if self._connection is None or self._connection.broken or self._connection.closed:
             self._connection = await plain_connection(self.url)
         with away(self.url):

@@ -234,12 +234,12 @@ def _driven(launcher: Launcher, played: _Played) -> EngineRun:
     order, session = played.order, played.session
     at_that_time = attrs.evolve(launcher, services=attrs.evolve(launcher.services, clock=_Fixed(order.created)))
 
-    def start(plan: RunPlan, state: AgentState) -> tuple[RunPlan, AgentState]:
-        plan, state = played.looked_up(plan, state)
-        return session.start(plan, state, limits=order.limits, models=launcher.agent_models)
-
     try:
-        live = at_that_time.ready(requested(launcher, order), prepare=start, wrap=played.wrap, is_sketch=True)
+        made = at_that_time.plan(requested(launcher, order))
+        plan, state = played.looked_up(made.plan, made.state)
+        plan, state = session.start(plan, state, limits=order.limits, models=launcher.agent_models)
+        services = played.wrap(made.services)
+        live = at_that_time.run_of(attrs.evolve(made, plan=plan, state=state, services=services))
     except BaseException:
         session.close()
         raise

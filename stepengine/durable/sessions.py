@@ -613,7 +613,7 @@ async def looked_back(sessions: Sessions, order: Order) -> dict[str, Any]:
     return {"after": after, "state": _state_of(form), "session": form["session"]}
 
 
-def _state_of(form: Mapping[str, Any]) -> Any:
+def _state_of(form: Mapping[str, Any]) -> object:
     """Return the state that the next turn goes on from: what a turn came to, or where it began when a hook refused it."""
     left = form["session"]
     return left["state"] if "state" in left else form["state"]

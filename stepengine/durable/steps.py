@@ -669,7 +669,7 @@ class _Elsewhere:
         for each in (child, *[status.workflow_id for status in below]):
             await dbos.cancel_workflow_async(each)
 
-    async def _waited(self, options: Mapping[str, Any], child: Order) -> dict[str, Any]:
+    async def _waited(self, options: Mapping[str, Any], child: Order) -> dict[str, object]:
         run, errors = self._run, self._run.errors
         seed = run.seed.below(child.path)
         more = [seed.form()] if seed.outcomes else []

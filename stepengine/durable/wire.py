@@ -50,7 +50,7 @@ SCHEMA = 1
 """The version of everything that is stored here; another one is refused."""
 
 
-def _portable(form: Mapping[str, object]) -> dict[str, Any]:
+def _portable(form: Mapping[str, object]) -> dict[str, object]:
     made: dict[str, object] = json.loads(PLAIN.json(form))
     return made
 

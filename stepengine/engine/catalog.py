@@ -298,7 +298,7 @@ class Catalog:
 
 def _opening(
     definition: AgentDefinition, source: ToolSource, known: Mapping[str, ToolBinding]
-) -> Callable[[HookContext], Generator[Any, Any, Change]]:
+) -> Callable[[HookContext], Generator[object, Any, Change]]:
     """Return the ``pre_run`` hook that gives a run the tools of *source*; *known* are those that it has anyway."""
     own = frozenset(known)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -30,6 +31,7 @@ from stepengine.engine.planning import (
     Planner,
     RecordedModels,
     Request,
+    continued,
     info_of,
     new_run_id,
     reopening,
@@ -52,7 +54,7 @@ if TYPE_CHECKING:
     from stepengine.journal import Journal, JournalLike
     from stepengine.journal.journaled_run import JournaledRun
 
-__all__ = ("Launcher", "StepRun")
+__all__ = ("Launcher", "Planned", "StepRun")
 
 KEPT_SESSIONS = 10_000
 NO_OVERRIDES: Mapping[int, Override] = {}
@@ -60,6 +62,31 @@ NOTHING_REPLACED = Override()
 ONE_STEP = Limits(max_steps=1, on_max_steps="stop")
 Prepare: TypeAlias = Callable[[RunPlan, AgentState], tuple[RunPlan, AgentState]]
 Wrap: TypeAlias = Callable[[Services], Services]
+
+
+@attrs.frozen(kw_only=True)
+class Planned:
+    """
+    A run that can start: whatever is wrong with what was asked for was told. Nothing of its author's was called yet.
+
+    Attributes:
+        request: What the caller asks for.
+        hub: The event stream that it goes on.
+        plan: Its plan.
+        state: What it starts from; its system prompt is ``""`` where that has to be resolved.
+        services: What it is lent.
+    """
+
+    request: Request
+    hub: Hub
+    plan: RunPlan
+    state: AgentState
+    services: Services
+
+    def going_on(self, request: Request, created: datetime) -> Planned:
+        """Return it with what is known when it begins, at *created*: what it goes on from, and what is still to be said."""
+        plan = attrs.evolve(self.plan, prompt=request.prompt, created=created)
+        return attrs.evolve(self, request=request, plan=plan, state=continued(plan, request.agent, request.previous))
 
 
 @attrs.define(eq=False)
@@ -146,25 +173,42 @@ class Launcher:
         info = request.info
         info = attrs.evolve(info, session_id=check_id(new_run_id() if info.session_id is None else info.session_id))
         request = attrs.evolve(request, info=info)
-        live = self.ready(attrs.evolve(request, answers=None), is_sketch=True)
-        request = attrs.evolve(request, run_id=live.tree.root.state.run_id)
-        live.turn = Turn(sessions, request, journal, planned=self.planned, again=self.again)
+        made = self.plan(attrs.evolve(request, answers=None))
+        live = self.run_of(made)
+        live.turn = Turn(sessions, request, journal, let_in=partial(self.planned, made=made), again=self.again)
         return live
 
-    def planned(self, request: Request, journal: JournalLike | None, into: EngineRun | None = None) -> EngineRun:
-        """Return a run that starts from *request*, recorded in a journal or not."""
+    def planned(
+        self,
+        request: Request,
+        journal: JournalLike | None,
+        into: EngineRun | None = None,
+        made: Planned | None = None,
+    ) -> EngineRun:
+        """
+        Return a run that starts from *request*, recorded in a journal or not.
+
+        Args:
+            request: What it starts from.
+            journal: Where it is recorded; ``None`` for nowhere.
+            into: The run itself, where it waited for its turn in a session.
+            made: How it was planned then, before it was known what it goes on from.
+        """
         answers = request.answers
         request = reopening(request)
         if journal is None:
-            return self.ready(request, into=into)
+            return self._prepared(self._now(request, made), into=into)
         from stepengine.journal.runs import begin
 
         session = begin(journal, answers)
         if session.past is None:
-            return self.ready_with(session, request, into=into)
-        return self.ready_with(
-            session, attrs.evolve(request, answers=session.answers), _recorded_models(session, None), into
-        )
+            return self.ready_with(session, request, into=into, made=made)
+        request = attrs.evolve(request, answers=session.answers, hub=request.hub if into is None else into.tree.hub)
+        return self.ready_with(session, request, _recorded_models(session, None), into)
+
+    def _now(self, request: Request, made: Planned | None, recorded: RecordedModels = NOTHING_RECORDED) -> Planned:
+        """Return how *request* is planned, of which all but what it goes on from was *made* already, if anything was."""
+        return self.plan(request, recorded) if made is None else made.going_on(request, self.services.clock.now())
 
     def again(
         self,
@@ -187,6 +231,7 @@ class Launcher:
                 info=opening.info,
                 limits=opening.limits if limits is None else _at_least_spent(limits, session),
                 answers=session.answers,
+                hub=None if into is None else into.tree.hub,
             )
         except BaseException:
             session.close()
@@ -201,35 +246,25 @@ class Launcher:
         request: Request,
         recorded: RecordedModels = NOTHING_RECORDED,
         into: EngineRun | None = None,
+        made: Planned | None = None,
     ) -> EngineRun:
         """Return a run that goes through *session*; when it cannot start, the journal is given back."""
         try:
-            live = self.ready(
-                request,
+            live = self._prepared(
+                self._now(request, made, recorded),
                 prepare=partial(session.start, limits=request.limits, models=self.agent_models),
                 wrap=session.wrap,
-                shows=session.shows,
-                recorded=recorded,
+                shows=session.mode.news(session.past),
                 into=into,
             )
         except BaseException:
             session.close()
             raise
         live.session = session
-        live.tree.hub.resumed = session.is_resumed
+        live.tree.hub.resumed = session.mode.resumes
         return live
 
-    def ready(
-        self,
-        request: Request,
-        *,
-        prepare: Prepare | None = None,
-        wrap: Wrap | None = None,
-        shows: Callable[[Event], bool] | None = None,
-        recorded: RecordedModels = NOTHING_RECORDED,
-        into: EngineRun | None = None,
-        is_sketch: bool = False,
-    ) -> EngineRun:
+    def ready(self, request: Request, *, prepare: Prepare | None = None, wrap: Wrap | None = None) -> EngineRun:
         """
         Return a run that is ready to start.
 
@@ -238,15 +273,19 @@ class Launcher:
             prepare: Gives the plan and the state that the root is really started with.
             wrap: Gives the services that the run is really lent: with recorders among the ``middlewares``, inside the
                 meter of limits and outside the gate; with tracers ``outermost``; with another ``clock`` or ``machine``.
-            shows: Says which events are news; by default all are.
-            recorded: What a record tells of models.
-            into: A sketch of this run, which is to start from this request instead of its own.
-            is_sketch: Whether the run is planned once more before it starts; then nothing of the author's is called yet.
+        """
+        return self._prepared(self.plan(request), prepare=prepare, wrap=wrap)
+
+    def plan(self, request: Request, recorded: RecordedModels = NOTHING_RECORDED) -> Planned:
+        """
+        Return how *request* is planned; *recorded* is what a record tells of models.
+
+        Raises:
+            StepEngineError: when it cannot start: wrong prompt, params or state, a model without provider or key.
         """
         override = self.override
         models = override.models or self.models
-        hub = into.tree.hub if into is not None else request.hub or Hub(self.watchers, self.logger)
-        hub.shows = shows
+        hub = request.hub or Hub(self.watchers, self.logger)
         window = partial(self._window, models, offline=recorded.is_whole)
         planner = Planner(
             self.catalog,
@@ -271,23 +310,51 @@ class Launcher:
             remembered=self._remembered_in(plan.info.session_id),
             seed=planner.seed,
         )
+        return Planned(request=request, hub=hub, plan=plan, state=state, services=services)
+
+    def _prepared(
+        self,
+        made: Planned,
+        *,
+        prepare: Prepare | None = None,
+        wrap: Wrap | None = None,
+        shows: Callable[[Event], bool] | None = None,
+        into: EngineRun | None = None,
+    ) -> EngineRun:
+        """Return the run that was planned, with what is looked up when it starts, as ``ready`` says."""
+        plan, state, services = made.plan, made.state, made.services
         try:
-            state = state if is_sketch else with_prompt(plan, state)
+            state = with_prompt(plan, state)
         except StepEngineError as error:
             services = attrs.evolve(services, machine=failing(error))
         if prepare is not None:
             plan, state = prepare(plan, state)
         if wrap is not None:
             services = wrap(services)
+        return self.run_of(attrs.evolve(made, plan=plan, state=state, services=services), shows=shows, into=into)
+
+    def run_of(
+        self, made: Planned, *, shows: Callable[[Event], bool] | None = None, into: EngineRun | None = None
+    ) -> EngineRun:
+        """
+        Return the run that was planned.
+
+        Args:
+            made: What it starts with.
+            shows: Says which events are news; by default all are.
+            into: The run itself, where it waited for its turn in a session: now it starts from *made*.
+        """
+        request, services = made.request, made.services
+        made.hub.shows = shows
         if into is None:
-            live = EngineRun(RunTree(services, plan, state, hub, request.answers, earlier=request.earlier), self.active)
+            tree = RunTree(services, made.plan, made.state, made.hub, request.answers, earlier=request.earlier)
+            into = EngineRun(tree, self.active)
         else:
-            live = into
             if into.turn is not None:
                 services = into.turn.watched(services, into)
-            into.tree.seat(services, plan, state, request.answers, earlier=request.earlier)
-        live.tree.desk.headless = self.headless
-        return live
+            into.tree.seat(services, made.plan, made.state, request.answers, earlier=request.earlier)
+        into.tree.desk.headless = self.headless
+        return into
 
     def _canonical(self, model: str) -> str:
         """Return how requests name *model*; one that no provider serves stays, and is told when a run asks for it."""
@@ -402,7 +469,7 @@ class StepRun:
         )
         return attrs.evolve(step, agent_state=state)
 
-    def _handler(self, _: object) -> Generator[Any, StepResult, None]:
+    def _handler(self, _: object) -> Generator[object, StepResult, None]:
         self._step = yield STEP
 
 

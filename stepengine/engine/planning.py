@@ -41,6 +41,7 @@ __all__ = (
     "Planner",
     "RecordedModels",
     "Request",
+    "continued",
     "info_of",
     "new_run_id",
     "not_from_state",
@@ -239,7 +240,7 @@ class Planner:
             created=self._created,
             info=request.info,
         )
-        return plan, _continued(plan, agent, request.previous)
+        return plan, continued(plan, agent, request.previous)
 
     def child(self, parent: RunPlan, effect: Spawn, path: str) -> tuple[RunPlan, AgentState]:
         """
@@ -509,7 +510,7 @@ def _within(limits: Limits, given: Limits, depth: int | None) -> Limits:
     return attrs.evolve(limits, **lower) if lower else limits
 
 
-def _continued(plan: RunPlan, agent: Agent, previous: AgentState | None) -> AgentState:
+def continued(plan: RunPlan, agent: Agent, previous: AgentState | None) -> AgentState:
     """Return the state of a root run, with what it keeps of *previous*."""
     if previous is not None and not isinstance(previous, AgentState):
         msg = f"previous is an AgentState, such as result.state, not a {type(previous).__name__}"

@@ -251,7 +251,7 @@ class Conversation:
     state: AgentState
 
 
-Planned: TypeAlias = "Callable[[Request, JournalLike | None, EngineRun], object]"
+LetIn: TypeAlias = "Callable[[Request, JournalLike | None, EngineRun], object]"
 Again: TypeAlias = "Callable[..., EngineRun]"
 
 
@@ -263,7 +263,7 @@ class Turn:
         sessions: The store.
         request: What the caller asks for; it names the session.
         journal: Where the caller wants it recorded; ``None`` for the store's own place.
-        planned: Lets a run start from a request, recorded in a journal or not.
+        let_in: Lets the run start from a request, recorded in a journal or not.
         again: Lets a run start from what was recorded: a given one, or without one a new one.
 
     Attributes:
@@ -278,7 +278,7 @@ class Turn:
         request: Request,
         journal: JournalLike | None,
         *,
-        planned: Planned,
+        let_in: LetIn,
         again: Again,
     ) -> None:
         assert request.info.session_id is not None  # noqa: S101 - one was made where none was given
@@ -286,7 +286,7 @@ class Turn:
         self.sessions = sessions
         self._request = request
         self._journal = journal
-        self._planned = planned
+        self._let_in = let_in
         self._again = again
         self._conversations: list[Conversation] = []
         self._context = contextvars.copy_context()
@@ -321,7 +321,7 @@ class Turn:
                 live.tree.inbox.append(UserMessage(self._request.prompt))
             self._context.run(self._again, recording, live, agent=self._agent(recording), limits=self._request.limits)
         else:
-            self._context.run(self._planned, *self._new(), live)
+            self._context.run(self._let_in, *self._new(), live)
 
     def leave(self) -> None:
         """Let the next run into the session; may be called twice."""

@@ -616,7 +616,7 @@ def _short(value: object) -> str:
 # --- looking into machines ------------------------------------------------------------------------------------------
 
 
-def _chain(generator: object) -> Iterator[Any]:
+def _chain(generator: object) -> Iterator[object]:
     """Give a generator, what it delegates to, and so on; the last may be anything."""
     for _ in range(MAX_FRAMES):
         if generator is None:
@@ -625,7 +625,7 @@ def _chain(generator: object) -> Iterator[Any]:
         generator = getattr(generator, "gi_yieldfrom", None)
 
 
-def _locals_of(generator: object) -> Mapping[str, Any]:
+def _locals_of(generator: object) -> Mapping[str, object]:
     frame: FrameType | None = getattr(generator, "gi_frame", None)
     return {} if frame is None else frame.f_locals
 
@@ -703,11 +703,11 @@ class _Noted:
             raise
         return self._told(said) if type(said) is GeneratorType else self._tell(said)
 
-    def _told(self, steps: Generator[object, Any, object]) -> Generator[Any, Any, Any]:
+    def _told(self, steps: Generator[object, Any, object]) -> Generator[object, Any, object]:
         said = yield from steps
         return self._tell(said)
 
-    def _tell(self, said: object) -> Any:
+    def _tell(self, said: object) -> object:
         self._note(HookCall(self._point, self.__qualname__, said))
         return said
 

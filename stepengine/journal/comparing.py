@@ -196,7 +196,7 @@ def _lasting(value: object) -> object:
     return [_lasting(v) for v in value] if isinstance(value, list | tuple) else value
 
 
-def _numbers(history: History) -> dict[str, Any]:
+def _numbers(history: History) -> dict[str, object]:
     spending = spending_of(history)
     return {
         "effects": len(history.intents) - 1,

@@ -174,7 +174,7 @@ def request_fields(recorded: Mapping[str, object], now: Mapping[str, object]) ->
     return fields + list(_messages(_shown(recorded), _shown(now)))
 
 
-def _shown(request: Mapping[str, Any]) -> list[Any]:
+def _shown(request: Mapping[str, Any]) -> list[object]:
     messages = [*request.get("messages", ()), *request.get("tail", ())]
     return [{k: v for k, v in message.items() if k != "tags"} for message in messages]
 

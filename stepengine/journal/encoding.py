@@ -399,7 +399,7 @@ class Encoder:
         yield from self._share(frame)
         yield members
 
-    def _cleaned(self, members: dict[str, object], kind: str) -> dict[str, Any]:
+    def _cleaned(self, members: dict[str, object], kind: str) -> dict[str, object]:
         clean: dict[str, object] = self._redactor.value(members)
         if self._redactor.shapes:
             self._redactor.refuse(clean, f"the {kind} record")
@@ -423,7 +423,7 @@ class Encoder:
                 clean = self._redactor.value(data) if self._redactor.suspicious(to_text(data)) else data
                 yield from self._new_blob(fp, clean)
 
-    def _new_blob(self, fp: str, data: object) -> Iterator[Mapping[str, Any]]:
+    def _new_blob(self, fp: str, data: object) -> Iterator[Mapping[str, object]]:
         if fp not in self._blobs:
             self._blobs.add(fp)
             yield {"kind": "blob", "fp": fp, "data": data}

@@ -360,7 +360,7 @@ class History:
             raise self._corrupt(result, error) from error
         return made
 
-    def _filled(self, result: Result) -> Mapping[str, Any]:
+    def _filled(self, result: Result) -> Mapping[str, object]:
         source = result.read_from
         if source is None or isinstance(source, Mapping):
             return cast("Mapping[str, Any]", unpacked(source, self.blobs))
@@ -533,7 +533,7 @@ class History:
         return found
 
 
-def _view_of(root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _view_of(root: Mapping[str, Any]) -> list[Mapping[str, object]]:
     state = root.get("previous") or {}
     transcript = state.get("view") or state.get("message_history") or {"messages": []}
     messages: list[Mapping[str, object]] = transcript["messages"]

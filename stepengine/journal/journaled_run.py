@@ -18,7 +18,6 @@ from typing import Any, TypeAlias
 import attrs
 
 from stepengine.data.effects import Spawn
-from stepengine.data.events import Event, RunStarted
 from stepengine.data.json import JsonValue
 from stepengine.data.limits import Limits
 from stepengine.data.makers import changer_of
@@ -30,10 +29,12 @@ from stepengine.errors import JournalError, StepEngineError, UnknownModel
 from stepengine.journal.encoding import bare, too_long, without_secret
 from stepengine.journal.fingerprints import Fingerprints
 from stepengine.journal.history import STABLE_CREATED, History, Opening, created_of, new_head, opening_of, root_form
+from stepengine.journal.modes import Adding, Extending, Mode, Recording, Replaying, Rerunning, Resuming, Walking
+from stepengine.journal.ordering import in_address_order
 from stepengine.journal.questions import InDoubt, check_answers, kept_answers, sorted_answers
 from stepengine.journal.recorder import Pace, Recorder, Timing, lookups, recalled
-from stepengine.journal.records import ROOT, Address, Blob, Head, Input, Intent, Record, Result, shown_address, to_text
-from stepengine.journal.replayer import NO_LEEWAY, Leeway, Mode, Past, Replayer, stop_of
+from stepengine.journal.records import ROOT, Address, Input, Intent, Record, Result, shown_address, to_text
+from stepengine.journal.replayer import NO_LEEWAY, Leeway, Past, Replayer, stop_of
 from stepengine.journal.store import Commits, Extension, Journal, MemoryJournal, Writer
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.redaction import left_out
@@ -43,102 +44,10 @@ from stepengine.runtime.performing import ModelRegistry
 from stepengine.runtime.tree import ChildPlanner, MachineMaker, Services
 from stepengine.system.writes import FileWrite
 
-__all__ = (
-    "JournaledRun",
-    "in_address_order",
-    "put_as_recorded",
-)
-
-RANK = {"input": 0, "intent": 1, "result": 2}
-LAST = 1 << 62
-_keeping = changer_of(RunPlan, "keeps_output", "unkept")
-
-
-def in_address_order(records: Sequence[Record]) -> list[Record]:
-    """Return *records* sorted: each effect, then the run that it spawned, then its result; blobs before their first use."""
-    made: list[Record] = [record for record in records if type(record) is Head]
-    blobs = {record.fp: record for record in records if type(record) is Blob}
-    for record in sorted([r for r in records if type(r) not in (Head, Blob)], key=_key):
-        if blobs and record.line is not None:
-            text = to_text(record.line)
-            places = {text.find(f'"{fp}"'): fp for fp in blobs}
-            made += [blobs.pop(places[place]) for place in sorted(places) if place >= 0]
-        made.append(record)
-    return made
-
-
-def put_as_recorded(journal: MemoryJournal, original: Sequence[Record]) -> None:
-    """
-    Put the records of *journal*, which a replay made, in the order in which the originals came; mostly they are.
-
-    What came from outside, such as a stop or what was kept after an edit, did not come again and is taken over.
-    """
-    records = journal.records()
-    made, kept = _without_blobs(records), _without_blobs(original)
-    if len(kept) != len(made) or not all(map(_is_same, kept, made)):
-        journal.replace(_as_recorded(records, original))
-    elif len(made) < len(records):
-        following = iter(made)
-        journal.keep([record if type(record) is Blob else next(following) for record in _whole(original)])
-
-
-def _whole(records: Sequence[Record]) -> Sequence[Record]:
-    """Return *records* without the blobs of one that a crash cut off."""
-    end = len(records)
-    while end and type(records[end - 1]) is Blob:
-        end -= 1
-    return records[:end]
-
-
-def _without_blobs(records: Sequence[Record]) -> list[Record]:
-    return [record for record in records if type(record) is not Blob]
-
-
-def _as_recorded(records: Sequence[Record], original: Sequence[Record]) -> list[Record]:
-    places = {_name(record): number for number, record in enumerate(original)}
-    made = {_name(record) for record in records if type(record) is Input}
-    outside = [r for r in original if type(r) is Input and _name(r) not in made]
-    return sorted([*records, *outside], key=lambda record: places.get(_name(record), LAST))
-
-
-def _is_same(a: Record, b: Record) -> bool:
-    kind = type(a)
-    if kind is not type(b):
-        return False
-    if kind is Intent or kind is Result:
-        return a.path == b.path and a.seq == b.seq  # type: ignore[union-attr]
-    return _name(a) == _name(b)
-
-
-def _name(record: Record) -> tuple[Any, ...]:
-    match record:
-        case Intent():
-            return "intent", record.path, record.seq
-        case Result():
-            return "result", record.path, record.seq
-        case Input(input=said):
-            kind = said.get("type")
-            return "input", record.path, record.seq, kind, said.get("question_id"), kind == "Stop" and record.at
-        case Blob():
-            return "blob", record.fp
-        case Head():
-            return ("head",)
-
-
-def _key(record: Record) -> tuple[tuple[tuple[int, int], ...], int]:
-    """Return a key under which a child's records stand between its Spawn's intent and result, the root's around all."""
-    path: str = getattr(record, "path", "")
-    seq: int = getattr(record, "seq", -1)
-    if not path and seq < 0:
-        # The prompt of the root comes after its start; what stopped it stands where it would have ended.
-        is_last = record.kind == "result" or (type(record) is Input and record.input.get("type") == "Stop")
-        return (((LAST, 0),), 0) if is_last else ((), 0 if record.kind == "intent" else 1)
-    # A child's numbers follow those of its Spawn with rank 1: after its intent (0) and before its result (2).
-    inside = [(int(n), 1) for n in path.split(".")] if path else []
-    return (*inside, (seq, 2 if record.kind == "result" else 0)), RANK[record.kind]
-
+__all__ = ("JournaledRun",)
 
 LISTED = 10
+_keeping = changer_of(RunPlan, "keeps_output", "unkept")
 Around: TypeAlias = "Callable[[Performer, Price], Performer]"
 """Wraps a performer, given what models cost."""
 
@@ -161,8 +70,6 @@ class JournaledRun:
         warnings: What the result should mention.
         raises: Whether a divergence is raised to the caller of the run; by default it is in the result.
         is_traced: Whether somebody sees every outcome on its way to the machine.
-        takes_over: Whether the journal that is made has the recorded records of what is the same, and no second ones: of a
-            long run those would be a third of what is in memory.
         tells: Whether providers are told of the calls that the record answers; by default they know only of live ones.
         leftover: What of the record was not used by a run that may leave something.
         pace: How fast results of the record come; ``None`` for at once.
@@ -188,7 +95,6 @@ class JournaledRun:
         self.fatal: StepEngineError | None = None
         self.warnings: list[str] = []
         self.raises = False
-        self.takes_over = False
         self.tells = False
         self.is_traced = False
         self.leftover: StepEngineError | None = None
@@ -213,7 +119,7 @@ class JournaledRun:
         cls, journal: Journal, answers: Mapping[str, AnswerLike] | None = None, *, seed: str = ""
     ) -> JournaledRun:
         """Return a new run, to be recorded; its seed is drawn unless one is given."""
-        run = cls(Mode.RECORD, journal, answers)
+        run = cls(Recording(), journal, answers)
         run._seed = seed
         return run
 
@@ -238,7 +144,7 @@ class JournaledRun:
             JournalError: when the journal cannot be used; see ``Journal.writer``.
             AnswerRejected: when an answer fits no open question; nothing is changed.
         """
-        run = cls(Mode.RESUME, journal, answers)
+        run = cls(Resuming(), journal, answers)
         run.in_doubt = in_doubt
         if not journal.is_there():
             raise journal.missing()
@@ -258,14 +164,14 @@ class JournaledRun:
     @classmethod
     def replay(cls, journal: Journal, *, leeway: Leeway = NO_LEEWAY, pace: Pace | None = None) -> JournaledRun:
         """Return a recorded run that is repeated without performing anything; the journal is only read."""
-        run = cls._again(Mode.REPLAY, journal, None, leeway)
+        run = cls._again(Replaying(), journal, None, leeway)
         run.pace = pace
         return run
 
     @classmethod
     def walk(cls, journal: Journal, history: History, *, leeway: Leeway = NO_LEEWAY) -> JournaledRun:
         """Return a recorded run whose machines somebody else drives; any number of them share one *history* of the journal."""
-        run = cls(Mode.WALK, journal)
+        run = cls(Walking(), journal)
         run._remember(history, leeway)
         return run
 
@@ -279,7 +185,7 @@ class JournaledRun:
         The journal is replaced when the run has ended, and stays as it is when it fails. Effects that changed the world
         and do not hold any more end the run, unless they may be repeated.
         """
-        return cls._again(Mode.EXTEND, journal, answers, leeway)
+        return cls._again(Extending(), journal, answers, leeway)
 
     @classmethod
     def new(
@@ -290,7 +196,7 @@ class JournaledRun:
 
         The journal is replaced when something came to it.
         """
-        return cls._again(Mode.NEW, journal, answers, leeway)
+        return cls._again(Adding(), journal, answers, leeway)
 
     @classmethod
     def rerun(
@@ -304,7 +210,7 @@ class JournaledRun:
             replayer: Makes what says where that place is, and what answers after it.
             around: Wraps the performer of what is live, given the prices of models.
         """
-        run = cls._again(Mode.RERUN, journal, None, NO_LEEWAY, around)
+        run = cls._again(Rerunning(), journal, None, NO_LEEWAY, around)
         assert run.past is not None  # noqa: S101 - it was read from the journal
         run.replayer = replayer(run, run.past)
         return run
@@ -342,9 +248,8 @@ class JournaledRun:
         self.past = Past(history, Fingerprints(self.source.redactor), leeway)
         self.replayer = Replayer(self, self.past)
         self.opening = opening_of(history)
-        if self.mode is Mode.RESUME and not history.is_complete:
+        if self.mode.goes_on(history):
             self._tell_of_secrets(self.opening)
-        self.takes_over = self.mode is Mode.REPLAY
 
     def _tell_of_secrets(self, opening: Opening) -> None:
         """
@@ -431,25 +336,15 @@ class JournaledRun:
         recorded = self.opening.limits if self.opening else None
         asked = Intent(*ROOT, root_form(plan, state, recorded, model, chosen))
         is_equal = past.equals(history.intents[ROOT], asked)
-        if not is_equal:
-            if self.mode is Mode.EXTEND:
+        if self.mode.cuts_off:
+            if not is_equal:
                 past.start_over()
-                asked = Intent(*ROOT, root_form(plan, state, limits, model, models or chosen))
-            else:
-                assert self.replayer is not None  # noqa: S101 - there is one for everything recorded
-                self.replayer.starts_alike(asked)
-        elif self.mode is Mode.EXTEND and models:
-            asked = Intent(*ROOT, root_form(plan, state, recorded, model, models))
+            asked = Intent(*ROOT, root_form(plan, state, recorded if is_equal else limits, model, models or chosen))
+        elif not is_equal:
+            assert self.replayer is not None  # noqa: S101 - there is one for everything recorded
+            self.replayer.starts_alike(asked)
         self.timing.go_on(history.last_at, created, now)
-        if self.takes_over:
-            # Whatever is taken over first may name one; the end puts all in order.
-            self.append(head)
-            for blob in [record for record in _whole(history.records) if type(record) is Blob]:
-                self.append(blob)
-            self.append(history.intents[ROOT] if is_equal else asked)
-        elif self.mode is not Mode.RESUME:
-            self.append(attrs.evolve(head, line=None))
-            self.append(asked)
+        self.mode.write_start(self, head, asked, is_equal=is_equal)
         return self._looked_up(plan, state)
 
     def _with_random(self, plan: RunPlan) -> RunPlan:
@@ -468,7 +363,7 @@ class JournaledRun:
             middlewares=(*self._innermost(services), *services.middlewares, self._recorder),
             seed=self._seed,
             # A recording of a test is repeated anywhere, never undone; and replays write nothing.
-            keep_write=None if self.source.stable or self.mode in (Mode.REPLAY, Mode.RERUN) else self._keep_write,
+            keep_write=self._keep_write if self.mode.keeps_writes and not self.source.stable else None,
         )
 
     def _innermost(self, services: Services) -> Iterator[Middleware]:
@@ -486,21 +381,6 @@ class JournaledRun:
             provider = self._models.provider_for(request.model)
             for _ in range(times):
                 getattr(provider, "answered", _nothing)(request)
-
-    @property
-    def is_resumed(self) -> bool:
-        """Whether the run goes on from what is recorded in its journal."""
-        return self.mode is Mode.RESUME and self.past is not None
-
-    @property
-    def shows(self) -> Callable[[Event], bool] | None:
-        """What says whether an event is news: while a run is resumed, what was recorded is not told again; else all are."""
-        return self._is_news if self.mode is Mode.RESUME else None
-
-    def _is_news(self, event: Event) -> bool:
-        if self.past is None or (type(event) is RunStarted and not event.path):
-            return True
-        return (event.path, event.seq) not in self.past.history.results
 
     def close(self) -> None:
         """Give the journal back; may be called twice."""
@@ -546,11 +426,10 @@ class JournaledRun:
 
     def _looked_up(self, plan: RunPlan, state: AgentState) -> tuple[RunPlan, AgentState]:
         """Return *plan* and *state* with what was looked up when the run was recorded, and keep what is not recorded."""
-        known: list[str] = []
+        known: Sequence[object] = ()
         if self.past is not None:
             plan, state = recalled(self.past.history, plan, state)
-            if self.mode is Mode.RESUME:
-                known = [i.input["type"] for i in self.past.history.inputs if (i.path, i.seq) == (plan.path, -1)]
+            known = self.mode.known_lookups(self.past.history, plan.path)
         for record in lookups(plan, state):
             if record.input["type"] not in known:
                 self.append(record)
@@ -560,7 +439,7 @@ class JournaledRun:
 
     def append(self, record: Record) -> None:
         """Write a record; it is durable with the next commit. One that is only walked through is written nowhere."""
-        if self.mode is Mode.WALK:
+        if not self.mode.writes:
             return
         assert self._writer is not None  # noqa: S101 - there is one from start to end
         if self._unwritten:
@@ -595,7 +474,7 @@ class JournaledRun:
         """Note that the record at an address serves for what has this fingerprint; a replay accepts exactly that."""
         note = Input(*address, self.timing.last, {"type": "Kept", "fp": fp})
         self.kept.append(note)
-        if self.mode is Mode.RESUME and self.past is not None and not self.past.history.is_complete:
+        if self.past is not None and self.mode.goes_on(self.past.history):
             # Written with the next record: where nothing new is recorded, because the run cannot go on, nothing is accepted.
             self._unwritten.append(note)
 
@@ -639,33 +518,22 @@ class JournaledRun:
     def _end(self, finished: Finished) -> None:
         """Write down how the root run ended; a run that was only stopped can be gone on with, so it has no end."""
         self._warn_of_kept()
-        stop = stop_of(finished.status, finished.error)
-        if self.past is not None and stop is None:
-            unused = self.past.unused(finished.state.agent_id) if self.mode is not Mode.EXTEND else None
+        past, stop = self.past, stop_of(finished.status, finished.error)
+        if past is not None and stop is None:
+            unused = past.unused(finished.state.agent_id) if not self.mode.cuts_off else None
             assert self.replayer is not None  # noqa: S101 - there is one for everything recorded
             self.replayer.ends(unused)
             self.leftover = unused
-        if self.replayer is not None and self.mode is Mode.RESUME and not self.replayer.is_live(""):
+        if past is not None and self.mode.resumes and past.history.is_complete:
             return
         if stop is None:
             self.append(Result(*ROOT, self.timing.last, self._ended(Value(finished.as_child(), self.timing.last))))
-        elif not self._repeats and (stop.kind != "suspended" or self._was_stopped):
+        elif self.mode.tells_stop(stop, past):
             self.append(_stopped(stop, self.timing.last))
         assert self._writer is not None  # noqa: S101 - there is one from start to end
         self._write_kept(self._writer)
         self._writer.commit()
-        self._settle(finished)
-
-    @property
-    def _repeats(self) -> bool:
-        """Whether nothing is performed: a replay, or a rerun that went as recorded."""
-        return self.mode is Mode.REPLAY or (self.mode is Mode.RERUN and self.past is not None and not self.past.cut)
-
-    @property
-    def _was_stopped(self) -> bool:
-        """Whether the process before was stopped: a run that waits now says so, or its journal would be that of the stopped one."""
-        stop = self.past.history.stop if self.mode is Mode.RESUME and self.past is not None else None
-        return stop is not None and stop.input["kind"] != "suspended"
+        self.mode.settle(self, failed=finished.status is RunStatus.FAILED)
 
     def _warn_of_kept(self) -> None:
         if self.kept:
@@ -678,36 +546,29 @@ class JournaledRun:
     def _ended(self, end: Value) -> Value:
         """Return how the root ended; a replay keeps the recorded form of the same end, as it does for children."""
         past = self.past
-        known = past.history.results.get(ROOT) if past is not None and self._repeats else None
+        known = past.history.results.get(ROOT) if past is not None and self.mode.repeats(past) else None
         if past is None or known is None:
             return end
         recorded = past.history.outcome(known)
         return recorded if type(recorded) is Value and past.same_child(recorded, end.value) else end
 
-    def _settle(self, finished: Finished) -> None:
-        """Put the journal of a run that has ended where, and in the order in which, it is to stay."""
-        if self.mode.replaces and finished.status is not RunStatus.FAILED:
-            if self.leftover is not None:
-                return
-            if self.mode is Mode.EXTEND and self.past is not None:
-                self.source.extended = self._extension(self.past)
-            self._put_in_order(self.journal, self.source)
-            self.journal = self.source
-        elif self._repeats and self.past is not None:
-            assert isinstance(self.journal, MemoryJournal)  # noqa: S101 - what repeats makes one
-            put_as_recorded(self.journal, self.past.history.records)
-        elif self.mode is Mode.RECORD and self.source.stable:
-            self.close()
-            self._put_in_order(self.journal, self.journal)
+    def replace_source(self) -> None:
+        """Put what was made in the place of the journal that was given."""
+        if self.mode.cuts_off:
+            self.source.extended = self._extension()
+        self.put_in_order(self.source)
+        self.journal = self.source
 
-    def _extension(self, past: Past) -> Extension:
+    def _extension(self) -> Extension:
         """Return how much of the record was kept, after it was put aside: nothing else tells of what was cut off."""
-        asked, held = len(self.journal.history().intents) - 1, len(past.history.intents) - 1
-        return Extension(past.answered, held, asked - past.answered, self.source.set_aside())
+        assert self.past is not None  # noqa: S101 - what is extended was read
+        answered = self.past.answered
+        asked, held = len(self.journal.history().intents) - 1, len(self.past.history.intents) - 1
+        return Extension(answered, held, asked - answered, self.source.set_aside())
 
-    def _put_in_order(self, source: Journal, target: Journal) -> None:
-        """Put the records of a recording in the order of their addresses, if it is to be stable."""
-        records = source.records()
+    def put_in_order(self, target: Journal) -> None:
+        """Put what was made into *target*, in the order of the addresses if that is to be stable."""
+        records = self.journal.records()
         target.replace(in_address_order(records) if target.stable else records)
 
 

@@ -236,7 +236,7 @@ def repair(journal: JournalLike, until: int, into: JournalLike) -> Journal:
     return target
 
 
-def _parsed(number: int, line: bytes, name: str) -> Mapping[str, Any]:
+def _parsed(number: int, line: bytes, name: str) -> Mapping[str, object]:
     where = f"record {number} of {name}"
     try:
         line.decode()

@@ -118,7 +118,7 @@ class Source:
             return members  # one character is found much faster than two
         return unpacked(members, blobs) if b'"$' in line or ESCAPED_DOLLAR in line else members
 
-    def _parsed(self, line: bytes, start: int) -> Mapping[str, Any]:
+    def _parsed(self, line: bytes, start: int) -> Mapping[str, object]:
         place = Place(self, start)
         members = members_of(line, place)
         if not _is_plain(members):
@@ -229,7 +229,7 @@ def members_of(line: bytes, where: object) -> Mapping[str, object]:
     return members
 
 
-def _decoded(text: str) -> Any:
+def _decoded(text: str) -> object:
     """Return what JSON text without spaces around it says; ``decode`` would look for these, which takes its time."""
     try:
         value, end = _DECODER.scan_once(text, 0)

@@ -334,7 +334,7 @@ class Recorder:
         self._keep_taken(item, decided)
         return await self._kept(item, decided, [])
 
-    def _lost(self, item: Item) -> list[Any]:
+    def _lost(self, item: Item) -> list[object]:
         """Return the attempt of a process that ended before the reply was recorded, with what is known of its usage."""
         assert self._replayer is not None  # noqa: S101 - it said that the call was begun
         lost = {"error": bare(UnknownOutcome("the process ended before the reply was recorded"))}

@@ -8,7 +8,6 @@ Spawn that leads to ``p`` and everything after it. What began together with that
 
 from __future__ import annotations
 
-import enum
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -47,7 +46,6 @@ __all__ = (
     "NO_LEEWAY",
     "Cut",
     "Leeway",
-    "Mode",
     "Past",
     "Replayer",
     "address_of",
@@ -206,39 +204,6 @@ def live_kinds(names: Collection[str]) -> frozenset[str]:
         msg = f"live={wrong[0]!r} is no kind of effect that a replay can perform; those are: {', '.join(KINDS)}{other}"
         raise JournalError(msg)
     return frozenset([KINDS[name] for name in given])
-
-
-class Mode(enum.Enum):
-    """How a run is opened on its journal; one journal, one mode, from start to end."""
-
-    RECORD = "record"
-    """A new run is recorded."""
-    RESUME = "resume"
-    """A recorded run goes on in its journal."""
-    REPLAY = "replay"
-    """A recorded run is repeated, and nothing is performed."""
-    EXTEND = "extend"
-    """A recorded run is repeated as far as it holds, then goes on live; its journal is replaced."""
-    NEW = "new"
-    """A recorded run is repeated, and what is not recorded is performed; its journal is replaced when something came."""
-    RERUN = "rerun"
-    """A recorded run is repeated up to a place, and goes on from there in a journal of its own."""
-    WALK = "walk"
-    """A recorded run is repeated by somebody who drives its machines; nothing is performed and nothing is written."""
-
-    @property
-    def copies(self) -> bool:
-        """Whether what is repeated is written anew, into a journal beside the one that was given."""
-        return self in (Mode.REPLAY, Mode.EXTEND, Mode.NEW, Mode.RERUN)
-
-    @property
-    def replaces(self) -> bool:
-        """Whether the journal that was given is replaced at the end."""
-        return self in (Mode.EXTEND, Mode.NEW)
-
-    def is_closed(self, history: History) -> bool:
-        """Return whether nothing is performed that is not recorded."""
-        return self in (Mode.REPLAY, Mode.WALK) or (self is Mode.RESUME and history.is_complete)
 
 
 @attrs.frozen
@@ -598,7 +563,7 @@ class Replayer:
         if known is None:
             ended = self._end_of(item.path)
             over = self._closed and past.history.is_complete if ended is None else self._stop_in(ended) is None
-            if over and run.mode is Mode.EXTEND:
+            if over and run.mode.cuts_off:
                 self._cut_off(address)
                 return False
             if over:
@@ -612,7 +577,7 @@ class Replayer:
             return False
         past.use(address)
         if run.mode.copies:
-            run.append(known if is_equal and run.takes_over else asked)
+            run.append(known if is_equal and run.mode.takes_over else asked)
         elif is_equal:
             run.remember(asked)
         return True
@@ -622,7 +587,7 @@ class Replayer:
         run, past, address = self._run, self._past, (asked.path, asked.seq)
         if past.was_kept(address, asked.fp):
             return True
-        if run.mode is Mode.EXTEND:
+        if run.mode.cuts_off:
             return False
         if self._leeway.keeps and known.type == asked.type and not self._approves_another(address, item):
             run.keep(address, asked.fp)
@@ -658,7 +623,7 @@ class Replayer:
         answers: Any = () if known is None else getattr(past.history.outcome(known), "value", ())
         if not any(answer.agrees for answer in answers):
             return False
-        if run.mode is Mode.EXTEND:
+        if run.mode.cuts_off:
             return not past.has_run_as_asked(address, answers[0])
         if "CallTool" not in self._leeway.live:
             return False
@@ -731,7 +696,7 @@ class Replayer:
         Raises:
             ReplayDivergence: that *error*, unless the run may leave something.
         """
-        if error is not None and (self._run.mode is not Mode.NEW or self._past.grew):
+        if error is not None and not self._run.mode.may_leave(self._past):
             raise error
 
     def _end_of(self, path: str) -> Result | None:
@@ -790,7 +755,7 @@ class Replayer:
     def _came_by(self, known: Result, outcome: Value | Failure, item: Item) -> None:
         self._run.timing.came_by(known.at)
         self._past.answered += 1
-        if self._run.takes_over:
+        if self._run.mode.takes_over:
             self._run.append(known)
         elif self._run.mode.copies:
             writes = [write.form() for write in self._past.history.writes(known)] if known.writes else ()
@@ -823,7 +788,7 @@ class Replayer:
         if type(outcome) is Value and past.same_child(recorded, outcome.value):
             self._came_by(known, recorded, item)
             return Value(outcome.value, known.at, recorded.inputs)
-        if run.mode is Mode.EXTEND:
+        if run.mode.cuts_off:
             self._cut_off((item.path, item.effect.seq + 1))
             return None
         return self._other_end(known, recorded, outcome, item)

@@ -315,7 +315,7 @@ def _mark(role: str, parts: list[Tree]) -> str:
     return f"{role} {canonical([{k: v for k, v in part.items() if k != 'call'} for part in parts])}"
 
 
-def _settings(stored: object) -> Any:
+def _settings(stored: object) -> object:
     return None if stored is None else {k: v for k, v in plain(stored).items() if k != "type"}
 
 

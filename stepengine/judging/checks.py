@@ -120,7 +120,7 @@ class Check:
             raise DataError(msg) from error
 
 
-def _names(result: RunResult) -> dict[str, Any]:
+def _names(result: RunResult) -> dict[str, object]:
     return {
         "output": plain(result.output),
         "text": result.text,

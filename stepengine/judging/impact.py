@@ -354,7 +354,7 @@ def _float(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def _journal_json(one: Judged) -> dict[str, Any]:
+def _journal_json(one: Judged) -> dict[str, object]:
     found = one.found
     return {
         "file": found.file,
@@ -368,7 +368,7 @@ def _journal_json(one: Judged) -> dict[str, Any]:
     }
 
 
-def _sample_json(each: Sample) -> dict[str, Any]:
+def _sample_json(each: Sample) -> dict[str, object]:
     course, rerun = each.course, each.rerun
     head = rerun.journal.history().head
     refused = rerun.refused

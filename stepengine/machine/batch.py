@@ -87,7 +87,7 @@ def _is_parallel(calls: Sequence[Call]) -> bool:
 
 def _in_turn(run: RunState, calls: Sequence[Call]) -> Flow[None]:
     """Run calls one after another: each is judged, carried out where it may run, or only shown, and looked at by the hooks."""
-    why, before, points = "", run.limit, run.plan.hooks
+    why, before, points = "", run.budget.reached, run.plan.hooks
     try:
         for call in calls:
             try:
@@ -109,7 +109,7 @@ def _in_turn(run: RunState, calls: Sequence[Call]) -> Flow[None]:
         raise
     finally:
         _log(calls)
-    _raise_spent(run, before)
+    run.budget.check(before)
 
 
 def _may_run(call: Call, why: str) -> bool:
@@ -140,16 +140,9 @@ def _log(calls: Sequence[Call]) -> None:
         call.log()
 
 
-def _raise_spent(run: RunState, before: LimitExceeded | None) -> None:
-    """Raise when a budget was spent since *before*."""
-    limit = run.limit
-    if limit is not None and limit is not before:
-        raise LimitReached(limit)
-
-
 def _why_over(call: Call, before: LimitExceeded | None) -> str:
     """Return why no call after this one is carried out; ``""`` when they are."""
-    binding, limit = call.binding, call.run.limit
+    binding, limit = call.binding, call.run.budget.reached
     if limit is before and (binding is None or not binding.spec.ends_turn):
         return ""
     if call.has_ended_turn:
@@ -161,7 +154,7 @@ def _in_passes(
     run: RunState, members: Sequence[Member], calls: Sequence[Call], asked: Parallel[object] | None = None
 ) -> Flow[None]:
     """Run a batch in four passes; whatever stops it, finished members keep their results."""
-    before = run.limit
+    before = run.budget.reached
     try:
         yield from _together(run, members, calls, asked)
     except Stopped as stopped:
@@ -170,7 +163,7 @@ def _in_passes(
     finally:
         _log(calls)
     if asked is None:
-        _raise_spent(run, before)
+        run.budget.check(before)
 
 
 def _together(
@@ -268,7 +261,7 @@ def _deny(call: Call, message: str) -> None:
     """Give a call the result that it is denied; a model that will not hear it is told so, and in the end stopped."""
     name = call.own_name
     text = message or f"The call of {call.asked.tool_name} was denied."
-    row = call.run.deny(name)
+    row = call.run.budget.deny(name)
     if row >= TOLD_AT:
         text += (
             f" {name} was denied {row} times in a row: do not call it again, go on without it or say what is missing."

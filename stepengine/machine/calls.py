@@ -38,11 +38,12 @@ from stepengine.errors import (
     ToolNotAvailable,
 )
 from stepengine.machine.author import Author, Returned
+from stepengine.machine.budget import is_spent, raised
 from stepengine.machine.control import run_control
 from stepengine.machine.protocol import CALLS, Flow
 from stepengine.machine.signals import Stopped, merged
 from stepengine.machine.spawning import children_of, resolved
-from stepengine.machine.state import RunState, is_spent, raised
+from stepengine.machine.state import RunState
 
 __all__ = (
     "Asked",
@@ -154,7 +155,7 @@ def follow_up(call: Call) -> Flow[None]:
     except StepEngineError as error:
         result = ToolResult.error(str(error))
     finally:
-        call.run.warn(*author.close())
+        call.run.side_events.warn(*author.close())
     call.settle(result, call.run.now)
     yield Notify(call.finished())
 
@@ -225,13 +226,13 @@ class Child(Member):
         """Take the child's result, and count it."""
         (outcome,) = outcomes
         if type(outcome) is Stop:
-            self.run.count_stopped(outcome)
+            self.run.spent.count_stopped(outcome)
             return outcome
         if type(outcome) is Failure and not self._of and not _is_too_deep(outcome.error):
             self.failure = outcome.error
             return None
         self.result = _child_of(outcome, self._asked.agent_id)
-        self.run.count_child(self.result)
+        self.run.spent.count_child(self.result)
         return None
 
 
@@ -390,7 +391,7 @@ def _take_replies(member: Completed | Candidates, outcomes: Sequence[Single]) ->
     replies: list[ModelReply] = []
     for effect, outcome in zip(member.handed_out, outcomes, strict=True):
         if type(outcome) is Value:
-            member.run.count_reply(effect, outcome.value)  # type: ignore[arg-type]
+            member.run.spent.count_reply(effect, outcome.value)  # type: ignore[arg-type]
             replies.append(outcome.value)
     stops = [outcome for outcome in outcomes if type(outcome) is Stop]
     if stops:
@@ -562,7 +563,8 @@ class Call(Member):
         run, asked, validated, binding = self.run, self.asked, self._validated, self.binding
         assert binding is not None and validated is not None  # noqa: S101, PT018
         self._started = run.now
-        run.allow(binding.spec.name)
+        if run.budget.denied:
+            run.budget.allow(binding.spec.name)
         match binding.runs:
             case Ordinary():
                 self.handed_out = (self._call_tool(validated),)
@@ -621,10 +623,10 @@ class Call(Member):
         run, ran = self.run, []
         for effect, outcome in zip(self.handed_out, outcomes, strict=True):
             if type(outcome) is Stop:
-                run.count_stopped(outcome)
+                run.spent.count_stopped(outcome)
             else:
                 ran.append(_child_of(outcome, effect.agent_id))  # type: ignore[union-attr]
-                run.count_child(ran[-1])
+                run.spent.count_child(ran[-1])
         stops = [outcome for outcome in outcomes if type(outcome) is Stop]
         if stops:
             stop = merged(stops)
@@ -647,7 +649,7 @@ class Call(Member):
             c.error for c in ran if isinstance(c.error, LimitExceeded) and c.error.kind == "children" and not c.run_id
         ]
         if refused:
-            self.run.tell(
+            self.run.side_events.tell(
                 f"{len(refused)} of {len(self._children)} agents of one {self.asked.tool_name!r} were not started: {refused[0]}. "
                 "Ask for them with map_agents or Parallel(AgentCall(...), ...), which have no such default, or raise the limit"
             )
@@ -658,7 +660,7 @@ class Call(Member):
         self._duration = took if took > 0 else 0  # noqa: FURB136 - a call less
         self.result = named(result, self.asked)
         if result.credits_used:
-            self.run.count_credits(result.credits_used)
+            self.run.spent.count_credits(result.credits_used)
         if result.change is not None:
             # Here and nowhere else: the next call and every hook see it, and nothing later makes it a second time.
             self.run.apply(result.change, self.asked.tool_name)

@@ -9,7 +9,7 @@ from stepengine.data.json import JsonDict, JsonValue, compact
 from stepengine.data.messages import AssistantMessage, ToolResult, UserMessage
 from stepengine.data.tools import Action, ToolSpec
 from stepengine.data.wire import from_dicts
-from stepengine.errors import AgentError, OutputMissing
+from stepengine.errors import AgentError
 from stepengine.machine.finding import found, with_finder
 from stepengine.machine.plan import RunPlan
 from stepengine.machine.state import RunState
@@ -41,21 +41,14 @@ def _told(message: str) -> ToolResult:
 def _set_output(run: RunState, value: JsonDict) -> ToolResult:
     _warn_of_mode(run)
     candidates: list[JsonValue] = [value]
-    if "data" in value and (run.plan.validate_output is not None or len(value) == 1):
+    if "data" in value and (run.output.is_checked or len(value) == 1):
         candidates.append(value["data"])
-    if run.plan.validate_output is None:
-        run.set_output(candidates[-1])
+    if not run.output.is_checked:
+        run.output.set(candidates[-1])
         return _told("Output set.")
-    refused: list[tuple[str, ...]] = []
-    for candidate in candidates:
-        try:
-            run.set_output(run.check_output(candidate))
-        except OutputMissing as error:
-            refused.append(error.issues or (error.message,))
-        else:
-            return _told("Output set.")
-    run.refuse_output(min(refused, key=len))
-    listed = "; ".join(run.output_issues)
+    if run.output.offer(*candidates):
+        return _told("Output set.")
+    listed = "; ".join(run.output.issues)
     return ToolResult.error(f"Invalid output, the earlier one stays: {listed}. Given: {compact(value)}")
 
 
@@ -68,7 +61,7 @@ def _warn_of_mode(run: RunState) -> None:
         f"agent {run.agent.id!r} calls set_output, but its output_mode is {mode!r}, where what is set stands {what}; "
         "say output_mode='structured_output'"
     )
-    run.tell(text)
+    run.side_events.tell(text)
 
 
 def _set_messages(run: RunState, value: JsonDict) -> ToolResult:

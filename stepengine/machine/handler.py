@@ -57,7 +57,7 @@ def run_alone(run: RunState) -> Flow[None]:
         if held is None or not (yield from reopened_step(run, *held)):
             yield from run_turn(run)
     except StepEngineError as error:
-        run.count_actions(1)
+        run.budget.take_actions(1)
         raise noted(error) from error.__cause__
 
 
@@ -68,7 +68,7 @@ def converse(run: RunState, author: Author) -> Flow[Any]:
         asked = author.send(None)
         while type(asked) is not Returned:
             if throws >= MAX_LIMIT_THROWS:
-                run.warn(f"{author.what} went on after its limit was spent and was closed")
+                run.side_events.warn(f"{author.what} went on after its limit was spent and was closed")
                 return None
             try:
                 answer = yield from _answer(run, author, asked)
@@ -85,13 +85,13 @@ def converse(run: RunState, author: Author) -> Flow[Any]:
     except EndRun:
         return None
     finally:
-        run.closed_with(author.close())
+        run.side_events.closed_with(author.close())
 
 
 def _meant(run: RunState, author: Author, value: Any) -> Any:
     if type(value) is y.StepResult:
         # A handler of one line, `lambda ctx: (yield STEP)`, returns what its `yield` was sent without meaning it.
-        run.warn(f"{author.what} returned a StepResult, which is taken for no output; {y.YIELD_FROM}")
+        run.side_events.warn(f"{author.what} returned a StepResult, which is taken for no output; {y.YIELD_FROM}")
         return None
     return value
 
@@ -104,7 +104,7 @@ def _tell_of_unread(run: RunState, author: Author, asked: object, answer: y.Step
     """Warn of children that failed where the handler throws away what it is sent, as a bare ``yield`` does."""
     why = _why_not(asked, answer)
     if why and author.drops_answer:
-        run.tell(
+        run.side_events.tell(
             f"{author.what} ({author.location}) throws away what it spawned: {why}; look at the result, or spawn with `yield from AgentCall(...)`, which raises"
         )
 
@@ -129,10 +129,10 @@ def _answer(run: RunState, author: Author, asked: object) -> Answer:
     kind = type(asked)
     row = YIELDS.get(kind)
     if row is None:
-        run.count_actions(1)
+        run.budget.take_actions(1)
         raise describe_yield(author.what, asked, author.location)
     if row.actions:
-        run.count_actions(row.actions)
+        run.budget.take_actions(row.actions)
     return _ACTS[kind](run, asked)
 
 
@@ -151,7 +151,7 @@ def _steps(run: RunState, asked: Any) -> Answer:
             yield from budgeted_step(run, asked)
     except StepEngineError:
         # A handler that swallows every error and asks again must end, too (reliability:GN02).
-        run.count_actions(1)
+        run.budget.take_actions(1)
         raise
     return _result(run)
 
@@ -239,13 +239,12 @@ def _member(run: RunState, asked: Any, *, children: int) -> Member:
 def _generate(run: RunState, asked: y.GenerateN) -> Answer:
     if asked.n > y.MAX_CANDIDATES:
         msg = f"GenerateN({asked.n}) asks for more than {y.MAX_CANDIDATES} candidates"
-        run.reach(LimitExceeded(msg, kind="candidates", limit=y.MAX_CANDIDATES))
-    elif run.steps_remaining <= 0:
+        run.budget.reach(LimitExceeded(msg, kind="candidates", limit=y.MAX_CANDIDATES))
+    elif run.budget.steps_left <= 0:
         msg = f"agent {run.agent.id!r} has no step left for GenerateN; raise Limits(max_steps=...)"
-        run.reach(LimitExceeded(msg, kind="steps", limit=run.limits.max_steps))
-    if run.limit is not None:
-        raise LimitReached(run.limit)
-    run.use_step()
+        run.budget.reach(LimitExceeded(msg, kind="steps", limit=run.budget.limits.max_steps))
+    run.budget.check()
+    run.budget.take_step()
     request = step_request(run, PLAIN, step_prompt(run))
     replies: list[ModelReply] = yield from carry_out(Candidates(run, request, asked.n))
     dropped = sum(len(reply.tool_calls) for reply in replies)
@@ -258,7 +257,7 @@ def _generate(run: RunState, asked: y.GenerateN) -> Answer:
 
 def _step_text(run: RunState, asked: y.StepText) -> Answer:
     pieces = split_blocks(asked.text)
-    run.count_actions(max(1, sum(isinstance(p, Block) for p in pieces)))
+    run.budget.take_actions(max(1, sum(isinstance(p, Block) for p in pieces)))
     results: list[ToolResult] = []
     ended_by: Call | None = None
     fault = False

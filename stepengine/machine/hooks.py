@@ -107,7 +107,7 @@ def _drive(run: RunState, what: str, steps: GeneratorType[Any, Any, Any]) -> Flo
         msg = f"{what} ({author.location}) yielded more than {MAX_YIELDS} times"
         raise HandlerError(msg, kind="RuntimeError", location=author.location)
     finally:
-        run.warn(*author.close())
+        run.side_events.warn(*author.close())
 
 
 def _answer(run: RunState, author: Author, asked: Any) -> Flow[StepResult]:
@@ -148,7 +148,7 @@ def _attempt(run: RunState, point: str, hook: Hook, args: Sequence[object], allo
 
 
 def _dropped(run: RunState, point: str, hook: Hook, error: BaseException) -> Flow[None]:
-    run.warn(str(error))
+    run.side_events.warn(str(error))
     yield from _failed(run, point, hook, error)
 
 

@@ -1,35 +1,111 @@
-"""
-The output of a run: what the handler returned, else what the output mode says.
-
-A run whose structured output is missing or invalid is resumed: the finished handler is not started again; the machine
-appends a note, offers ``set_output``, and runs one more turn inside the remaining budget, as often as the agent's
-``output_retries`` say. A final text that is the JSON which the schema asks for counts as output.
-"""
+"""The output of a run: what was set or returned, checked and read back; ``settling`` asks for one that is missing."""
 
 from __future__ import annotations
 
-import json
-from types import CoroutineType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import attrs
-
-from stepengine.data.functions import location_of, unwrapped
-from stepengine.data.json import JsonValue, compact, freeze, hint_about
-from stepengine.data.messages import UserMessage
+from stepengine.data.json import freeze
 from stepengine.data.wire import to_dicts
-from stepengine.data.yields import StepWith
-from stepengine.errors import DataError, HandlerError, ModelError, OutputMissing
-from stepengine.machine.protocol import Flow
-from stepengine.machine.state import RunState
-from stepengine.machine.step import budgeted_step
+from stepengine.errors import HandlerError, OutputMissing, StepEngineError
+from stepengine.machine.plan import RunPlan
 
-__all__ = ("output_of", "settle_output", "text_of")
+if TYPE_CHECKING:
+    from stepengine.machine.state import RunState
 
-FENCE = "```"
-NO_JSON = object()
-REFUSED = (400, 422)
-"""How a provider says that it does not take a request as it stands."""
+__all__ = ("Output", "output_of", "text_of")
+
+
+class Output:
+    """
+    The output of a run so far.
+
+    Attributes:
+        value: The JSON that stands there.
+        is_given: Whether there is an output, whatever value stands there: ``None`` may be one.
+        issues: What was wrong with the last attempt; empty once one was right.
+    """
+
+    __slots__ = ("_plan", "is_given", "issues", "value")
+
+    def __init__(self, plan: RunPlan, value: Any) -> None:
+        """Begin with *value*, which the state that the run goes on from had."""
+        self._plan = plan
+        self.value = value
+        self.is_given = value is not None
+        self.issues: tuple[str, ...] = ()
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether it has to fit a schema."""
+        return self._plan.validate_output is not None
+
+    def set(self, value: object) -> None:
+        """Replace the output; *value* is not checked."""
+        self.value = freeze(value)
+        self.is_given = True
+        self.issues = ()
+
+    def offer(self, *values: Any) -> bool:
+        """Set the first of *values* that fits; if none does, note what is wrong with the best one and return ``False``."""
+        refused: list[tuple[str, ...]] = []
+        for value in values:
+            try:
+                self.set(self._checked(value))
+            except OutputMissing as error:
+                refused.append(error.issues or (error.message,))
+            else:
+                return True
+        self.issues = min(refused, key=len)
+        return False
+
+    def void(self) -> None:
+        """Take the output for none from now on, until another is set."""
+        self.is_given = False
+
+    def leave_to_author(self) -> None:
+        """Take note that what the handler returned is the output, although it is no JSON that could be kept here."""
+        self.is_given = True
+
+    def missing(self) -> OutputMissing:
+        """Return the error for a run that ends without the output that it has to give."""
+        why = f"; the last attempt was refused: {'; '.join(self.issues)}" if self.issues else ""
+        msg = f"agent {self._plan.definition.id!r} ended without the structured output that it must give{why}"
+        return OutputMissing(msg, issues=self.issues)
+
+    def decoded(self) -> object:
+        """
+        Return the output in the author's own type, if the schema is of one.
+
+        Raises:
+            HandlerError: when it cannot be made of the output again.
+        """
+        decode = self._plan.decode_output
+        if decode is None:
+            return self.value
+        try:
+            return decode(self.value)
+        except Exception as error:
+            msg = (
+                f"the output of agent {self._plan.definition.id!r} cannot be read back: {type(error).__name__}: {error}"
+            )
+            raise HandlerError(msg, kind=type(error).__name__) from error
+
+    def _checked(self, value: Any) -> object:
+        """
+        Return *value* as the JSON that is stored.
+
+        Raises:
+            OutputMissing: when it does not fit the schema, or a validator of the author's raised.
+        """
+        assert self._plan.validate_output is not None  # noqa: S101
+        try:
+            return self._plan.validate_output(value)
+        except StepEngineError:
+            raise
+        except Exception as error:
+            issue = f"the check of the output raised {type(error).__name__}: {error}"
+            msg = f"agent {self._plan.definition.id!r}: {issue}"
+            raise OutputMissing(msg, issues=(issue,)) from error
 
 
 def text_of(run: RunState) -> str:
@@ -38,7 +114,8 @@ def text_of(run: RunState) -> str:
 
     Those are the message of ``end_turn``, else what the last assistant message of this run that says anything says.
     """
-    return run.output if run.has_output and isinstance(run.output, str) else run.history.last_said()
+    output = run.output
+    return output.value if output.is_given and isinstance(output.value, str) else run.history.last_said()
 
 
 def output_of(run: RunState, returned: object) -> object:
@@ -48,185 +125,13 @@ def output_of(run: RunState, returned: object) -> object:
     Raises:
         HandlerError: when the author's own type cannot be made of the output again.
     """
-    plan = run.plan
-    if run.agent.output_mode == "structured_output":
-        if returned is not None and plan.validate_output is None:
+    output, mode = run.output, run.agent.output_mode
+    if mode == "structured_output":
+        if returned is not None and not output.is_checked:
             return returned
-        return _decoded(run) if run.has_output else None
+        return output.decoded() if output.is_given else None
     if returned is not None:
         return returned
-    if run.agent.output_mode == "all_messages":
+    if mode == "all_messages":
         return to_dicts(run.history.added())
-    return run.output if run.has_output else run.history.last_said()
-
-
-def _decoded(run: RunState) -> Any:
-    decode = run.plan.decode_output
-    if decode is None:
-        return run.output
-    try:
-        return decode(run.output)
-    except Exception as error:
-        msg = f"the output of agent {run.agent.id!r} cannot be read back: {type(error).__name__}: {error}"
-        raise HandlerError(msg, kind=type(error).__name__) from error
-
-
-def settle_output(run: RunState, returned: object) -> Flow[None]:
-    """
-    Make sure that a run that has to give a structured output has one.
-
-    A handler that asked for no step is not corrected by a model, which the run may not even have (requirements:X64).
-
-    Raises:
-        OutputMissing: when there is none after all corrections.
-        LimitReached: when a budget of the run was spent in one of them.
-    """
-    if returned is not None:
-        _take_returned(run, returned)
-    if run.agent.output_mode != "structured_output" or _is_settled(run, returned):
-        return
-    if run.has_asked:
-        yield from _corrected(run, returned)
-    if not run.has_output and run.limit is None:
-        raise _missing(run, run.output_issues)
-
-
-def _corrected(run: RunState, returned: object) -> Flow[None]:
-    """Look for the output in the final text, and ask for it as often as the agent allows and the budget lasts."""
-    if returned is None:
-        _take_text(run)
-    for left in range(run.agent.output_retries, 0, -1):
-        if run.has_output or run.limit is not None or run.steps_remaining <= 0:
-            break
-        yield from _correction(run, is_last=left == 1)
-        _take_text(run)
-
-
-def _is_settled(run: RunState, returned: object) -> bool:
-    """Return whether nothing is missing; without a schema a handler that asked for no step need not give anything."""
-    return run.has_output or (run.plan.validate_output is None and (returned is not None or not run.has_asked))
-
-
-def _take_returned(run: RunState, returned: object) -> None:
-    if run.plan.validate_output is None:
-        try:
-            output = freeze(returned)
-        except Exception as error:  # noqa: BLE001 - an output that is no JSON is looked at by its own methods
-            _check_returned(run, returned, error)
-            run.count_output(given=True)
-        else:
-            _check_length(run, output)
-            run.set_output(output)
-        return
-    run.count_output(given=False)
-    try:
-        run.set_output(run.check_output(returned))
-    except OutputMissing as error:
-        run.refuse_output(error.issues or (error.message,))
-
-
-def _check_returned(run: RunState, returned: Any, error: Exception) -> None:
-    """
-    Refuse an output that is no JSON, as *error* says, where it was not meant or has to be written down.
-
-    Raises:
-        HandlerError: for what was not awaited, and with a journal for whatever else is no JSON.
-    """
-    kind, handler = type(returned), run.agent.handle_steps
-    where = location_of(unwrapped(handler))
-    what = f"handle_steps of agent {run.agent.id!r} ({where})"
-    hint = hint_about(returned)
-    if kind is CoroutineType:
-        returned.close()
-    if hint:
-        msg = f"{what} returned a {kind.__name__}{hint}"
-    elif run.plan.keeps_output() and not _can_be_kept(returned):
-        said = error.message if isinstance(error, DataError) else f"a {kind.__name__} raised {type(error).__name__}"
-        msg = f"{what}: output is not JSON: {said}; a run with a journal keeps its output, so return what is JSON"
-    else:
-        return
-    raise HandlerError(msg, kind=type(error).__name__, location=where)
-
-
-def _check_length(run: RunState, output: JsonValue) -> None:
-    """
-    Refuse an output that no record holds.
-
-    Raises:
-        HandlerError: naming how long it is, and how long it may be.
-    """
-    why = run.plan.unkept(output)
-    if why:
-        where = location_of(unwrapped(run.agent.handle_steps))
-        what = f"handle_steps of agent {run.agent.id!r} ({where})"
-        msg = f"{what}: output is too long: {why}; write what is long to a file and return where it is"
-        raise HandlerError(msg, kind="too_long", location=where)
-
-
-def _can_be_kept(returned: object) -> bool:
-    """Return whether an output has a JSON form of its own, as pydantic models have."""
-    dump = getattr(type(returned), "model_dump", None)
-    try:
-        return dump is not None and freeze(dump(returned, mode="json")) is not None
-    except Exception:  # noqa: BLE001 - a model's own methods may raise anything
-        return False
-
-
-def _take_text(run: RunState) -> None:
-    """Take the final text as the output when it is JSON of the schema."""
-    if run.has_output or run.plan.validate_output is None:
-        return
-    found = json_in(run.history.last_said())
-    if found is NO_JSON:
-        return
-    try:
-        run.set_output(run.check_output(found))
-    except OutputMissing as error:
-        run.refuse_output(error.issues or (error.message,))
-
-
-def json_in(text: str) -> object:
-    """Return the JSON value that *text* is, or that its only fenced block holds; ``NO_JSON`` when there is none."""
-    lines = text.split("\n")
-    fences = [n for n, line in enumerate(lines) if line.lstrip().startswith(FENCE)]
-    fenced = len(fences) == 2 and lines[fences[1]].strip() == FENCE  # noqa: PLR2004 - one block: it opens and closes
-    for candidate in (text, "\n".join(lines[fences[0] + 1 : fences[1]]) if fenced else ""):
-        try:
-            return json.loads(candidate)
-        except (ValueError, RecursionError):
-            continue
-    return NO_JSON
-
-
-def _correction(run: RunState, *, is_last: bool) -> Flow[None]:
-    """Ask for the output and run one more turn; the last one demands the call."""
-    why = f" Your last output was refused: {'; '.join(run.output_issues)}." if run.output_issues else ""
-    schema = run.plan.output_json_schema
-    shape = f" It must fit this JSON Schema: {compact(schema)}" if schema is not None else ""
-    note = (
-        f"<system-reminder>\nThe output of this task is missing.{why} Call set_output now.{shape}\n</system-reminder>"
-    )
-    run.history.add([UserMessage(note, ("OUTPUT_REMINDER",))])
-    plain = StepWith(tools=tuple(dict.fromkeys([*run.offered, "set_output"])))
-    try:
-        ended = yield from _demanded(run, plain) if is_last else budgeted_step(run, plain)
-        while run.steps_remaining > 0 and not (ended or run.has_output):
-            ended = yield from budgeted_step(run, plain)
-    except ModelError as error:
-        raise _missing(run, run.output_issues) from error
-
-
-def _demanded(run: RunState, plain: StepWith) -> Flow[bool]:
-    """Run a step in which the model has to call ``set_output``; where a provider refuses to demand that, it is asked for."""
-    try:
-        return (yield from budgeted_step(run, attrs.evolve(plain, tool_choice="set_output")))
-    except ModelError as error:
-        if error.status not in REFUSED:
-            raise
-    return (yield from budgeted_step(run, plain))
-
-
-def _missing(run: RunState, issues: tuple[str, ...]) -> OutputMissing:
-    why = f"; the last attempt was refused: {'; '.join(issues)}" if issues else ""
-    msg = f"agent {run.agent.id!r} ended without the structured output that it must give{why}"
-    return OutputMissing(msg, issues=issues)
+    return output.value if output.is_given else run.history.last_said()

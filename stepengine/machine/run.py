@@ -24,9 +24,10 @@ from stepengine.machine import hooks
 from stepengine.machine.author import Author, blamed
 from stepengine.machine.control import HANDLER_ONLY, offered_of
 from stepengine.machine.handler import converse, run_alone
-from stepengine.machine.output import output_of, settle_output, text_of
+from stepengine.machine.output import output_of, text_of
 from stepengine.machine.plan import Finished, RunPlan, quick_finished
 from stepengine.machine.protocol import Flow
+from stepengine.machine.settling import settle_output
 from stepengine.machine.signals import Abort, Stopped, is_callers, status_of
 from stepengine.machine.state import RunState
 
@@ -91,7 +92,7 @@ def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:
                 effect = flow.throw(Stopped(run.stop))
                 continue
             if sides.waiting or (not is_shown and watched()):
-                yield from map(Notify, run.before(effect))
+                yield from map(Notify, run.side_events.before(effect))
             outcome = yield effect
             if is_shown:
                 effect = send(None)
@@ -137,8 +138,8 @@ def _until_end(run: RunState) -> Flow[_Ending]:
         return _limited(run, reached.error)
     except StepEngineError as error:
         return _failed(run, error)
-    if run.limit is not None:
-        return _limited(run, run.limit, returned)
+    if run.budget.reached is not None:
+        return _limited(run, run.budget.reached, returned)
     return _with_output(run, RunStatus.TRUNCATED if run.truncated else RunStatus.COMPLETED, returned)
 
 
@@ -153,15 +154,15 @@ def _stopped(stop: Stop) -> _Ending:
 
 def _failed(run: RunState, error: StepEngineError) -> _Ending:
     """Return how a run fails; once a limit was reached, that is why it ends, and the error is noted."""
-    if run.limit is None:
+    if run.budget.reached is None:
         return _Ending(RunStatus.FAILED, error)
-    run.warn(error.message)
-    return _limited(run, run.limit)
+    run.side_events.warn(error.message)
+    return _limited(run, run.budget.reached)
 
 
 def _limited(run: RunState, error: LimitExceeded, returned: object = None) -> _Ending:
     """Return how a run ends whose budget is spent; what its handler returned is kept."""
-    if error.kind == "steps" and run.limits.on_max_steps != "raise":
+    if error.kind == "steps" and run.budget.limits.on_max_steps != "raise":
         return _with_output(run, RunStatus.MAX_STEPS, returned)
     if returned is None:
         return _Ending(RunStatus.FAILED, error)
@@ -181,7 +182,7 @@ def _open(run: RunState) -> None:
     plan = run.plan
     useless = [name for name in HANDLER_ONLY if name in plan.offered] if run.agent.handle_steps is None else ()
     if useless:
-        run.tell(
+        run.side_events.tell(
             f"agent {run.agent.id!r} has no handler, and {', '.join(useless)} in its tools is for handlers: no model gets it"
         )
     added: list[UserMessage] = []
@@ -250,7 +251,7 @@ def _finish(run: RunState, ending: _Ending) -> Flow[Finished]:
     run.take_inbox()
     _expire_at_end(run, ending.status)
     if ending.error is not None:
-        for problem in run.problems:
+        for problem in run.side_events.problems:
             ending.error.add_note(problem)
     yield from _tell(run, ending)
     if run.plan.hooks.post_run:
@@ -277,9 +278,9 @@ def _tell(run: RunState, ending: _Ending) -> Flow[None]:
         case RunStatus.FAILED:
             error, path = ending.error, run.plan.path
             yield Notify(ev.RunFailed(path=path, seq=run.seq, error=str(error), kind=type(error).__name__))
-            yield from map(Notify, run.enter(RunPhase.FAILED, "", run.seq))
+            yield from map(Notify, run.side_events.enter(RunPhase.FAILED, "", run.seq))
         case RunStatus.COMPLETED | RunStatus.MAX_STEPS | RunStatus.TRUNCATED | RunStatus.CANCELLED:
-            yield from map(Notify, run.enter(RunPhase.DONE, "", run.seq))
+            yield from map(Notify, run.side_events.enter(RunPhase.DONE, "", run.seq))
         case _:
             assert_never(ending.status)
 
@@ -292,13 +293,13 @@ def _finished(run: RunState, ending: _Ending) -> Finished:
         output=ending.output,
         text="" if ending.status is RunStatus.SUSPENDED else text_of(run),
         error=ending.error,
-        limit=run.limit,
+        limit=run.budget.reached,
         pending=run.pending,
         began=run.began,
         spending=run.spent.total(run.agent.id),
         tool_calls=tuple(run.tool_log),
         thinking=tuple(run.thinking),
         children=tuple(run.spent.children),
-        warnings=tuple(run.warnings),
+        warnings=tuple(run.side_events.warnings),
         opening=run.history.opening,
     )

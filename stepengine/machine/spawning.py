@@ -64,7 +64,7 @@ def resolved(run: RunState, wanted: str) -> str | None:
     found = matching_id(wanted, run.plan.agents or {})
     told = stands_for(wanted, found) if found is not None else ""
     if told:
-        run.tell(told)
+        run.side_events.tell(told)
     return found
 
 

@@ -11,43 +11,39 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
-from typing import Any, TypeGuard
+from typing import Any
 
 import attrs
 
-from stepengine.data import events as ev
-from stepengine.data.effects import AskPerson, CallModel, Effect, Gather, Leaf
-from stepengine.data.estimate import Measured, transcript_tokens
+from stepengine.data.effects import AskPerson, CallModel, Gather, Leaf
+from stepengine.data.estimate import Measured
 from stepengine.data.hooks import Change, HookContext
-from stepengine.data.json import JsonDict, JsonValue, freeze
-from stepengine.data.limits import Limits
+from stepengine.data.json import JsonDict, freeze
 from stepengine.data.makers import changer_of
 from stepengine.data.messages import Message, ToolCallLog, UserMessage
 from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.outcomes import Failure, Gathered, Single, Stop, Value
 from stepengine.data.questions import Question
-from stepengine.data.state import AgentState, ChildResult, RunPhase
+from stepengine.data.state import AgentState, ChildResult
 from stepengine.data.tools import ToolBinding, ToolLike, ToolSpec
-from stepengine.data.transcript import Transcript
-from stepengine.data.usage import Spending, Usage, add_cost, known_costs, quick_spending, quick_usage
+from stepengine.data.usage import Usage
 from stepengine.errors import (
-    AgentError,
     BadYield,
     ContextOverflow,
-    DataError,
-    LimitExceeded,
-    LimitReached,
-    OutputMissing,
     StepEngineError,
     UnknownModel,
 )
+from stepengine.machine.budget import Budget, is_spent, raised
 from stepengine.machine.finding import with_finder
 from stepengine.machine.history import CallIds, History
+from stepengine.machine.output import Output
 from stepengine.machine.plan import RunPlan
-from stepengine.machine.protocol import PHASES, REFUSALS, Flow
+from stepengine.machine.protocol import Flow
+from stepengine.machine.side_events import SideEvents
 from stepengine.machine.signals import Stopped
+from stepengine.machine.spent import Spent
 
-__all__ = ("RunState", "SideEvents", "Spent", "is_spent", "raised")
+__all__ = ("RunState",)
 
 MAX_TOKENS = StopReason.MAX_TOKENS
 OF_A_STEP = ("step", "final_answer")
@@ -61,16 +57,6 @@ state_now = changer_of(
 """What changes in a run, put into the state that it began with; not by name, since so many names cost a microsecond."""
 
 
-def is_spent(error: BaseException) -> TypeGuard[LimitExceeded]:
-    """Return whether *error* says that a budget of the run is spent, not only that one effect was refused."""
-    return isinstance(error, LimitExceeded) and error.kind not in REFUSALS
-
-
-def raised(error: StepEngineError) -> StepEngineError | LimitReached:
-    """Return what is raised for the error of a failed effect: a spent budget arrives as a signal."""
-    return LimitReached(error) if is_spent(error) else error
-
-
 class RunState:
     """
     Everything about a run that changes while it runs.
@@ -78,48 +64,41 @@ class RunState:
     Attributes:
         plan: What it was started with.
         agent: Its agent.
-        limits: The limits in force.
         bindings: Every tool that it may call, by name.
         offered: The specifications of the agent's own tools, by name.
         specs: The specifications that requests carry: its own or those that it inherited.
         definitions: These by name.
         history: Record and view.
         call_ids: Gives calls their ids; *coming_call_id* tells them before, and holds nothing else of the run.
+        budget: What it may still do.
         spent: What it and its children spent.
-        side_events: What handlers and hooks say on the side; their logger.
+        output: Its output so far.
+        side_events: What it says beside its effects, and what went wrong; the logger of handlers and hooks.
         seq: The next effect's number.
         now: Milliseconds since the root was created.
         step: The step that runs or comes next.
         step_index: How many steps have begun.
-        steps_remaining: How many are left.
         steps_complete: Whether the last step ended the turn, or no step is left.
         has_asked: Whether the handler asked for a step.
         truncated: Whether the last reply was cut, or the turn was.
         only_thoughts: How many replies in a row were only thoughts.
         stop_reason: Why the last reply stopped.
-        limit: The first budget that was spent.
         stop: Why the world ended the run.
         system_prompt: The system prompt in force.
         inbox: What was sent to the run and waits for its place.
         tail: Messages at the end of every request, from ``pre_run``.
-        output: The output so far; *has_output* tells ``None`` from none, *output_issues* what was wrong with the last attempt.
         pending: The questions that it is suspended on; *waiting* are those that the continued run was suspended on.
         began: Whether it got past its ``pre_run`` hooks.
         measured: What the provider last reported of the prompt.
         tool_log: The calls that were carried out.
         thinking: The thoughts of its replies.
-        warnings: What was noted and dropped.
-        problems: What went wrong with closing the handler.
     """
 
     __slots__ = (
-        "_actions",
         "_context",
-        "_denials",
-        "_denied_in_row",
+        "_entries",
         "_frozen",
         "_overflow",
-        "_phase",
         "_question_keys",
         "_refused_tokens",
         "_start",
@@ -128,24 +107,20 @@ class RunState:
         "agent",
         "began",
         "bindings",
+        "budget",
         "call_ids",
         "coming_call_id",
         "definitions",
         "has_asked",
-        "has_output",
         "history",
         "inbox",
-        "limit",
-        "limits",
         "measured",
         "now",
         "offered",
         "only_thoughts",
         "output",
-        "output_issues",
         "pending",
         "plan",
-        "problems",
         "seq",
         "side_events",
         "specs",
@@ -153,7 +128,6 @@ class RunState:
         "step",
         "step_index",
         "steps_complete",
-        "steps_remaining",
         "stop",
         "stop_reason",
         "system_prompt",
@@ -162,7 +136,6 @@ class RunState:
         "tool_log",
         "truncated",
         "waiting",
-        "warnings",
     )
 
     def __init__(self, plan: RunPlan, state: AgentState, offered: Mapping[str, ToolSpec]) -> None:
@@ -174,30 +147,25 @@ class RunState:
         self.specs = tuple(offered.values()) if plan.sent is None else plan.sent
         self.definitions = JsonDict(offered if plan.sent is None else {s.name: s for s in plan.sent})
         self.agent = plan.definition
-        self.limits: Limits = plan.limits
         self.seq, self.now = 0, plan.starts_at
+        self.budget = Budget(plan.limits, plan.definition.id)
         self.spent = Spent()
+        self.output = Output(plan, state.output)
         self.side_events = SideEvents(self)
         self.inbox: list[UserMessage] = []
         self.tail: tuple[Message, ...] = ()
         self.stop_reason: StopReason | None = None
         self.steps_complete = self.has_asked = self.truncated = self.began = False
-        self.limit: LimitExceeded | None = None
         self.stop: Stop | None = None
         self.measured: Measured | None = None
         self.only_thoughts = 0
-        self.output_issues: tuple[str, ...] = ()
         self.pending: tuple[Question, ...] = ()
-        self.problems: tuple[str, ...] = ()
-        self.warnings: list[str] = []
         self.tool_log: list[ToolCallLog] = []
         self.thinking: list[str] = []
         self._values: dict[str, Any] = {}
-        self._phase: tuple[RunPhase, str] = (RunPhase.IDLE, "")
         self._overflow: ContextOverflow | None = None
         self._refused_tokens: int | None = None
-        self._actions = self._denials = self._stops_refused = 0
-        self._denied_in_row: dict[str, int] = {}
+        self._stops_refused = 0
         self._question_keys: set[str] = set()
         self._go_on_from(state)
 
@@ -207,14 +175,12 @@ class RunState:
         self.history = History(state.message_history, state.view, keeps)
         self.system_prompt = state.system_prompt
         self._context = state.context
-        self.output = state.output
-        self.has_output = state.output is not None
         self.waiting = state.pending
         self.call_ids = CallIds(self.history, state.id_prefix, state.next_call)
         self.coming_call_id = self.call_ids.coming
         self.step_index = self.step = state.step_index
-        self.steps_remaining = self.limits.max_steps or 0
         self._frozen: AgentState | None = None
+        self._entries = 0
 
     # --- what others are shown --------------------------------------------------------------------------------------
 
@@ -226,19 +192,19 @@ class RunState:
     def frozen(self) -> AgentState:
         """Return the state of this moment, frozen; during a step it is the state before the step."""
         known, history = self._frozen, self.history
-        if known is not None and known.message_history is history.record and known.view is history.view:
+        if known is not None and known.message_history is history.record and self._is_still(known):
             return known
-        start, spent = self._start, self.spent
-        children = spent.children
+        spent = self.spent
+        self._entries = spent.entries
         self._frozen = value = state_now(
-            start,
-            tuple([c.run_id for c in children if c.run_id]) if children else (),
+            self._start,
+            tuple([c.run_id for c in spent.children if c.run_id]) if spent.children else (),
             history.record,
             history.view,
             self.system_prompt,
             self.definitions,
-            self.output,
-            self.steps_remaining,
+            self.output.value,
+            self.budget.steps_left,
             self.step_index,
             spent.usage(),
             spent.cost,
@@ -248,6 +214,20 @@ class RunState:
             self.call_ids.next,
         )
         return value
+
+    def _is_still(self, known: AgentState) -> bool:
+        """Return whether a state holds what the run does; an id that was only given to a call makes no other state."""
+        return (
+            known.view is self.history.view
+            and self._entries == self.spent.entries
+            and known.steps_remaining == self.budget.steps_left
+            and known.step_index == self.step_index
+            and known.output is self.output.value
+            and known.context is self._context
+            and known.system_prompt is self.system_prompt
+            and known.tool_definitions is self.definitions
+            and known.pending is self.pending
+        )
 
     def model_of(self, override: str | None = None) -> str:
         """Return the model string in force, or raise ``UnknownModel`` when there is none."""
@@ -313,37 +293,11 @@ class RunState:
         self._question_keys.add(key)
         return key
 
-    # --- events -----------------------------------------------------------------------------------------------------
-
-    def enter(self, phase: RunPhase, detail: str, seq: int) -> Sequence[ev.Event]:
-        """Return what shows that the run does something else now, if it does and anybody watches."""
-        if self._phase == (phase, detail) or not self.plan.watched():
-            return ()
-        self._phase = (phase, detail)
-        return (ev.PhaseChanged(path=self.plan.path, seq=seq, phase=phase, detail=detail),)
-
-    def warn(self, *texts: str) -> None:
-        """Note what went wrong and was dropped."""
-        self.warnings.extend(texts)
-
-    def tell(self, text: str) -> None:
-        """Warn of something once, in the result and in an event."""
-        if text not in self.warnings:
-            self.warn(text)
-            self.side_events.warning(text)
-
     # --- effects ----------------------------------------------------------------------------------------------------
 
     def gather(self, effects: Sequence[Leaf], **how: Any) -> Flow[Sequence[Single]]:
         """Ask for several effects at once, *how* as ``Gather`` says, and return one outcome per effect, in their order."""
         return (yield Gather(tuple(effects), **how)).outcomes if effects else ()  # type: ignore[union-attr]
-
-    def before(self, effect: Effect) -> Sequence[ev.Event]:
-        """Return what is shown before *effect*: what was said on the side, and the phase that the run enters with it."""
-        said = self.side_events.take() if self.side_events.waiting else ()
-        first = effect.effects[0] if type(effect) is Gather else effect
-        phase = PHASES[type(first)](first)
-        return said if phase is None else (*said, *self.enter(*phase, first.seq))  # type: ignore[union-attr]
 
     def receive(self, outcome: Any, effect: Leaf | Gather) -> Single | Gathered:
         """
@@ -382,16 +336,14 @@ class RunState:
         self.stop = self.stop or stop
         if stop.begun is not None and type(effect) is CallModel:
             self.spent.count(effect.request.model, stop.begun.usage, stop.begun.cost, 1)
-            self._frozen = None
         return stop
 
     def _note_failure(self, error: StepEngineError, effect: Leaf) -> None:
         usage = getattr(error, "usage", None)
         if type(effect) is CallModel and isinstance(usage, Usage):
             self.spent.count(effect.request.model, usage, None, 0)
-            self._frozen = None
         if is_spent(error):
-            self.reach(error)
+            self.budget.reach(error)
 
     def unwrap(self, outcome: Single) -> Any:
         """Return the value of a received outcome, or raise what happened instead."""
@@ -399,7 +351,7 @@ class RunState:
             return outcome.value
         if type(outcome) is Failure:
             raise raised(outcome.error)
-        self.count_stopped(outcome)  # type: ignore[arg-type]  # the third of three
+        self.spent.count_stopped(outcome)  # type: ignore[arg-type]  # the third of three
         raise Stopped(outcome)  # type: ignore[arg-type]
 
     def take_reply(self, outcome: Any, effect: CallModel) -> ModelReply:
@@ -407,73 +359,9 @@ class RunState:
         reply: ModelReply = outcome.value if type(outcome) is Value else self.unwrap(outcome)
         used, request = reply.usage, effect.request
         self.spent.count(reply.model or request.model, used, reply.cost, 1)
-        self._frozen = None
         if used is not None and used.prompt_tokens and effect.purpose in OF_A_STEP:
             self.measured = Measured(request.system_prompt, request.messages, used.prompt_tokens)
         return reply
-
-    # --- spending and limits ----------------------------------------------------------------------------------------
-
-    def count_reply(self, effect: CallModel, reply: ModelReply) -> None:
-        """Add what a reply used and cost to the run."""
-        self.spent.count(reply.model or effect.request.model, reply.usage, reply.cost, 1)
-        self._frozen = None
-
-    def count_child(self, child: ChildResult) -> None:
-        """Add a child and what it spent to the run."""
-        self.spent.count_child(child if child.left is None else attrs.evolve(child, left=None))
-        self._frozen = None
-
-    def count_stopped(self, stop: Stop) -> None:
-        """Add the child whose end a stop reports, if it is one's."""
-        if stop.child is not None:
-            self.count_child(stop.child)
-
-    def count_credits(self, credits_used: float) -> None:
-        """Add credits that a tool reported."""
-        self.spent.count_credits(credits_used)
-        self._frozen = None
-
-    def count_actions(self, count: int) -> None:
-        """
-        Count what the handler asked for beside steps.
-
-        Raises:
-            LimitReached: when that is more than the run may do.
-        """
-        self._actions += count
-        limit = self.limits.max_actions
-        if limit is not None and self._actions > limit:
-            msg = (
-                f"agent {self.agent.id!r} asked for more than {limit} actions; "
-                "raise Limits(max_actions=...) or end the run earlier"
-            )
-            raise LimitReached(self.reach(LimitExceeded(msg, kind="actions", limit=limit)))
-
-    def reach(self, error: LimitExceeded) -> LimitExceeded:
-        """Note that a budget is spent; return the first one that was."""
-        if self.limit is None:
-            self.limit = error
-        return self.limit
-
-    def deny(self, tool_name: str) -> int:
-        """Count a denied call; return how many calls of its tool in a row that makes. Too many of all end the run."""
-        self._denials += 1
-        row = self._denied_in_row[tool_name] = self._denied_in_row.get(tool_name, 0) + 1
-        most = self.limits.max_denials
-        if most is not None and self._denials >= most:
-            msg = (
-                f"{self._denials} tool calls of agent {self.agent.id!r} were denied, the last one of {tool_name!r}, and "
-                f"max_denials is {most}; allow what it needs, tell it in its prompt what it may not do, or raise "
-                "Limits(max_denials=...)"
-            )
-            self.reach(LimitExceeded(msg, kind="denials", limit=most))
-        return row
-
-    def allow(self, tool_name: str) -> None:
-        """Take note that a call of a tool was not denied."""
-        if self._denied_in_row:
-            self._denied_in_row.pop(tool_name, None)
 
     # --- steps and turns --------------------------------------------------------------------------------------------
 
@@ -484,7 +372,7 @@ class RunState:
     def ask_step(self) -> bool:
         """Take note that a step is asked for; return whether one is left."""
         self.has_asked = True
-        return self.steps_remaining > 0 and self.limit is None
+        return self.budget.steps_left > 0 and self.budget.reached is None
 
     def begin_step(self) -> None:
         """Make room for a step: results that expired go, what was sent meanwhile stands in its place."""
@@ -492,16 +380,10 @@ class RunState:
         if self.inbox:
             self.take_inbox()
 
-    def use_step(self) -> None:
-        """Take a step from the budget that is none of the turn: candidates."""
-        self.steps_remaining -= 1
-        self._frozen = None
-
     def count_step(self, reason: StopReason | None, *, only_thoughts: bool) -> int:
         """Take the step whose reply has come from the budget; return how many replies in a row were only thoughts."""
-        self.steps_remaining -= 1
+        self.budget.take_step()
         self.step_index += 1
-        self._frozen = None
         self.stop_reason = reason
         self.truncated = reason is MAX_TOKENS
         self.only_thoughts = self.only_thoughts + 1 if only_thoughts else 0
@@ -510,7 +392,7 @@ class RunState:
     def cut_turn(self, why: str) -> None:
         """End the turn here, whatever the model wants."""
         self.truncated = True
-        self.warn(why)
+        self.side_events.warn(why)
 
     def end_step(self) -> None:
         """Take note that a step is over."""
@@ -566,7 +448,6 @@ class RunState:
 
     def apply(self, change: Change, by: str = "") -> None:
         """Make a change that a hook or tool asked for; *by* names it in the event about a smaller prompt."""
-        self._frozen = None
         before = self.history.view
         if change.messages is not None or change.view is not None:
             self.history.replace(change.messages, change.view, has_begun=self.began)
@@ -605,16 +486,6 @@ class RunState:
     def suspend(self, questions: tuple[Question, ...]) -> None:
         """Take note of the questions that the run waits for."""
         self.pending = questions
-        self._frozen = None
-
-    def closed_with(self, problems: tuple[str, ...]) -> None:
-        """Take note of what went wrong with closing the handler, and tell it."""
-        self.problems = problems
-        self.warn(*problems)
-        for problem in problems:
-            self.side_events.waiting.append(
-                ev.HandlerNotice(path=self.plan.path, seq=self.seq, kind="handler_ignored_close", message=problem)
-            )
 
     def think(self, *texts: str) -> None:
         """Keep thoughts of a reply."""
@@ -623,239 +494,3 @@ class RunState:
     def log_call(self, entry: ToolCallLog) -> None:
         """Add a call that has its result to the log of the run."""
         self.tool_log.append(entry)
-
-    # --- output -----------------------------------------------------------------------------------------------------
-
-    def check_output(self, value: Any) -> object:
-        """
-        Return *value* as the JSON that is stored.
-
-        Raises:
-            OutputMissing: when it does not fit the schema, or a validator of the author's raised.
-        """
-        assert self.plan.validate_output is not None  # noqa: S101
-        try:
-            return self.plan.validate_output(value)
-        except StepEngineError:
-            raise
-        except Exception as error:
-            issue = f"the check of the output raised {type(error).__name__}: {error}"
-            msg = f"agent {self.agent.id!r}: {issue}"
-            raise OutputMissing(msg, issues=(issue,)) from error
-
-    def set_output(self, output: object) -> None:
-        """Replace the output."""
-        self.output = freeze(output)
-        self.has_output = True
-        self.output_issues = ()
-        self._frozen = None
-
-    def count_output(self, *, given: bool) -> None:
-        """Say whether there is an output, whatever value stands there: one that is no JSON, or one that is void now."""
-        self.has_output = given
-
-    def refuse_output(self, issues: tuple[str, ...]) -> None:
-        """Take note of what is wrong with an output that was tried."""
-        self.output_issues = issues
-
-
-class SideEvents:
-    """
-    What handlers and hooks say on the side: notifications and log lines, held until the next effect.
-
-    It is the logger and notifier of one run; it only remembers, the machine shows.
-    """
-
-    def __init__(self, run: RunState) -> None:
-        self._run: RunState | None = run
-        self.waiting: list[ev.Event] = []
-
-    def close(self) -> None:
-        """Let go of the run, which has ended, so that it is freed at once and not by the collector."""
-        self._run = None
-
-    def take(self) -> list[ev.Event]:
-        """Return what waits and forget it."""
-        waiting, self.waiting = self.waiting, []
-        return waiting
-
-    def _speaker(self, what: str) -> RunState:
-        run = self._run
-        if run is None:
-            msg = f"{what} was used after its run had ended, when nobody is told of anything any more"
-            raise AgentError(msg)
-        if not run.plan.here():
-            msg = (
-                f"{what} of agent {run.agent.id!r} was used from another thread; a run is told of things in its own thread "
-                "only. Return what the thread found from Perform(fn, ...) and say it in the handler"
-            )
-            raise AgentError(msg)
-        return run
-
-    def notify(self, message: str, data: object = None) -> None:
-        """Remember a notification."""
-        run = self._speaker("ctx.notify")
-        self.waiting.append(
-            ev.Notification(path=run.plan.path, seq=run.seq, message=str(message), data=_json_or_what(data))
-        )
-
-    def compacted(self, by: str, before: Transcript, after: Transcript, *, record: bool) -> None:
-        """Remember that *by* made what the model sees smaller, if it did."""
-        run, tokens = self._run, (transcript_tokens(before), transcript_tokens(after))
-        if run is None or tokens[1] >= tokens[0]:
-            return
-        event = ev.Compacted(
-            path=run.plan.path,
-            seq=run.seq,
-            by=by,
-            record=record,
-            tokens_before=tokens[0],
-            tokens_after=tokens[1],
-            messages_before=len(before),
-            messages_after=len(after),
-        )
-        self.waiting.append(event)
-
-    def todos(self, todos: JsonValue) -> None:
-        """Remember that the todos are these now."""
-        run = self._run
-        if run is not None and run.plan.watched():
-            self.waiting.append(ev.TodosChanged(path=run.plan.path, seq=run.seq, todos=todos))
-
-    def debug(self, message: str, /, **data: object) -> None:
-        """Log for developers."""
-        self._log("debug", message, data)
-
-    def info(self, message: str, /, **data: Any) -> None:
-        """Log for users who asked for detail."""
-        self._log("info", message, data)
-
-    def warning(self, message: str, /, **data: object) -> None:
-        """Log what somebody should look at."""
-        self._log("warning", message, data)
-
-    def error(self, message: str, /, **data: Any) -> None:
-        """Log what went wrong."""
-        self._log("error", message, data)
-
-    def _log(self, level: str, message: str, data: dict[str, object]) -> None:
-        run = self._speaker("the logger")
-        line = ev.LogLine(
-            path=run.plan.path,
-            seq=run.seq,
-            level=level,
-            message=str(message),
-            data=_json_or_what(data) if data else None,
-            step=run.step,
-        )
-        self.waiting.append(line)
-
-
-def _json_or_what(data: object) -> object:
-    try:
-        return freeze(data)
-    except DataError:
-        return f"<{type(data).__name__} that is not JSON>"
-
-
-class Spent:
-    """
-    Sums that only grow; a part of the cost that is unknown makes the sum unknown for ever (reliability:I4).
-
-    Attributes:
-        children: The children, in the order in which they ended.
-        cost: What the run and its children cost in US dollars; ``None`` when a part is unknown.
-        credits_used: The credits that they used.
-    """
-
-    __slots__ = ("_by_model", "_children", "_own_cost", "_own_credits", "_usage", "children", "cost", "credits_used")
-
-    def __init__(self) -> None:
-        self._by_model: dict[str, _Tally] = {}
-        self._own_cost: Decimal | None = ZERO
-        self._own_credits: float = 0
-        self._usage: Usage | None = None
-        self.cost: Decimal | None = ZERO
-        self.credits_used: float = 0
-        self.children: list[ChildResult] = []
-        self._children = NOTHING
-
-    def count(self, model: str, usage: Usage | None, cost: Decimal | None, requests: int) -> None:
-        """Add what one attempt of a model call used; *requests* is 1 when it gave a reply, else 0."""
-        self._usage = None
-        tally = self._by_model.get(model)
-        if tally is None:
-            tally = self._by_model[model] = _Tally()
-        tally.add(usage, requests, cost)
-        own = self._own_cost = None if cost is None or self._own_cost is None else self._own_cost + cost
-        self.cost = add_cost(own, self._children.cost) if self.children else own
-
-    def count_credits(self, credits_used: float) -> None:
-        """Add credits that a tool reported."""
-        self._own_credits += credits_used
-        self.credits_used = self._own_credits + self._children.credits_used
-
-    def count_child(self, child: ChildResult) -> None:
-        """Add a child and what it spent."""
-        self.children.append(child)
-        others = self._children = self._children + child.spending
-        self._usage = None
-        self.cost = add_cost(self._own_cost, others.cost)
-        self.credits_used = self._own_credits + others.credits_used
-
-    def usage(self) -> Usage:
-        """Return the tokens that the run and its children used."""
-        if self._usage is None:
-            if len(self._by_model) == 1:
-                (only,) = self._by_model.values()
-                own = only.usage()
-            else:
-                own = sum([tally.usage() for tally in self._by_model.values()], Usage())
-            self._usage = own + self._children.usage if self.children else own
-        return self._usage
-
-    def total(self, agent_id: str) -> Spending:
-        """Return everything, by agent and by model; *agent_id* is the run's own agent."""
-        by_model = JsonDict({model: tally.usage() for model, tally in self._by_model.items()})
-        own = sum(by_model.values(), Usage())
-        by_agent = JsonDict({agent_id: own})
-        agent_costs = known_costs(by_agent, {agent_id: self._own_cost})
-        model_costs = known_costs(by_model, {model: tally.cost for model, tally in self._by_model.items()})
-        mine = quick_spending(own, self._own_cost, self._own_credits, by_agent, by_model, agent_costs, model_costs)
-        return mine + self._children if self.children else mine
-
-
-NOTHING = Spending()
-
-
-class _Tally:
-    """A running sum of ``Usage`` and cost; the value is made when somebody looks."""
-
-    __slots__ = ("_at_least", "_numbers", "_value", "cost")
-
-    def __init__(self) -> None:
-        self.cost: Decimal | None = ZERO
-        self._numbers = [0, 0, 0, 0, 0, 0]
-        self._at_least = False
-        self._value: Usage | None = None
-
-    def add(self, usage: Usage | None, requests: int, cost: Decimal | None) -> None:
-        self._value = None
-        self.cost = None if cost is None or self.cost is None else self.cost + cost
-        numbers = self._numbers
-        numbers[5] += requests
-        if usage is None:
-            self._at_least = True
-            return
-        numbers[0] += usage.input_tokens
-        numbers[1] += usage.output_tokens
-        numbers[2] += usage.cache_read_tokens
-        numbers[3] += usage.cache_write_tokens
-        numbers[4] += usage.reasoning_tokens
-        self._at_least = self._at_least or usage.at_least
-
-    def usage(self) -> Usage:
-        if self._value is None:
-            sent, said, read, written, thought, requests = self._numbers
-            self._value = quick_usage(sent, said, read, written, thought, requests, self._at_least)
-        return self._value

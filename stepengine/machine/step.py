@@ -97,20 +97,21 @@ def budgeted_step(run: RunState, over: StepWith) -> Flow[bool]:
 
 
 def _spent(run: RunState) -> Flow[bool]:
+    budget = run.budget
     run.end_turn(complete=True)
-    if run.limit is None:
-        limit, what = run.limits.max_steps, run.limits.on_max_steps
+    if budget.reached is None:
+        limit, what = budget.limits.max_steps, budget.limits.on_max_steps
         msg = (
             f"agent {run.agent.id!r} used all of its {limit} steps; raise Limits(max_steps=...) or end the turn earlier"
         )
-        run.reach(LimitExceeded(msg, kind="steps", limit=limit))
+        budget.reach(LimitExceeded(msg, kind="steps", limit=limit))
         if what == "final_answer":
             yield from _final_answer(run)
             return True
         if what == "stop":
             return True
-    assert run.limit is not None  # noqa: S101
-    raise LimitReached(run.limit)
+    assert budget.reached is not None  # noqa: S101
+    raise LimitReached(budget.reached)
 
 
 def _final_answer(run: RunState) -> Flow[None]:
@@ -177,7 +178,7 @@ def _over(run: RunState, calls: Sequence[Call], spent: LimitReached | None, *, e
 
 
 def _started(run: RunState) -> ev.Event:
-    return ev.StepStarted(path=run.plan.path, seq=run.seq, step=run.step, steps_remaining=run.steps_remaining)
+    return ev.StepStarted(path=run.plan.path, seq=run.seq, step=run.step, steps_remaining=run.budget.steps_left)
 
 
 def _left(run: RunState, error: BaseException) -> Flow[None]:
@@ -393,7 +394,7 @@ def _warn_of_written_call(run: RunState, reply: ModelReply) -> None:
     mark = mark_in(reply.said)
     if not mark:
         return
-    run.tell(
+    run.side_events.tell(
         f"agent {run.agent.id!r}: the model wrote {mark!r} into its text, which looks like a tool call, and nothing was called. "
         "OpenAIChatProvider(..., written_calls=True) reads <tool_call> and <codebuff_tool_call> blocks; a service that gives "
         "models their tools wants prompts that show no such blocks"
@@ -476,7 +477,7 @@ def _ends(run: RunState, calls: Sequence[Call]) -> bool:
 
 def _may_end(run: RunState) -> Flow[bool]:
     """Ask the ``on_stop`` hooks whether a turn that would end may; one whose budget is spent or reply was cut does."""
-    if not run.plan.hooks.on_stop or run.steps_remaining <= 0 or run.truncated:
+    if not run.plan.hooks.on_stop or run.budget.steps_left <= 0 or run.truncated:
         return True
     return not (yield from hooks.on_stop(run))
 

@@ -81,7 +81,7 @@ class Asking:
                 return DECLINED
         return {"action": "accept", "content": content}
 
-    def _field(self, message: str, name: str, field: Mapping[str, object]) -> Generator[Any, Any, Any]:
+    def _field(self, message: str, name: str, field: Mapping[str, object]) -> Generator[object, Any, object]:
         """Ask for one field; ``None`` when the person declines, or gives nothing that fits three times."""
         about = str(field.get("description") or "")
         title = str(field.get("title") or name)
@@ -104,7 +104,7 @@ class Asking:
 
     # --- the model ------------------------------------------------------------------------------------------------------
 
-    def _sampled(self, params: Mapping[str, Any]) -> Generator[Any, Any, Mapping[str, Any]]:
+    def _sampled(self, params: Mapping[str, Any]) -> Generator[object, Any, Mapping[str, object]]:
         """Have the run's model called; it is counted and limited like any other call of it."""
         tokens = params.get("maxTokens")
         try:
@@ -146,7 +146,7 @@ def _question(text: str, field: Mapping[str, object]) -> Ask:
     return Ask(text, named if 1 < len(named) <= OPTIONS else (), multi_select=field.get("type") == "array")
 
 
-def _choices(field: Mapping[str, object]) -> list[Any]:
+def _choices(field: Mapping[str, object]) -> list[object]:
     """Return what there is to choose from, in the server's own words."""
     choices: object = field.get("items") if field.get("type") == "array" else field
     given: object = None

@@ -475,7 +475,7 @@ class Connection:
         if call is not None:
             await call.end()
 
-    async def _answered(self, params: object) -> Any:
+    async def _answered(self, params: object) -> object:
         """Have a person, or the run, answer what the server asks; which of several open calls it is about, it does not say."""
         import mcp_types as types
 

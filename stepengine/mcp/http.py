@@ -7,22 +7,27 @@ under way at once. The package sends each in the context of whoever asked, and s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import asynccontextmanager
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
 import attrs
 
 from stepengine.data.visible import visible
-from stepengine.mcp._caps import CHALLENGE_CHARS
+from stepengine.mcp._caps import CHALLENGE_CHARS, LINE_BYTES
+from stepengine.mcp.stdio import UNREADABLE
 from stepengine.tooling.conversion import cut
 
 __all__ = ("ANSWER", "Answer", "Answers")
 
 TRANSIENT = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
 """Refusals that another try may not meet."""
+PACKED_BYTES = LINE_BYTES // 1024
+"""How much is taken of a reply that is packed although that was not asked for: it may unpack to a thousand times as much."""
 SIGN_IN = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 GIVE = "mcp_tools(headers={'Authorization': 'Bearer ...'})"
 
@@ -45,6 +50,53 @@ ANSWER: ContextVar[Answer | None] = ContextVar("stepengine_mcp_answer", default=
 """Where the answer to the request is noted that is sent now; ``None`` for the greeting."""
 
 
+class _TooLong(Exception):
+    """A reply has more bytes than anybody is given."""
+
+
+def _capped(response: Any) -> Any:
+    """Return the stream of a reply that ends with ``_TooLong`` when it has too much; of a packed one far less is taken."""
+    import httpx2
+
+    inner = response.stream
+    most = LINE_BYTES if "content-encoding" not in response.headers else PACKED_BYTES
+
+    class Capped(httpx2.AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            size = 0
+            async for chunk in inner:
+                size += len(chunk)
+                if size > most:
+                    msg = f"its reply has more than {most // 1024:,} KiB"
+                    raise _TooLong(msg)
+                yield chunk
+
+        async def aclose(self) -> None:
+            await inner.aclose()
+
+    return Capped()
+
+
+def _message(content: bytes) -> Any:
+    """Return the message that bytes are; ``None`` for bytes that are none."""
+    import mcp_types
+
+    try:
+        return mcp_types.jsonrpc_message_adapter.validate_json(content, by_name=False)
+    except (ValueError, RecursionError):
+        return None
+
+
+async def _pass_on(received: Any, incoming: Any) -> None:
+    """Give what comes from the package to who reads, until either is over."""
+    from anyio import BrokenResourceError, ClosedResourceError
+
+    with suppress(BrokenResourceError, ClosedResourceError):
+        async for message in received:
+            await incoming.send(message)
+    incoming.close()
+
+
 class Answers:
     """
     What an endpoint answers to requests.
@@ -64,20 +116,58 @@ class Answers:
     @asynccontextmanager
     async def opened(self) -> Any:
         """Give the streams to the endpoint."""
+        import anyio
         from mcp.client.streamable_http import streamable_http_client
         from mcp.shared._httpx_utils import create_mcp_http_client
 
-        async with create_mcp_http_client(headers=self._headers) as client:
-            client.event_hooks["response"].append(self._noted)
-            async with streamable_http_client(self._url, http_client=client) as streams:
-                yield streams
+        incoming, read = anyio.create_memory_object_stream[Any](0)
+        # What is packed could unpack to any size.
+        async with create_mcp_http_client(headers={"accept-encoding": "identity", **self._headers}) as client:
+            client.event_hooks["response"].append(partial(self._noted, incoming))
+            async with streamable_http_client(self._url, http_client=client) as (received, write):
+                passing = asyncio.create_task(_pass_on(received, incoming))
+                try:
+                    yield read, write
+                finally:
+                    passing.cancel()
+                    await asyncio.wait((passing,))
+                    incoming.close()
+                    read.close()
 
-    async def _noted(self, response: Any) -> None:
+    async def _noted(self, incoming: Any, response: Any) -> None:
         """Take note of the answer to a message; many servers refuse the stream beside them, which they need not have."""
-        if response.request.method == "POST":
-            challenge = response.headers.get("www-authenticate", "")
-            for answer in (self._last, ANSWER.get() or self._last):
-                answer.status, answer.challenge = response.status_code, challenge
+        if response.request.method != "POST":
+            return
+        challenge = response.headers.get("www-authenticate", "")
+        for answer in (self._last, ANSWER.get() or self._last):
+            answer.status, answer.challenge = response.status_code, challenge
+        is_json = response.headers.get("content-type", "").lower().startswith("application/json")
+        if is_json and response.status_code < HTTPStatus.BAD_REQUEST:
+            await self._answer_instead(incoming, response)
+
+    async def _answer_instead(self, incoming: Any, response: Any) -> None:
+        """
+        Answer a request in place of a reply that does not: whoever waits for it must not wait until their time is up.
+
+        The package answers what is no message at all; what is one, and another, it passes on.
+        """
+        import mcp_types
+        from mcp.shared.message import SessionMessage
+
+        asked = _message(response.request.content)
+        number = getattr(asked, "id", None)
+        if number is None or not hasattr(asked, "method"):
+            return
+        said = UNREADABLE
+        try:
+            response.stream = _capped(response)
+            reply = _message(await response.aread())
+            if reply is None or (not hasattr(reply, "method") and str(reply.id) == str(number)):
+                return
+        except _TooLong as error:
+            said = str(error)
+        problem = mcp_types.ErrorData(code=mcp_types.PARSE_ERROR, message=said)
+        await incoming.send(SessionMessage(mcp_types.JSONRPCError(jsonrpc="2.0", id=number, error=problem)))
 
     def is_about_sign_in(self, answer: Answer) -> bool:
         """Return whether a message was refused for who sent it."""

@@ -158,7 +158,7 @@ class AgentServer:
             raise StepEngineError(msg)
         return result
 
-    async def _answered(self, ctx: object, params: Any) -> Any:
+    async def _answered(self, ctx: object, params: Any) -> object:
         waiting = self._waiting.pop(params.request_state, None)
         if waiting is None:
             return _failed("the run that asked this is not known here any more; call again without request state")
@@ -167,7 +167,7 @@ class AgentServer:
         result = await _apart(waiting.offered.engine.resume(waiting.journal, answers=answers))
         return await self._told(ctx, waiting.offered, waiting.journal, result)
 
-    async def _told(self, ctx: object, offered: Offered, journal: MemoryJournal, result: RunResult) -> Any:
+    async def _told(self, ctx: object, offered: Offered, journal: MemoryJournal, result: RunResult) -> object:
         """Return a result, or its questions, once everything was asked that can be asked from here."""
         while result.status is RunStatus.SUSPENDED:
             questions = result.pending_questions
@@ -177,7 +177,7 @@ class AgentServer:
             result = await _apart(offered.engine.resume(journal, answers=answers))
         return _shown(offered, result)
 
-    def _questions(self, waiting: _Waiting) -> Any:
+    def _questions(self, waiting: _Waiting) -> object:
         """Return the questions, with a word that nobody can guess for whoever brings the answers."""
         import mcp_types as types
 
@@ -259,7 +259,7 @@ def _answer(given: Any, question: Question) -> AnswerLike:
 # --- results ----------------------------------------------------------------------------------------------------------
 
 
-def _shown(offered: Offered, result: RunResult) -> Any:
+def _shown(offered: Offered, result: RunResult) -> object:
     import mcp_types as types
 
     if result.status is not RunStatus.COMPLETED:
@@ -272,7 +272,7 @@ def _shown(offered: Offered, result: RunResult) -> Any:
     return types.CallToolResult(content=[types.TextContent(type="text", text=text)], **more)
 
 
-def _failed(text: str) -> Any:
+def _failed(text: str) -> object:
     import mcp_types as types
 
     return types.CallToolResult(content=[types.TextContent(type="text", text=text)], is_error=True)

@@ -363,7 +363,7 @@ class McpTools:
 
     # --- what a server wants to know first --------------------------------------------------------------------------------
 
-    def _followed(self, listed: Listed, input: JsonDict, given: ToolResult) -> Generator[Any, Any, ToolResult]:
+    def _followed(self, listed: Listed, input: JsonDict, given: ToolResult) -> Generator[object, Any, ToolResult]:
         """Have the server's questions answered by the run, and go on with the call."""
         waits: Any = given.data
         for _ in range(self._asking.rounds):

@@ -155,7 +155,7 @@ class Pipe:
             incoming.close()
             self._ended()
 
-    def _parsed(self, line: bytes) -> Any:
+    def _parsed(self, line: bytes) -> object:
         """Return the message of a line; ``None`` for one that is none, which is counted."""
         import mcp_types
         from mcp.shared.message import SessionMessage

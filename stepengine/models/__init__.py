@@ -23,7 +23,13 @@ from stepengine.models._reading import Timeouts
 from stepengine.models.anthropic import AnthropicProvider
 from stepengine.models.base import BatchMember, ModelInfo, ModelRef, Provider, ProviderSettings
 from stepengine.models.batches import Batched
-from stepengine.models.clouds import BedrockProvider, FoundryProvider, VertexProvider
+from stepengine.models.clouds import (
+    AnthropicAwsProvider,
+    AnthropicGoogleProvider,
+    BedrockProvider,
+    FoundryProvider,
+    VertexProvider,
+)
 from stepengine.models.files import Files, UploadedFile, file_part
 from stepengine.models.google import GoogleProvider
 from stepengine.models.openai import OpenAIProvider
@@ -34,6 +40,8 @@ from stepengine.models.routing import fallback
 
 __all__ = (
     "PRESETS",
+    "AnthropicAwsProvider",
+    "AnthropicGoogleProvider",
     "AnthropicProvider",
     "BatchMember",
     "Batched",

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
@@ -28,7 +28,9 @@ __all__ = (
     "ENTRA_TOLD",
     "Access",
     "AwsAccess",
+    "AwsPlatformAccess",
     "GoogleAccess",
+    "GooglePlatformAccess",
     "TokenSource",
     "check_host",
     "entra_source",
@@ -40,14 +42,16 @@ TokenSource: TypeAlias = Callable[[], str | Awaitable[str]]
 """A function without arguments that gives a token for the next request; it may be asynchronous."""
 
 AWS_BEARER = "AWS_BEARER_TOKEN_BEDROCK"
+AWS_PLATFORM_KEY = "ANTHROPIC_AWS_API_KEY"
 AWS_SIGNS = (
-    *(AWS_BEARER, "AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE"),
+    *("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE"),
     *("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI"),
 )
 AWS_FILES = {"AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials", "AWS_CONFIG_FILE": "~/.aws/config"}
 AWS_REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
 GOOGLE_CREDENTIALS = "GOOGLE_APPLICATION_CREDENTIALS"
 GOOGLE_PROJECTS = ("GOOGLE_CLOUD_PROJECT", "ANTHROPIC_VERTEX_PROJECT_ID")
+GOOGLE_PLATFORM_PROJECTS = ("ANTHROPIC_GOOGLE_CLOUD_PROJECT", "GOOGLE_CLOUD_PROJECT")
 GOOGLE_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 ANYWHERE = "global"
 AZURE_TOKEN = "AZURE_OPENAI_AD_TOKEN"  # noqa: S105 - the name of a variable
@@ -155,6 +159,9 @@ class AwsAccess(Access):
     """
 
     variables = (AWS_BEARER, "AWS_ACCESS_KEY_ID", "AWS_PROFILE")
+    key_variable: ClassVar[str] = AWS_BEARER
+    key_name: ClassVar[str] = "a key of Bedrock"
+    made_by: ClassVar[str] = "BedrockProvider"
 
     def __init__(
         self,
@@ -190,11 +197,11 @@ class AwsAccess(Access):
         """Return where the credentials come from; those that only AWS's packages find are looked for with the first request."""
         bearer = self.bearer()
         # A machine of Amazon's has credentials that nothing here tells of: whoever names a region is believed.
-        is_named = self.is_given or self._region is not None or first_set((*AWS_SIGNS, *AWS_REGIONS))
+        is_named = self.is_given or self._region is not None or first_set((self.key_variable, *AWS_SIGNS, *AWS_REGIONS))
         if not (is_named or any(map(_is_file, AWS_FILES.items()))):
             msg = (
-                f"there are no AWS credentials for {provider!r}: set AWS_REGION and {AWS_BEARER}, or AWS_ACCESS_KEY_ID and "
-                "AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or pass BedrockProvider(region=..., profile=...)"
+                f"there are no AWS credentials for {provider!r}: set AWS_REGION and {self.key_variable}, or AWS_ACCESS_KEY_ID "
+                f"and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or pass {self.made_by}(region=..., profile=...)"
             )
             raise MissingKey(msg, kind="missing_key")
         if bearer is None:
@@ -202,10 +209,10 @@ class AwsAccess(Access):
         if self.region() is None:
             msg = (
                 f"{provider!r} has no region: set AWS_REGION, such as AWS_REGION=us-east-1, name one in the profile, or pass "
-                "BedrockProvider(region=...)"
+                f"{self.made_by}(region=...)"
             )
             raise ModelError(msg, kind="missing_region")
-        named = "a key of Bedrock" if bearer is not None else self._named()
+        named = self.key_name if bearer is not None else self._named()
         return Credentials(bearer, "AWS", told=f"Requests went to {self.region()} with {named}.")
 
     def _named(self) -> str:
@@ -213,7 +220,7 @@ class AwsAccess(Access):
             return "the access key that was given"
         if self._profile is not None:
             return f"the profile {self._profile!r}"
-        found = first_set(AWS_SIGNS)
+        found = first_set((self.key_variable, *AWS_SIGNS))
         return f"credentials from {found}" if found else "the credentials that AWS's packages found"
 
     def identity(self) -> Secret | None:
@@ -226,7 +233,7 @@ class AwsAccess(Access):
         """Return the key of Bedrock's own; ``None`` when requests are to be signed."""
         if self._api_key is not None or self._access_key is not None or self._profile is not None:
             return self._api_key
-        return _secret("bedrock", os.environ.get(AWS_BEARER, "").strip() or None, "api_key")
+        return _secret("bedrock", os.environ.get(self.key_variable, "").strip() or None, "api_key")
 
     def region(self) -> str | None:
         """Return the region, as far as it is known; a profile's own is looked up where nothing else says one."""
@@ -255,6 +262,15 @@ class AwsAccess(Access):
         """Return what boto3 and the SDK's signing raise."""
         found = sys.modules.get("botocore.exceptions")
         return (RuntimeError,) if found is None else (RuntimeError, found.BotoCoreError)
+
+
+class AwsPlatformAccess(AwsAccess):
+    """Into Claude as Anthropic runs it on AWS: by a key of that, or by requests signed with AWS credentials."""
+
+    variables = (AWS_PLATFORM_KEY, "AWS_ACCESS_KEY_ID", "AWS_PROFILE")
+    key_variable = AWS_PLATFORM_KEY
+    key_name = "a key of Claude on AWS"
+    made_by = "AnthropicAwsProvider"
 
 
 _regions: dict[tuple[str | None, ...], str] = {}
@@ -302,6 +318,8 @@ class GoogleAccess(Access):
     """
 
     variables = (GOOGLE_CREDENTIALS, *GOOGLE_PROJECTS)
+    projects: ClassVar[Sequence[str]] = GOOGLE_PROJECTS
+    made_by: ClassVar[str] = "VertexProvider"
 
     def __init__(self, provider: str, *, project: str | None, location: str | None, credentials: object) -> None:
         self._provider = provider
@@ -326,7 +344,7 @@ class GoogleAccess(Access):
         if not (self.is_given or self._project or found or saved.is_file()):
             msg = (
                 f"there are no Google Cloud credentials for {provider!r}: set GOOGLE_CLOUD_PROJECT, and {GOOGLE_CREDENTIALS} or "
-                "run `gcloud auth application-default login`, or pass VertexProvider(project=..., credentials=...)"
+                f"run `gcloud auth application-default login`, or pass {self.made_by}(project=..., credentials=...)"
             )
             raise MissingKey(msg, kind="missing_key")
         if self.is_given and self.project is None:
@@ -338,7 +356,7 @@ class GoogleAccess(Access):
     @property
     def project(self) -> str | None:
         """The project, as far as it is known."""
-        variable = first_set(GOOGLE_PROJECTS)
+        variable = first_set(self.projects)
         own = getattr(self._credentials, "project_id", None)
         return self._project or (os.environ[variable].strip() if variable else None) or (str(own) if own else None)
 
@@ -391,7 +409,7 @@ class GoogleAccess(Access):
         raise failure
 
     def _without_project(self) -> ModelError:
-        msg = f"{self._provider!r} has no project: set GOOGLE_CLOUD_PROJECT, or pass VertexProvider(project=...)"
+        msg = f"{self._provider!r} has no project: set GOOGLE_CLOUD_PROJECT, or pass {self.made_by}(project=...)"
         return ModelError(msg, kind="missing_project")
 
     def errors(self) -> tuple[type[Exception], ...]:
@@ -399,6 +417,14 @@ class GoogleAccess(Access):
         from google.auth.exceptions import GoogleAuthError
 
         return (GoogleAuthError,)
+
+
+class GooglePlatformAccess(GoogleAccess):
+    """Into Claude as Anthropic runs it on Google Cloud."""
+
+    variables = (GOOGLE_CREDENTIALS, *GOOGLE_PLATFORM_PROJECTS)
+    projects = GOOGLE_PLATFORM_PROJECTS
+    made_by = "AnthropicGoogleProvider"
 
 
 # --- Microsoft --------------------------------------------------------------------------------------------------------

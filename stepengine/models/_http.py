@@ -429,7 +429,7 @@ class HttpProvider(Provider):
         async with self._asked(body, request, stream=False) as exchange:
             return exchange.json(await exchange.content())
 
-    async def _batch_lines(self, path: str) -> list[Mapping[str, Any]]:
+    async def _batch_lines(self, path: str) -> list[Mapping[str, object]]:
         """Return the objects of a file with the results of a batch."""
         body = Body(b"", path=path, is_question=True)
         async with self._asked(body, self._about_batches(), stream=False) as exchange:

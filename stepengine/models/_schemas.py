@@ -62,7 +62,7 @@ class _Plain:
         return self.of(item, within)
 
 
-def _without_null(found: dict[str, Any]) -> dict[str, Any]:
+def _without_null(found: dict[str, Any]) -> dict[str, object]:
     """Return *found* without constants and null, one level deep."""
     if "const" in found and not isinstance(found["const"], Mapping):
         found["enum"] = [found.pop("const")]
@@ -202,7 +202,7 @@ class _Anthropic(_Strict):
             found["description"] = f"{found['description']}\n\n{told}" if "description" in found else told
         return found
 
-    def _parts(self, rest: dict[str, object], level: int) -> dict[str, Any]:
+    def _parts(self, rest: dict[str, object], level: int) -> dict[str, object]:
         """Take out of *rest* what is made of further schemas, and what is kept of bounds and formats."""
         found: dict[str, object] = {}
         for word in ("anyOf", "oneOf", "allOf"):

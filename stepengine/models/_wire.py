@@ -184,12 +184,12 @@ def members_of(
     return members
 
 
-def _both_tools(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str, Any]:
+def _both_tools(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str, object]:
     lists = [tools for tools in (below.get("tools"), above.get("tools")) if isinstance(tools, list)]
     return {"tools": [*lists[0], *lists[1]]} if len(lists) > 1 else {}
 
 
-def _merged(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str, Any]:
+def _merged(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str, object]:
     merged = dict(below)
     for name, value in above.items():
         old = merged.get(name)

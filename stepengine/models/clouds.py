@@ -1,5 +1,5 @@
 """
-Models of others in the clouds: Claude and OpenAI's on Amazon Bedrock, Claude and Gemini on Vertex AI, Claude on Foundry.
+Models of others in the clouds: Bedrock, Vertex AI, Foundry, and Anthropic's own platform on AWS and Google Cloud.
 
 The wires are those of the models' makers. The SDKs' own clients supply address and authentication; what a cloud wants in the
 path or the body instead is said here, so that the encoded conversation goes out as it is.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, Literal
 from urllib.parse import quote
@@ -25,7 +25,9 @@ from stepengine.models._access import (
     ENTRA_TOLD,
     Access,
     AwsAccess,
+    AwsPlatformAccess,
     GoogleAccess,
+    GooglePlatformAccess,
     TokenSource,
     check_host,
     entra_source,
@@ -43,7 +45,7 @@ from stepengine.models.keys import Credentials, Secret, account_of, base_url_for
 from stepengine.models.openai import OpenAIProvider
 from stepengine.models.presets import OPENAI
 
-__all__ = ("BedrockProvider", "FoundryProvider", "VertexProvider")
+__all__ = ("AnthropicAwsProvider", "AnthropicGoogleProvider", "BedrockProvider", "FoundryProvider", "VertexProvider")
 
 RUNTIME = Site(
     name="Amazon Bedrock",
@@ -93,7 +95,7 @@ class _WithoutFiles(HttpProvider):
         await Provider.delete_file(self, file_id)
 
 
-class _Clouded(_WithoutFiles):
+class _Clouded(HttpProvider):
     """A provider that a cloud lets in: no key of its own, and an address that hangs on a region."""
 
     base_url_variable: str
@@ -141,7 +143,7 @@ class _Clouded(_WithoutFiles):
         return super()._failure(error, call)
 
 
-class _CloudClaude(_Clouded, AnthropicProvider):
+class _CloudClaude(_WithoutFiles, _Clouded, AnthropicProvider):
     """Claude where its maker is not asked what a model takes."""
 
     async def describe(self, model: str) -> ModelInfo | None:  # type: ignore[override]
@@ -362,7 +364,7 @@ class _MantleClaude(_AwsClaude):
         return None if region is None else f"https://bedrock-mantle.{region}.api.aws/anthropic"
 
 
-class _BedrockOpenAI(_Clouded, OpenAIProvider):
+class _BedrockOpenAI(_WithoutFiles, _Clouded, OpenAIProvider):
     """OpenAI's models by Responses, behind AWS's signatures."""
 
     base_url_variable = "AWS_BEDROCK_BASE_URL"
@@ -455,7 +457,7 @@ class VertexProvider(_Several):
         return self._wires["claude" if model.startswith("claude-") else "gemini"]
 
 
-class _OnVertex(_Clouded):
+class _OnVertex(_WithoutFiles, _Clouded):
     """What the two wires of Vertex AI share: credentials are looked for before the first request."""
 
     location_variables: tuple[str, ...]
@@ -634,6 +636,193 @@ class FoundryProvider(_WithoutFiles, AnthropicProvider):
             access = {"api_key": NO_KEY if credentials.key is None else credentials.key.reveal()}
         return self._sdk().AsyncAnthropicFoundry(
             **access,
+            base_url=base_url,
+            max_retries=0,
+            timeout=http_client.timeout,
+            http_client=http_client,
+            open_telemetry=False,
+        )
+
+
+# --- run by Anthropic on a cloud ----------------------------------------------------------------------------------------
+
+
+class _Platform(_Clouded, AnthropicProvider):
+    """Anthropic's own API, files and batches included, with the doors and the bills of a cloud."""
+
+    model_patterns = ()
+    workspace_variable: str
+
+    def __init__(self, base_url: str | None, workspace_id: str | None, **options: Any) -> None:
+        super().__init__(None, base_url, **options)
+        self._workspace_id = workspace_id
+
+    @property
+    def _workspace(self) -> str:
+        found = self._workspace_id or os.environ.get(self.workspace_variable, "").strip()
+        if not found:
+            msg = f"{self.name!r} has no workspace: set {self.workspace_variable}, or pass {type(self).__name__}(workspace_id=...)"
+            raise ModelError(msg, kind="missing_workspace")
+        return found
+
+    def _access(self) -> tuple[Credentials, str]:
+        found = super()._access()
+        _ = self._workspace
+        return found
+
+
+class AnthropicAwsProvider(_Platform):
+    """
+    Claude as Anthropic runs it on AWS: ``anthropic_aws/claude-...``.
+
+    Requests are signed with AWS credentials (Signature Version 4), found as AWS's own packages find them, which needs the extra
+    ``bedrock``, or carry a key of their own.
+
+    Args:
+        api_key: A key; by default from ``ANTHROPIC_AWS_API_KEY``.
+        base_url: Another server; by default from ``ANTHROPIC_AWS_BASE_URL``, else made from the region.
+        transport: An ``httpx2.AsyncBaseTransport`` in place of the network, for replay and tests.
+        workspace_id: The workspace; by default from ``ANTHROPIC_AWS_WORKSPACE_ID``.
+        region: Such as ``"us-east-1"``; by default from ``AWS_REGION``, ``AWS_DEFAULT_REGION`` or the profile.
+        profile: A profile of AWS's configuration files; by default from ``AWS_PROFILE``.
+        access_key: The id of an access key, by default as AWS's packages find it; *secret_key* belongs to it.
+        secret_key: The access key itself.
+        session_token: What belongs to a temporary access key.
+        name: The name under which ids, signatures and opaque parts are kept and sent back.
+        options: What ``AnthropicProvider`` takes beside that.
+
+    Raises:
+        ModelError: when an access key is given by half or beside a key.
+    """
+
+    site = Site(name="Claude on AWS")
+    base_url_variable = "ANTHROPIC_AWS_BASE_URL"
+    workspace_variable = "ANTHROPIC_AWS_WORKSPACE_ID"
+
+    def __init__(
+        self,
+        api_key: str | Secret | None = None,
+        base_url: str | None = None,
+        transport: Any = None,
+        *,
+        workspace_id: str | None = None,
+        region: str | None = None,
+        profile: str | None = None,
+        access_key: str | None = None,
+        secret_key: str | Secret | None = None,
+        session_token: str | Secret | None = None,
+        name: str = "anthropic_aws",
+        **options: Any,
+    ) -> None:
+        self._aws = AwsPlatformAccess(
+            name,
+            region=region,
+            profile=profile,
+            access_key=access_key,
+            secret_key=secret_key,
+            session_token=session_token,
+            api_key=api_key,
+        )
+        super().__init__(base_url, workspace_id, transport=transport, name=name, **options)
+
+    @property
+    def _cloud(self) -> Access:
+        return self._aws
+
+    def _home(self) -> str | None:
+        region = self._aws.region()
+        return None if region is None else f"https://aws-external-anthropic.{region}.api.aws"
+
+    def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
+        bearer = self._aws.bearer()
+        access: dict[str, Any] = {f"aws_{name}": value for name, value in self._aws.keys().items()}
+        if bearer is not None:
+            access = {"api_key": bearer.reveal()}
+        return self._sdk().AsyncAnthropicAWS(
+            **access,
+            aws_region=self._aws.region(),
+            workspace_id=self._workspace,
+            base_url=base_url,
+            max_retries=0,
+            timeout=http_client.timeout,
+            http_client=http_client,
+            open_telemetry=False,
+        )
+
+
+class AnthropicGoogleProvider(_Platform):
+    """
+    Claude as Anthropic runs it on Google Cloud: ``anthropic_google/claude-...``.
+
+    Requests carry a token that Google's credentials give, found and renewed as ``google-auth`` does it.
+
+    Args:
+        project: The project; by default from ``ANTHROPIC_GOOGLE_CLOUD_PROJECT`` or ``GOOGLE_CLOUD_PROJECT``, else that of the
+            credentials.
+        location: By default from ``ANTHROPIC_GOOGLE_CLOUD_LOCATION``, else ``"global"``.
+        credentials: Credentials of ``google-auth``, or a token; by default those that ``google-auth`` finds.
+        workspace_id: The workspace; by default from ``ANTHROPIC_GOOGLE_CLOUD_WORKSPACE_ID``.
+        base_url: Another server; by default from ``ANTHROPIC_GOOGLE_CLOUD_BASE_URL``. Project, location and workspace are added
+            where it does not end in ``/invoke``.
+        transport: An ``httpx2.AsyncBaseTransport`` in place of the network, for replay and tests.
+        name: The name under which ids, signatures and opaque parts are kept and sent back.
+        options: What ``AnthropicProvider`` takes beside that.
+    """
+
+    site = Site(name="Claude on Google Cloud")
+    base_url_variable = "ANTHROPIC_GOOGLE_CLOUD_BASE_URL"
+    workspace_variable = "ANTHROPIC_GOOGLE_CLOUD_WORKSPACE_ID"
+
+    def __init__(
+        self,
+        project: str | None = None,
+        location: str | None = None,
+        credentials: Any = None,
+        *,
+        workspace_id: str | None = None,
+        base_url: str | None = None,
+        transport: Any = None,
+        name: str = "anthropic_google",
+        **options: Any,
+    ) -> None:
+        self._google = GooglePlatformAccess(name, project=project, location=location, credentials=credentials)
+        super().__init__(base_url, workspace_id, transport=transport, name=name, **options)
+
+    @property
+    def _cloud(self) -> Access:
+        return self._google
+
+    def _home(self) -> str:
+        return "https://claude.googleapis.com"
+
+    @asynccontextmanager
+    async def _asked(self, body: Body, request: ModelRequest, *, stream: bool) -> AsyncGenerator[Exchange]:
+        await self._google.find(request.model)
+        async with super()._asked(body, request, stream=stream) as exchange:
+            yield exchange
+
+    async def _on_files(self, ask: Callable[[Any], Awaitable[Any]]) -> Any:
+        await self._google.find(self.name)
+        return await super()._on_files(ask)
+
+    async def _post(self, client: Any, body: Body, *, stream: bool) -> Any:
+        try:
+            return await super()._post(client, body, stream=stream)
+        finally:
+            token = getattr(self._google.credentials, "token", None)
+            given_to(self.name, Secret(token) if isinstance(token, str) else None, "access_token")
+
+    def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
+        project, place = self._google.project or "", self._google.location("ANTHROPIC_GOOGLE_CLOUD_LOCATION")
+        if not base_url.rstrip("/").endswith("/invoke"):
+            parts = [quote(part, safe=":") for part in (project, place, self._workspace)]
+            path = "/v1/projects/{}/locations/{}/workspaces/{}/invoke".format(*parts)
+            base_url = f"{base_url.rstrip('/')}{path}"
+        return self._sdk().AsyncAnthropicGoogleCloud(
+            project=project,
+            location=place,
+            workspace_id=self._workspace,
+            credentials=self._google.credentials,
             base_url=base_url,
             max_retries=0,
             timeout=http_client.timeout,

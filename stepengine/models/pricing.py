@@ -24,6 +24,8 @@ from stepengine.models.routing import route_of
 __all__ = ("ListPrices", "cost_of", "family_and_name", "info_of", "nearest_names")
 
 PRICE_LISTS = {
+    "anthropic_aws": "anthropic",
+    "anthropic_google": "anthropic",
     "azure_responses": "azure",
     "bedrock": "aws",
     "bedrock_mantle": "aws",
@@ -42,7 +44,7 @@ FLAVORS = {
     **dict.fromkeys(("bedrock", "bedrock_mantle", "foundry", "vertex_claude"), "anthropic"),
 }
 """The form of usage, by the name that ``genai_prices`` gives it, where it is not that of chat completions."""
-DEFAULT_FLAVORS = frozenset({"anthropic", "google", "groq", "mistral", "vertex"})
+DEFAULT_FLAVORS = frozenset({"anthropic", "anthropic_aws", "anthropic_google", "google", "groq", "mistral", "vertex"})
 ORDINARY = frozenset(
     {
         *("input_tokens", "output_tokens", "total_tokens", "prompt_tokens", "completion_tokens", "cached_tokens"),
@@ -61,7 +63,17 @@ ORDINARY = frozenset(
 """Counts that every price of tokens takes in; any other count is looked at by the library of prices."""
 TIERS = frozenset({"fast", "flex", "priority"})
 WEB_SEARCH = dict.fromkeys(
-    ("anthropic", "openai", "azure_responses", "bedrock_mantle", "foundry", "vertex_claude"), Decimal("0.01")
+    (
+        "anthropic",
+        "anthropic_aws",
+        "anthropic_google",
+        "openai",
+        "azure_responses",
+        "bedrock_mantle",
+        "foundry",
+        "vertex_claude",
+    ),
+    Decimal("0.01"),
 )
 """US dollars for a search where the price list of a model has none, as the providers' price pages say."""
 FILE_SEARCH = Decimal("0.0025")

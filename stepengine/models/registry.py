@@ -93,10 +93,17 @@ class Models:
         Return a registry of the package's own adapters with keys and base URLs from the environment.
 
         Prefixes: ``anthropic``, ``openai`` (Responses), ``google``, ``openai_chat`` (Chat Completions), the services of
-        ``stepengine.models.PRESETS``, and the clouds ``bedrock``, ``bedrock_mantle``, ``vertex`` and ``foundry``. Nothing is read or imported before a provider is first used.
+        ``stepengine.models.PRESETS``, and the clouds ``bedrock``, ``bedrock_mantle``, ``vertex``, ``foundry``,
+        ``anthropic_aws`` and ``anthropic_google``. Nothing is read or imported before a provider is first used.
         """
         from stepengine.models.anthropic import AnthropicProvider
-        from stepengine.models.clouds import BedrockProvider, FoundryProvider, VertexProvider
+        from stepengine.models.clouds import (
+            AnthropicAwsProvider,
+            AnthropicGoogleProvider,
+            BedrockProvider,
+            FoundryProvider,
+            VertexProvider,
+        )
         from stepengine.models.google import GoogleProvider
         from stepengine.models.openai import OpenAIProvider
         from stepengine.models.openai_chat import OpenAIChatProvider
@@ -113,6 +120,8 @@ class Models:
         models.register("bedrock_mantle", partial(BedrockProvider, name="bedrock_mantle", endpoint="mantle"))
         models.register("vertex", VertexProvider)
         models.register("foundry", FoundryProvider)
+        models.register("anthropic_aws", AnthropicAwsProvider)
+        models.register("anthropic_google", AnthropicGoogleProvider)
         return models
 
     @classmethod

@@ -56,6 +56,8 @@ __all__ = ("Tracing",)
 NAME = "stepengine"
 OTHER = "_OTHER"
 PROVIDERS = {
+    "anthropic_aws": "anthropic",
+    "anthropic_google": "anthropic",
     "google": "gcp.gemini",
     "mistral": "mistral_ai",
     "xai": "x_ai",
@@ -483,18 +485,18 @@ def _shown_request(request: ModelRequest) -> Attributes:
     return shown
 
 
-def _message(message: Message) -> dict[str, Any]:
+def _message(message: Message) -> dict[str, object]:
     if isinstance(message, ToolMessage):
         response = {"type": "tool_call_response", "id": message.tool_call_id, "response": message.text}
         return {"role": "tool", "parts": [response]}
     return _role(message.role, message.content)
 
 
-def _role(role: str, parts: Any) -> dict[str, Any]:
+def _role(role: str, parts: Any) -> dict[str, object]:
     return {"role": role, "parts": [_part(part) for part in ((TextPart(parts),) if isinstance(parts, str) else parts)]}
 
 
-def _part(part: object) -> dict[str, Any]:
+def _part(part: object) -> dict[str, object]:
     """Return a part in the form of the conventions; pictures and documents without their bytes."""
     match part:
         case TextPart():

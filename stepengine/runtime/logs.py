@@ -180,7 +180,7 @@ class LogObserver:
             method(*arguments)
 
 
-def _ending(result: RunResult) -> dict[str, Any]:
+def _ending(result: RunResult) -> dict[str, object]:
     """Return how a run ended, in numbers and names."""
     return {
         "agent_id": result.state.agent_id,

@@ -341,7 +341,7 @@ class Innermost:
             WORKSPACE.reset(token)
         return self._value(item, value)
 
-    async def _returned(self, name: str, body: Callable[[], Any], fn: object) -> Any:
+    async def _returned(self, name: str, body: Callable[[], Any], fn: object) -> object:
         if inspect.iscoroutinefunction(_innermost(fn)):
             return await body()
         threads, leaked = self._services.tools.threads, self._tree.leaked
@@ -395,7 +395,7 @@ def _interactor_of(item: Item) -> Interactor | None:
     return binding.runs.interactor if binding is not None and type(binding.runs) is Asking else None
 
 
-def _innermost(fn: object) -> Any:
+def _innermost(fn: object) -> object:
     while isinstance(fn, partial):
         fn = fn.func
     return fn if inspect.isroutine(fn) else getattr(fn, "__call__", fn)  # noqa: B004

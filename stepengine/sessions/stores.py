@@ -281,7 +281,7 @@ def _time(value: datetime | None) -> str | None:
     return None if value is None else value.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
-def _metadata(session: Session) -> dict[str, Any]:
+def _metadata(session: Session) -> dict[str, object]:
     """Return the members that seed 003 fixes, and behind them what we need beside them."""
     info = session.info
     return {
@@ -348,7 +348,7 @@ def _instant(text: str | None) -> datetime | None:
     return made if made.tzinfo else made.replace(tzinfo=UTC)
 
 
-def _stored_state(session: Session) -> dict[str, Any] | None:
+def _stored_state(session: Session) -> dict[str, object] | None:
     """Return the state without its history, which is stored beside it, and with the size and digest of that history."""
     state = session.state
     if state is None:
@@ -743,7 +743,7 @@ def _made_private(path: Path) -> None:
             raise SessionError(msg) from None
 
 
-def _parsed(text: str | bytes | None, where: str) -> Any:
+def _parsed(text: str | bytes | None, where: str) -> object:
     if text is None:
         return None
     try:

@@ -109,7 +109,7 @@ class _Instructions:
                 if one := self._file(root, "AGENTS.md", "~/AGENTS.md"):
                     self._made["instructions"].insert(0, one)
 
-    def _file(self, root: Root, path: str, shown: str) -> dict[str, Any] | None:
+    def _file(self, root: Root, path: str, shown: str) -> dict[str, object] | None:
         """Return what stands in a file; ``None`` for one that is not there, was read already, or cannot be read."""
         try:
             data, info = read_start(root, path, FILE_BYTES)
@@ -165,7 +165,7 @@ class _Instructions:
 # --- git --------------------------------------------------------------------------------------------------------------
 
 
-def _git(folder: Path) -> dict[str, Any]:
+def _git(folder: Path) -> dict[str, object]:
     """Return branch and changed files; nothing where there is no repository, no git, or it takes longer than two seconds."""
     if not os.path.lexists(project_top(folder) / ".git"):
         return {}
@@ -207,7 +207,7 @@ def _said(program: str, argv: Argv, folder: Path, env: Mapping[str, str], most: 
     return said
 
 
-def _facts(status: bytes) -> dict[str, Any]:
+def _facts(status: bytes) -> dict[str, object]:
     """Return branch and changed files as ``git status --porcelain=v2 --branch -z`` has them."""
     made: dict[str, Any] = {"branch": "", "changed": [], "changed_count": 0}
     entries = iter(status.decode("utf-8", "replace").split("\0"))

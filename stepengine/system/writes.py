@@ -124,7 +124,7 @@ class FileWrite:
         return made
 
 
-def _content_form(old: OldFile) -> dict[str, Any]:
+def _content_form(old: OldFile) -> dict[str, object]:
     """Return a content as text where it is text and does not swell as such, so that journals stay readable."""
     if old.content is None:
         return {"lost": old.lost}

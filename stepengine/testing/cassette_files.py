@@ -409,7 +409,7 @@ def _dumper() -> object:
     return Dumper
 
 
-def _written_interaction(interaction: Interaction) -> dict[str, Any]:
+def _written_interaction(interaction: Interaction) -> dict[str, object]:
     request, response = interaction.request, interaction.response
     tree: dict[str, object] = {
         "request": {

@@ -85,7 +85,7 @@ def clean_events(stream: str, redactor: Redactor) -> str:
     return "".join(lines)
 
 
-def _trees(lines: list[str]) -> dict[int, Any]:
+def _trees(lines: list[str]) -> dict[int, object]:
     trees: dict[int, object] = {}
     for number, line in enumerate(lines):
         if line.startswith("data:") and line[5:].lstrip()[:1] in ("{", "["):
@@ -345,7 +345,7 @@ def _provider_hosts() -> list[str]:
     return sorted({*PROVIDER_HOSTS, *hosts} - {"", *LOCAL_HOSTS})
 
 
-def _clean(redactor: Redactor, value: object) -> Any:
+def _clean(redactor: Redactor, value: object) -> object:
     """Return a text or bytes without secrets; whatever else as it is."""
     if isinstance(value, str):
         return redactor.json_text(value)

@@ -85,7 +85,13 @@ def recorded_models(transport: Callable[[], object], key: str | None) -> Models:
         key: The API key of all of them; ``None`` leaves it to the environment.
     """
     from stepengine.models.anthropic import AnthropicProvider
-    from stepengine.models.clouds import BedrockProvider, FoundryProvider, VertexProvider
+    from stepengine.models.clouds import (
+        AnthropicAwsProvider,
+        AnthropicGoogleProvider,
+        BedrockProvider,
+        FoundryProvider,
+        VertexProvider,
+    )
     from stepengine.models.google import GoogleProvider
     from stepengine.models.openai import OpenAIProvider
     from stepengine.models.openai_chat import OpenAIChatProvider
@@ -117,6 +123,12 @@ def recorded_models(transport: Callable[[], object], key: str | None) -> Models:
         ("bedrock", BedrockProvider, {"api_key": key, "region": "us-east-1"}),
         ("vertex", VertexProvider, {"credentials": key, "project": "replay"}),
         ("foundry", FoundryProvider, {"api_key": key, "resource": "replay"}),
+        ("anthropic_aws", AnthropicAwsProvider, {"api_key": key, "region": "us-east-1", "workspace_id": "replay"}),
+        (
+            "anthropic_google",
+            AnthropicGoogleProvider,
+            {"credentials": key, "project": "replay", "workspace_id": "replay"},
+        ),
     )
     for name, cloud, given in in_clouds:
         models.register(name, partial(behind, cloud, given if key is not None else {}))

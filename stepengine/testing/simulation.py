@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -229,7 +229,7 @@ def _recorded(setting: Setting, history: History) -> Setting:
     )
 
 
-def _unlisted(agents: Iterable[AgentDefinition], history: History | None) -> dict[str, Any]:
+def _unlisted(agents: Iterable[AgentDefinition], history: History | None) -> dict[str, object]:
     """Return the tools that a recorded run called, and that no agent brings along."""
     if history is None:
         return {}

@@ -468,7 +468,7 @@ def _notify(notes: list[Note]) -> Callable[[str, Any], None]:
     return notify
 
 
-def _handler_of(handler: Any) -> tuple[Callable[[Any], Generator[Any, Any, Any]], AgentDefinition | None]:
+def _handler_of(handler: Any) -> tuple[Callable[[Any], Generator[object, Any, object]], AgentDefinition | None]:
     if not isinstance(handler, AgentDefinition):
         if isinstance(handler, str):
             msg = f"a handler or an AgentDefinition is walked, not {handler!r}; load_agent(id) gives the agent of an id"

@@ -147,13 +147,13 @@ class _Mender:
             return self.members(value, form, path)
         return value
 
-    def _forms(self, schema: object) -> list[Mapping[str, Any]]:
+    def _forms(self, schema: object) -> list[Mapping[str, object]]:
         """Return the schema, or its alternatives, with references followed."""
         if id(schema) not in self._known:
             self._known[id(schema)] = self._looked_up(schema, set())
         return self._known[id(schema)]
 
-    def _looked_up(self, schema: object, followed: set[str]) -> list[Mapping[str, Any]]:
+    def _looked_up(self, schema: object, followed: set[str]) -> list[Mapping[str, object]]:
         """As above; a reference that was followed before says nothing new."""
         if not isinstance(schema, Mapping):
             return []
@@ -193,7 +193,7 @@ def _wants_list(value: object, kinds: set[str]) -> bool:
     return ("object" not in kinds and isinstance(value, Mapping)) or kinds <= {"array", "null"}
 
 
-def _decoded(text: str, kinds: set[str]) -> Any:
+def _decoded(text: str, kinds: set[str]) -> object:
     """Return what JSON text stands for, when that is of a wanted kind; else the text."""
     value: object = text
     for _ in range(ROUNDS):

@@ -289,7 +289,7 @@ def listed(children: Sequence[ChildResult]) -> ToolResult:
     return ToolResult.json(entries, status="error" if all_failed else "ok")
 
 
-def _shown(child: ChildResult) -> dict[str, Any]:
+def _shown(child: ChildResult) -> dict[str, object]:
     entry = {"agent_type": child.agent_id}
     if child.is_error:
         kept = kept_output(child)

@@ -85,7 +85,7 @@ def checking_tool(root: Root, hooks: Sequence[FileChangeHook], run: Tool) -> Too
     return run_file_change_hooks
 
 
-async def _ran(ctx: ToolContext, hook: FileChangeHook, run: Tool) -> dict[str, Any]:
+async def _ran(ctx: ToolContext, hook: FileChangeHook, run: Tool) -> dict[str, object]:
     asked = {"command": list(hook.command), "process_type": "SYNC", "cwd": hook.cwd, "timeout_seconds": hook.timeout}
     result = await run.execute(asked, ctx)
     if isinstance(result.data, dict):

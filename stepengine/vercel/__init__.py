@@ -175,7 +175,7 @@ def answers_of(messages: Sequence[object]) -> dict[str, AnswerLike]:
     return found
 
 
-def _last(messages: Any) -> dict[str, Any]:
+def _last(messages: Any) -> dict[str, object]:
     last = messages[-1] if isinstance(messages, list | tuple) and messages else None
     if not isinstance(last, dict):
         msg = "a page sent no messages; the body of its request has a list of them"
@@ -183,7 +183,7 @@ def _last(messages: Any) -> dict[str, Any]:
     return last
 
 
-def _parts(message: Mapping[str, object]) -> list[dict[str, Any]]:
+def _parts(message: Mapping[str, object]) -> list[dict[str, object]]:
     parts = message.get("parts")
     if not (isinstance(parts, list) and all(isinstance(part, dict) for part in parts)):
         msg = "a page sent a message without parts; each message has a list of objects"

@@ -351,6 +351,21 @@ def _the_journal_names_a_file(place: Place) -> None:
     journal.write_text(journal.read_text().replace('"mine"', '"./far/mine.py"'))
 
 
+@pytest.mark.spec("requirements:X72")
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "null", "[]", "7", '"path"', "{}", '{"path": 1, "owner": 0}', '{"owner": 0}', '{"path": "/a"}', '{"path": "/a", "owner": true}'],
+)  # fmt: skip
+def test_a_record_that_is_none_trusts_nothing_and_hides_no_other(place: Place, text: str) -> None:
+    good = place.path / "more"
+    good.mkdir()
+    trust.trust(good)
+    _record(place, _state()).write_text(text)
+
+    assert not trust.is_trusted(place.path / "agents")
+    assert [good.resolve()] == trust.trusted_folders()
+
+
 ATTACKS: dict[str, Callable[[Place], None]] = {
     "a plain clone": _nothing,
     "a link for a folder": _linked_folder,

@@ -243,3 +243,46 @@ def test_no_odd_request_is_a_mistake_of_the_server(tmp_path: Path) -> None:
 
     assert [422, 422, 409, 404, 404, 404, 404, 404, 409, 409, 409, 404, 409, 409, 409, 409] == [one[0] for one in asked]
     assert all(told["detail"] for _, told in asked)
+
+
+@pytest.mark.filterwarnings("ignore:the engine was closed while nobody had asked:ResourceWarning")
+@pytest.mark.spec("requirements:N12")
+def test_no_odd_body_is_a_mistake_of_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("fastapi")
+    from fastapi.testclient import TestClient
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
+    made: dict[str, Any] = {"__name__": "app"}
+    exec(compile(BLOCKS[0].text, "app.py", "exec"), made)
+    values = [None, 0, -1.5, True, "", "\0", "../x", "x" * 5000, [], [1], {}, {"a": 1}, [[]], 10**30]
+    raw = [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b"NaN",
+        b"[" * 100_000,
+        b'{"prompt":1e999}',
+        b'{"prompt":"\\ud800"}',
+        b'"\\ud800"',
+        b'{"\\ud800":5}',
+    ]
+    found: dict[str, int] = {}
+
+    with TestClient(made["app"], raise_server_exceptions=False) as client:
+        key = client.post("/runs", json={"prompt": "Rome"}).json()["run"]
+        for place in (
+            "/runs",
+            *[f"/runs/{k}/{p}" for k in (key, "x" * 32, "%00") for p in ("answers", "tool-results/c", "cancel")],
+        ):
+            bodies = [*[{"json": value} for value in values], *[{"json": {"prompt": value}} for value in values]]
+            bodies += [
+                {"content": each, "headers": {"content-type": kind}}
+                for each in raw
+                for kind in ("application/json", "")
+            ]
+            for body in bodies:
+                found[f"{place} {body}"[:300]] = client.post(place, **body).status_code
+
+    assert {} == {request: status for request, status in found.items() if status >= 500}
+    assert {202, 422} <= set(found.values())

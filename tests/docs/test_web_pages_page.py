@@ -180,3 +180,106 @@ def test_a_question_is_answered_in_a_browser_and_the_run_goes_on(tmp_path: Path)
             shot = tab.send("Page.captureScreenshot")["data"]
             Path(folder, "web-page.png").write_bytes(base64.b64decode(shot))
         assert 0 == tab.value("document.querySelectorAll('.error').length")
+
+
+# --- odd requests -------------------------------------------------------------------------------------------------------
+
+ODD: list[Any] = [
+    None, 0, -1, 1.5, True, "", "x", "\0", "../x", "a/b", "x" * 5000, "\u202e", [], [1], [None], ["x"], {}, {"a": 1}, [[]], [{}], {"type": 5}, 1e308, 10**30,
+]  # fmt: skip
+SAID: dict[str, list[dict[str, Any]]] = {
+    "/agent": [
+        {"threadId": "t", "runId": "r", "messages": [{"id": "m", "role": "user", "content": "Paint"}], "state": {}, "tools": [], "context": [], "forwardedProps": {}},
+        {"threadId": "t", "runId": "r", "messages": [], "resume": [{"interruptId": "q", "status": "resolved", "payload": {"approved": True}}], "state": {}, "tools": [], "context": [], "forwardedProps": {}},
+    ],
+    "/chat": [
+        {"id": "c", "messages": [{"id": "m", "role": "user", "parts": [{"type": "text", "text": "Paint"}]}]},
+        {"id": "c", "messages": [{"id": "m", "role": "assistant", "parts": [{"type": "tool-paint", "toolCallId": "t", "state": "approval-responded", "approval": {"id": "q", "approved": True}, "input": {}}]}]},
+    ],
+}  # fmt: skip
+RAW = [
+    b"", b"{", b"nul", b"\xff\xfe", b"[]", b'"x"', b"NaN", b"{}{}", b"[" * 100_000, b'{"id":1e999}', b'{"a":' + b"9" * 5000 + b"}", '{"id":"x"}'.encode("utf-16"), b"\xef\xbb\xbf{}",
+    b'{"id":"\\ud800","messages":[{"id":"m","role":"user","parts":[{"type":"text","text":"\\ud800"}]}]}', b'{"threadId":"\\ud800","runId":"r","messages":[],"state":{},"tools":[],"context":[],"forwardedProps":{}}',
+    b'{"id":"x","messages":[{"id":"m","role":"user","parts":[{"type":"text","text":"' + b"x" * 1_000_000 + b'"}]}]}',
+]  # fmt: skip
+GONE = object()
+
+
+def changed(said: Any) -> Iterator[Any]:
+    """
+    Give a request with another value in each place, and without what stands there.
+    """
+    yield from ODD
+    places = said.items() if isinstance(said, dict) else enumerate(said) if isinstance(said, list) else ()
+    for key, member in places:
+        for other in [*changed(member), GONE]:
+            copy = said.copy()
+            if other is GONE:
+                del copy[key]
+            else:
+                copy[key] = other
+            yield copy
+
+
+@pytest.fixture
+def application(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """
+    The application of the page, in this process.
+    """
+    pytest.importorskip("fastapi")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
+    for name in ("page.html", "page.js"):
+        Path(name).write_text("")
+    made: dict[str, Any] = {"__name__": "app", "__file__": str(tmp_path / "app.py")}
+    exec(compile(BLOCKS[0].text, "app.py", "exec"), made)
+    return made["app"]
+
+
+def answered(application: Any, requests: list[tuple[str, str, dict[str, Any]]]) -> dict[str, int]:
+    from fastapi.testclient import TestClient
+
+    found = {}
+    with TestClient(application, raise_server_exceptions=False) as client:
+        for method, url, more in requests:
+            found[f"{method} {url} {more}"[:300]] = client.request(method, url, **more).status_code
+    return found
+
+
+def odd_requests() -> list[tuple[str, str, dict[str, Any]]]:
+    kinds = (
+        "application/json",
+        "text/plain",
+        "application/json; charset=utf-16",
+        "multipart/form-data; boundary=x",
+        "",
+    )
+    by_value = [
+        ("POST", url, {"json": other}) for url, given in SAID.items() for one in given for other in changed(one)
+    ]
+    raw = [
+        ("POST", url, {"content": each, "headers": {"content-type": kind}})
+        for url in SAID
+        for each in RAW
+        for kind in kinds
+    ]
+    methods = [
+        (method, url, {})
+        for url in SAID
+        for method in ("GET", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS", "TRACE", "ODD")
+    ]
+    return [*raw, *methods, *by_value]
+
+
+@pytest.mark.spec("interfaces:IF43", "interfaces:IF44")
+@pytest.mark.parametrize(
+    "part", [pytest.param(slice(None, None, 9), id="some"), pytest.param(slice(None), id="all", marks=pytest.mark.deep)]
+)
+def test_no_odd_request_is_an_error_of_the_server(application: Any, part: slice) -> None:
+    requests = odd_requests()
+
+    found = answered(application, requests[part])
+
+    assert len(requests) > 1_000
+    assert {} == {request: status for request, status in found.items() if status >= 500}
+    assert 200 in found.values()

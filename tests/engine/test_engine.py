@@ -35,6 +35,7 @@ from stepengine import (
     UserMessage,
     tool,
 )
+from stepengine.engine import catalog
 from stepengine.errors import (
     AgentError,
     DefinitionError,
@@ -46,6 +47,7 @@ from stepengine.errors import (
     StepEngineError,
     UnknownModel,
 )
+from stepengine.journal import MemoryJournal
 from stepengine.models import ModelReply, Models
 from stepengine.testing import ScriptedModel, failure, text, tool_call, tool_calls
 from tests.engine.sums import add
@@ -191,6 +193,28 @@ async def test_a_handler_sees_params_as_its_schema_says():
     assert [Wanted(name="x"), {"name": "x"}, Wanted(name="y")] == seen
     with pytest.raises(TypeError):
         seen[1]["name"] = "changed"
+
+
+async def test_a_prompt_that_no_encoding_can_store_is_refused():
+    with pytest.raises(InputError, match="prompt of agent 'plain' holds a lone surrogate"):
+        await engine().run(plain(), "a\ud800b")
+
+
+async def test_an_engine_runs_any_number_of_definitions_that_it_was_not_made_with_and_keeps_the_last(monkeypatch):
+    monkeypatch.setattr(catalog, "KEPT", 3)
+    built = engine(*["hello"] * 9)
+
+    assert ["completed"] * 9 == [(await built.run(plain(f"given-{n % 7}"))).status for n in range(9)]
+    assert 3 == len(built._launcher.catalog._met)
+
+
+async def test_models_that_are_chosen_for_agents_stand_in_the_journal_by_their_whole_names():
+    journal, scripted = MemoryJournal(), ScriptedModel(["ok"] * 2)
+    built = Engine([plain()], models={"first": scripted, "second": scripted}, agent_models={"plain": "second:m"})
+    await built.run("plain", journal=journal)
+
+    assert b'"second/m"' in journal.lines()[1]
+    assert b'"second:m"' not in b"".join(journal.lines())
 
 
 @pytest.mark.parametrize("options", [{"prompt": 3}, {"params": [1]}, {"metadata": {"x": object()}}, {"previous": {}}])

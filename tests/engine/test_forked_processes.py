@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import multiprocessing
 import os
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -187,6 +189,20 @@ def test_a_child_that_is_forked_during_a_run_leaves_it_to_the_parent(bench: Benc
     assert [True, True, True] == told
     assert [os.getpid()] == [pid_of(one) for one in ended]
     assert [os.getpid()] == bench.torn_down
+
+
+def test_a_child_keeps_the_runs_of_its_parent_as_they_are_for_as_long_as_it_lives(bench: Bench) -> None:
+    engine = Engine([bench.agent], models=ScriptedModel([]))
+
+    def child() -> int:
+        gc.collect()
+        return sum(run() is not None for run in runs)
+
+    with engine, bench.held(lambda: engine.run_sync("looker")):
+        runs = [weakref.ref(run) for run in engine._launcher.active]
+        told = in_child(child)
+
+    assert 1 == len(runs) == told
 
 
 def test_a_child_waits_for_no_lock_that_a_thread_of_its_parent_had(bench: Bench, tmp_path: Path) -> None:

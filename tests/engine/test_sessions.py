@@ -10,10 +10,12 @@ import os
 import signal
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import attrs
 import pytest
+from pydantic import BaseModel, field_validator
 
 from stepengine import (
     STEP,
@@ -533,6 +535,48 @@ async def test_two_messages_at_once_wait_for_each_other_and_lose_nothing(store):
     expected = [line for prompt in prompts for line in (prompt, f"to {prompt}")]
     assert expected == [m.text for m in store.load("x").messages]
     assert 4 == len(store.load("y").messages)
+
+
+async def test_a_run_is_planned_once_before_it_waits_for_its_session_and_begins_when_it_is_let_in():
+    """
+    What is wrong is told before the wait, an author's validators look at params once, and the clock starts with the turn.
+    """
+    looked, begun = [], []
+    inside, planned, go_on = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    class Booking(BaseModel):
+        guests: int
+
+        @field_validator("guests")
+        @classmethod
+        def look(cls, value):
+            looked.append(value)
+            if len(looked) > 1:
+                planned.set()
+            return value
+
+    def handler(ctx):
+        begun.append((ctx.params.guests, ctx.now(), len(ctx.agent_state.message_history)))
+        inside.set()
+        yield STEP
+
+    model = Slow(go_on.wait)
+    clerk = AgentDefinition("clerk", model="scripted/m", input_schema=Booking, handle_steps=handler)
+    engine = Engine([clerk], models=model, sessions=MemorySessions())
+    first = asyncio.create_task(engine.run("clerk", "one", params={"guests": 1}, session_id="s"))
+    await inside.wait()
+    second = asyncio.create_task(engine.run("clerk", "two", params={"guests": 2}, session_id="s"))
+    await planned.wait()
+    with pytest.raises(InputError, match="guests"):
+        await asyncio.wait_for(engine.run("clerk", params={"guests": "many"}, session_id="s"), 10)
+    released = datetime.now(UTC)
+    go_on.set()
+    results = await asyncio.gather(first, second)
+
+    assert [RunStatus.COMPLETED] * 2 == [result.status for result in results]
+    assert [1, 2] == looked
+    assert [(1, 1), (2, len(results[0].state.message_history) + 1)] == [(guests, held) for guests, _, held in begun]
+    assert begun[0][1] < released <= begun[1][1]
 
 
 @pytest.mark.spec("reliability:SS01")

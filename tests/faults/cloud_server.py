@@ -43,6 +43,8 @@ BEDROCK_KEY = "a-key-of-bedrocks-own-0123456789"
 AZURE_KEY = "a-key-of-azure-0123456789"
 REGION = "us-east-1"
 PROJECT = "test-project"
+WORKSPACE = "wrkspc_1"
+PLATFORM_KEY = "a-key-of-claude-on-aws-0123456789"
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 AUDIENCE = "https://oauth2.googleapis.com/token"
 PATIENCE = timedelta(minutes=5)
@@ -123,6 +125,12 @@ class CloudServer(FaultServer):
     def _let_in(self, method: str, path: str, headers: dict[str, str], body: bytes) -> str:
         """Return which wire answers."""
         authorization = headers.get("authorization", "")
+        if "anthropic-workspace-id" in headers:
+            wrong = "The workspace is not known."
+            need(headers["anthropic-workspace-id"] == WORKSPACE, 403, "AccessDeniedException", wrong)
+            if authorization != f"Bearer {PLATFORM_KEY}":
+                self._signed(method, path, headers, body, "aws-external-anthropic")
+            return "anthropic"
         if path.startswith("/model/") or authorization.startswith("AWS4-"):
             service = "bedrock" if path.startswith("/model/") else "bedrock-mantle"
             if not authorization.startswith("Bearer "):
@@ -134,7 +142,10 @@ class CloudServer(FaultServer):
             token = authorization.removeprefix("Bearer ")
             need(token in self.tokens, 401, "UNAUTHENTICATED", "Request had invalid authentication credentials.")
             need(f"/projects/{PROJECT}/" in path, 403, "PERMISSION_DENIED", "Permission denied on the project.")
-            return "anthropic" if "/publishers/anthropic/" in path else "google"
+            if "/workspaces/" in path:
+                place = f"/v1/projects/{PROJECT}/locations/global/workspaces/{WORKSPACE}/invoke/v1/"
+                need(path.startswith(place), 404, "NOT_FOUND", "No such workspace.")
+            return "anthropic" if "/publishers/anthropic/" in path or "/workspaces/" in path else "google"
         keys = {headers[name] for name in ("api-key", "x-api-key") if name in headers}
         bearer = authorization.removeprefix("Bearer ")
         need(

@@ -35,6 +35,8 @@ from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage
 from stepengine.errors import ContextOverflow, MissingKey, ModelError, TruncatedReply
 from stepengine.models import (
+    AnthropicAwsProvider,
+    AnthropicGoogleProvider,
     AnthropicProvider,
     BedrockProvider,
     FileSearch,
@@ -54,11 +56,13 @@ from tests.faults.cloud_server import (
     ACCESS_KEY,
     AZURE_KEY,
     BEDROCK_KEY,
+    PLATFORM_KEY,
     PROJECT,
     REGION,
     SCOPE,
     SECRET_KEY,
     SESSION_TOKEN,
+    WORKSPACE,
     CloudServer,
     aws_error,
     aws_stream,
@@ -139,6 +143,17 @@ def responses(server: CloudServer, account: Any, **options: Any) -> OpenAIProvid
     return OpenAIProvider(name="azure_responses", base_url=server.url, **options)
 
 
+def on_aws(server: CloudServer, account: Any, **options: Any) -> AnthropicAwsProvider:
+    given = {"base_url": server.url, "region": REGION, "workspace_id": WORKSPACE, **options}
+    return AnthropicAwsProvider(**given if "api_key" in given else {**KEYS, **given})
+
+
+def on_google(server: CloudServer, account: dict[str, str], **options: Any) -> AnthropicGoogleProvider:
+    credentials = Credentials.from_service_account_info(account, scopes=[SCOPE])
+    given = {"base_url": server.url, "workspace_id": WORKSPACE, **options}
+    return AnthropicGoogleProvider(credentials=credentials, **given)
+
+
 async def entra() -> str:
     return ENTRA
 
@@ -194,6 +209,14 @@ WAYS = {
     "foundry-entra": Way(
         partial(foundry, token_provider=entra), f"foundry/{SONNET}", partial(AnthropicProvider, "k" * 20)
     ),
+    "platform-aws": Way(on_aws, f"anthropic_aws/{SONNET}", partial(AnthropicProvider, "k" * 20)),
+    "platform-aws-session": Way(
+        partial(on_aws, session_token=SESSION_TOKEN), f"anthropic_aws/{SONNET}", partial(AnthropicProvider, "k" * 20)
+    ),
+    "platform-aws-key": Way(
+        partial(on_aws, api_key=PLATFORM_KEY), f"anthropic_aws/{SONNET}", partial(AnthropicProvider, "k" * 20)
+    ),
+    "platform-google": Way(on_google, f"anthropic_google/{SONNET}", partial(AnthropicProvider, "k" * 20)),
     "azure": Way(partial(chat, api_key=AZURE_KEY), "azure/gpt-4o", CHAT),
     "azure-entra": Way(partial(chat, token_provider=entra), "azure/gpt-4o", CHAT),
     "azure-responses": Way(
@@ -217,7 +240,7 @@ def asked(model: str, *messages: Any, **settings: Any) -> ModelRequest:
 
 @pytest.mark.spec(
     *("providers:PV90", "providers:PV91", "providers:PV92", "providers:PV93", "providers:PV95"),
-    *("providers:PV96", "providers:PV97", "providers:PV109"),
+    *("providers:PV94", "providers:PV96", "providers:PV97", "providers:PV109"),
 )
 @every_way
 async def test_a_request_that_the_cloud_lets_in_is_answered_in_one_piece_and_as_a_stream(name, server, account):
@@ -926,6 +949,72 @@ async def test_the_cache_of_a_conversation_is_marked_at_its_last_block_and_can_b
     assert 3 == json.dumps(marked).count("cache_control")
     assert 0 == json.dumps(off).count("cache_control")
     assert "cache_control" not in json.dumps(paused["messages"])
+
+
+@pytest.mark.spec("providers:PV94")
+@pytest.mark.parametrize(
+    ("make", "home"),
+    [
+        (on_aws, f"https://aws-external-anthropic.{REGION}.api.aws/"),
+        (
+            on_google,
+            f"https://claude.googleapis.com/v1/projects/{PROJECT}/locations/global/workspaces/{WORKSPACE}/invoke/",
+        ),
+    ],
+)
+async def test_the_platform_is_where_the_sdk_looks_for_it_and_has_the_whole_api(make, home, server, account):
+    provider = make(server, account, base_url=None)
+    request = asked(f"{provider.name}/claude-opus-4-6", service_tier="fast")
+    if make is on_google:
+        await provider._google.find(request.model)
+    async with httpx2.AsyncClient() as http_client:
+        client = provider._client(*provider._access(), http_client)
+    await provider.close()
+
+    assert home == f"{str(client.base_url).rstrip('/')}/"
+    assert WORKSPACE == client.workspace_id
+    assert provider.batch_member(asked(request.model)).content is not None
+    assert () == provider._dropped(request)
+    assert "anthropic" == provider_list(provider.name)
+
+
+def provider_list(name: str) -> str:
+    from stepengine.models.pricing import PRICE_LISTS
+
+    return PRICE_LISTS[name]
+
+
+@pytest.mark.spec("providers:PV94")
+async def test_files_of_the_platform_are_uploaded_where_its_messages_go(server, account):
+    for make in (on_aws, on_google):
+        provider = make(server, account)
+        server.refusals.append(json_answer(b'{"id": "file_1", "type": "file", "filename": "a", "mime_type": "a/b"}'))
+        assert "file_1" == await provider.upload(b"x", mime_type="text/plain", name="a.txt")
+        await provider.close()
+
+    paths = [one.path for one in server.asked_for]
+    assert ["/v1/files", f"/v1/projects/{PROJECT}/locations/global/workspaces/{WORKSPACE}/invoke/v1/files"] == [
+        path.partition("?")[0] for path in paths
+    ]
+
+
+@pytest.mark.spec("providers:PV94")
+@pytest.mark.parametrize("name", ["anthropic_aws", "anthropic_google"])
+def test_without_credentials_or_a_workspace_it_is_said_what_to_set(name, nothing, monkeypatch):
+    models = Models.standard()
+    with pytest.raises(MissingKey, match=r"ANTHROPIC_AWS_API_KEY|GOOGLE_CLOUD_PROJECT"):
+        models.check(f"{name}/{SONNET}")
+    monkeypatch.setenv("AWS_REGION", REGION)
+    monkeypatch.setenv("ANTHROPIC_AWS_API_KEY", PLATFORM_KEY)
+    monkeypatch.setenv("ANTHROPIC_GOOGLE_CLOUD_PROJECT", PROJECT)
+    with pytest.raises(
+        ModelError, match=rf"'{name}' has no workspace: set ANTHROPIC_\w+_WORKSPACE_ID, or pass"
+    ) as missing:
+        models.check(f"{name}/{SONNET}")
+    assert "missing_workspace" == missing.value.kind
+    monkeypatch.setenv("ANTHROPIC_AWS_WORKSPACE_ID", WORKSPACE)
+    monkeypatch.setenv("ANTHROPIC_GOOGLE_CLOUD_WORKSPACE_ID", WORKSPACE)
+    models.check(f"{name}/{SONNET}")
 
 
 @pytest.mark.spec("providers:PV91", "ecosystem:EC98")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import attrs
 import pytest
-from hypothesis import given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from stepengine.data import yields as y
@@ -17,6 +18,7 @@ from stepengine.data.questions import Decision
 from stepengine.data.state import RunStatus
 from stepengine.data.usage import Usage
 from stepengine.errors import LimitExceeded, ModelError, PerformError, UnknownOutcome
+from stepengine.machine.state import RunState
 from tests.machine.world import ADD, STEP, STEP_ALL, World, agent, binding, call, child, limits, play, reply, thought
 
 TOOLS = [
@@ -196,21 +198,8 @@ worlds = st.fixed_dictionaries(
 )
 
 
-@pytest.mark.spec(
-    "reliability:I1",
-    "reliability:I2",
-    "reliability:I4",
-    "reliability:I5",
-    "reliability:I6",
-    "reliability:I9",
-    "requirements:B16",
-    "requirements:X16",
-    "reliability:R4",
-)
-@settings(max_examples=200)
-@given(programs, worlds, hook_points)
-def test_any_handler_in_any_world_ends_well(program, given_world, points):
-    handler = Recorder(program)
+def play_in(given_world, handler, points):
+    """Play a handler in a drawn world, with hooks at *points*; return the world and what was played."""
     hooks = Hooks(**{point: [made_hook(point, kind)] for point, kind in points.items()})
     named = {f"q{k}": "yes" for k in given_world["answers"]} | {
         f"q{k}.{i}": "a" for k in given_world["answers"] for i in (0, 1)
@@ -231,7 +220,25 @@ def test_any_handler_in_any_world_ends_well(program, given_world, points):
         hooks=hooks,
         limits=limits(max_steps=4, max_actions=9, on_max_steps=given_world["budget"]),
     )
-    played = play(definition, world, tools=TOOLS)
+    return world, play(definition, world, tools=TOOLS)
+
+
+@pytest.mark.spec(
+    "reliability:I1",
+    "reliability:I2",
+    "reliability:I4",
+    "reliability:I5",
+    "reliability:I6",
+    "reliability:I9",
+    "requirements:B16",
+    "requirements:X16",
+    "reliability:R4",
+)
+@settings(max_examples=200)
+@given(programs, worlds, hook_points)
+def test_any_handler_in_any_world_ends_well(program, given_world, points):
+    handler = Recorder(program)
+    world, played = play_in(given_world, handler, points)
     assert handler.opened == handler.closed <= 1
     assert (played.status is RunStatus.FAILED) == (played.error is not None)
     answered = {m.tool_call_id for m in played.history if m.role == "tool"}
@@ -246,3 +253,29 @@ def test_any_handler_in_any_world_ends_well(program, given_world, points):
         assert earlier.usage.total_tokens <= later.usage.total_tokens
         assert earlier.steps_remaining >= later.steps_remaining
         assert earlier.next_call <= later.next_call
+
+
+@settings(max_examples=150)
+@given(programs, worlds, hook_points)
+def test_the_state_that_anybody_is_shown_is_that_of_the_moment(program, given_world, points):
+    """A state is made anew when anything that it holds has changed, whoever of the run's parts changed it."""
+    frozen, receive, kept = RunState.frozen, RunState.receive, []
+
+    def shown(run):
+        known = run._frozen
+        state = frozen(run)
+        if state is known:
+            kept.append(state)
+            run._frozen = None
+            # The id of a call is taken before anything is to be seen of the call.
+            assert attrs.evolve(frozen(run), next_call=state.next_call) == state
+            run._frozen = state
+        return state
+
+    def received(run, outcome, effect):
+        shown(run)
+        return receive(run, outcome, effect)
+
+    with patch.object(RunState, "frozen", shown), patch.object(RunState, "receive", received):
+        play_in(given_world, Recorder(program), points)
+    event("kept" if kept else "made anew each time")

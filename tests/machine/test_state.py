@@ -8,11 +8,15 @@ from pathlib import Path
 import pytest
 
 import stepengine.machine
+from stepengine.machine.budget import Budget
 from stepengine.machine.history import History
-from stepengine.machine.state import RunState, SideEvents, Spent
+from stepengine.machine.output import Output
+from stepengine.machine.side_events import SideEvents
+from stepengine.machine.spent import Spent
+from stepengine.machine.state import RunState
 
 MACHINE = Path(stepengine.machine.__file__).parent
-STATEFUL = (RunState, History, SideEvents, Spent)
+STATEFUL = (RunState, Budget, History, Output, SideEvents, Spent)
 
 
 def targets_of(node: ast.AST) -> list[ast.expr]:
@@ -32,7 +36,7 @@ def targets_of(node: ast.AST) -> list[ast.expr]:
 def names_of_state() -> set[str]:
     """Return the names of all attributes that the stateful classes have."""
     made = {name for cls in STATEFUL for name in getattr(cls, "__slots__", ())}
-    return made | {"waiting", "_run"}
+    return made | {"waiting", "_run", "warnings", "problems"}
 
 
 def set_from_outside(source: str) -> list[str]:
@@ -58,10 +62,12 @@ def test_nobody_sets_attributes_of_a_runs_state_from_outside(file):
 @pytest.mark.parametrize(
     "planted",
     [
-        "run.limit = None",
+        "run.budget.reached = None",
+        "run.output.value = 5",
+        "call.run.side_events.warnings = []",
         "run.history.record = run.history.view = longer",
         "call.run.step, other = 1, 2",
-        "run.steps_remaining -= 1",
+        "run.budget.steps_left -= 1",
         "run.has_asked: bool = True",
         "del run.stop",
         "self.run.spent.children = []",
@@ -77,5 +83,5 @@ def test_one_that_does_is_found(planted):
 
 def test_the_state_has_slots_only():
     """A misspelt attribute cannot appear, and thousands of runs stay small."""
-    for cls in (RunState, History, Spent):
+    for cls in (RunState, Budget, History, Output, Spent):
         assert not hasattr(cls.__new__(cls), "__dict__")

@@ -5,7 +5,9 @@ Servers that bend the protocol, and servers behind HTTP on the loopback interfac
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
+import random
 import socket
 import subprocess
 import sys
@@ -377,3 +379,117 @@ async def test_a_server_behind_http_asks_people_and_says_how_far_it_is(served: A
 
     assert "ordered shoes: 42, a gift" == result.tool_calls[0].result.text
     assert {"step 1", "step 2"} <= set(shown)
+
+
+# --- replies that cannot be read ----------------------------------------------------------------------------------------
+
+
+def _http(body: bytes, kind: str = "application/json", status: str = "200 OK", *more: str) -> bytes:
+    head = [f"HTTP/1.1 {status}", f"content-type: {kind}", f"content-length: {len(body)}", "connection: close", *more]
+    return "\r\n".join([*head, "", ""]).encode() + body
+
+
+def _events(*data: bytes) -> bytes:
+    return _http(b"".join([b"event: message\ndata: " + one + b"\n\n" for one in data]), "text/event-stream")
+
+
+def _saying(**members: Any) -> bytes:
+    return json.dumps({"jsonrpc": "2.0", **members}).encode()
+
+
+def _replies(number: int) -> dict[str, bytes]:
+    """
+    Return replies to a call, none of which is one that can be read.
+    """
+    good = _saying(id=number, result={"content": [{"type": "text", "text": "seen"}]})
+    long = good.replace(b"seen", b"x" * 100_000)
+    return {
+        "nothing": _http(b""),
+        "no JSON": _http(b"<html>"),
+        "cut": _http(good[:-3]),
+        "no UTF-8": _http(good.replace(b"seen", b"\xff\xfe")),
+        "UTF-16": _http(good.decode().encode("utf-16")),
+        "another type": _http(good, "text/html"),
+        "a list": _http(b"[" + good + b"]"),
+        "null": _http(b"null"),
+        "no id": _http(_saying(result={})),
+        "another id": _http(_saying(id=999_999, result={})),
+        "null for an id": _http(_saying(id=None, error={"code": -32700, "message": "what?"})),
+        "a request": _http(_saying(id=number, method="ping")),
+        "a notification": _http(_saying(method="notifications/message", params={"level": "info", "data": "x"})),
+        "an old version": _http(good.replace(b"2.0", b"1.0")),
+        "deep": _http(b'{"jsonrpc":"2.0","id":1,"result":' + b"[" * 100_000 + b"]" * 100_000 + b"}"),
+        "half a pair": _http(good.replace(b"seen", b"\\ud800")),
+        "another shape": _http(good.replace(b'"seen"', b"5")),
+        "two": _http(good + b"\n" + good),
+        "too long": _http(long),
+        "packed": _http(
+            gzip.compress(long + random.Random(1).randbytes(2_000)),
+            "application/json",
+            "200 OK",
+            "content-encoding: gzip",
+        ),
+        "taken": _http(b"", "text/plain", "202 Accepted"),
+        "refused oddly": _http(b'{"error":', "application/json", "400 Bad Request"),
+        "events without JSON": _events(b"what?"),
+        "events that are cut": _events(good[:-3]),
+        "events of a list": _events(b"[" + good + b"]"),
+        "deep events": _events(b"[" * 100_000),
+    }
+
+
+async def _odd_http(names: list[str]) -> tuple[Any, str]:
+    """
+    Start a server that is as it should be, but for its replies to calls: one of these after the other, at last a good one.
+    """
+    left = [*names]
+
+    async def serve(reader: Any, writer: Any) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        answer = _http(b"", "text/plain", "405 Method Not Allowed")
+        if head.startswith(b"post"):
+            length = next(line for line in head.split(b"\r\n") if line.startswith(b"content-length:"))
+            answer = _answer(json.loads(await reader.readexactly(int(length.split(b":")[1]))), left)
+        writer.write(answer)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    return server, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp"
+
+
+def _answer(asked: dict[str, Any], left: list[str]) -> bytes:
+    number, method = asked.get("id"), asked.get("method")
+    if number is None:
+        return _http(b"", "text/plain", "202 Accepted")
+    if method == "initialize":
+        version = asked["params"]["protocolVersion"]
+        info = {
+            "protocolVersion": version,
+            "capabilities": {"tools": {}},
+            "serverInfo": {"name": "odd", "version": "1"},
+        }
+        return _http(_saying(id=number, result=info))
+    if method == "tools/list":
+        return _http(_saying(id=number, result={"tools": [{"name": "look", "inputSchema": {"type": "object"}}]}))
+    if method == "tools/call":
+        good = _http(_saying(id=number, result={"content": [{"type": "text", "text": "seen"}]}))
+        return _replies(number)[left.pop(0)] if left else good
+    return _http(_saying(id=number, error={"code": -32601, "message": "no such method"}))
+
+
+@pytest.mark.spec("reliability:MC05", "reliability:MC10")
+async def test_a_reply_over_http_that_cannot_be_read_is_an_error_at_once_and_the_connection_stays(
+    agent: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepengine.mcp.http.LINE_BYTES", 64 * 1024)
+    monkeypatch.setattr("stepengine.mcp.http.PACKED_BYTES", 1024)
+    names = [*_replies(1)]
+    server, url = await _odd_http(names)
+
+    async with server, asyncio.timeout(50):
+        said = await texts(mcp_tools(url, name="odd", timeout=600), agent, *[LOOK] * (len(names) + 1))
+
+    assert ("ok", "seen") == said.pop()
+    assert {} == {name: text for name, (status, text) in zip(names, said, strict=True) if status != "error"}
+    assert [] == [text for _, text in said if "was lost" in text or "did not answer within" in text]

@@ -18,6 +18,7 @@ from stepengine.errors import LimitExceeded
 from stepengine.machine import batch, handler, run, step
 from stepengine.machine.author import Author
 from stepengine.machine.signals import Stopped
+from stepengine.machine.spent import Spent
 from stepengine.machine.state import RunState
 from stepengine.runtime.limits import Ledger
 from stepengine.testing import SimulationFailed, simulate, text, tool_call, tool_calls
@@ -69,7 +70,7 @@ def evolved(state, history):
 
 
 def miscounted(monkeypatch):
-    monkeypatch.setattr(RunState, "count_child", lambda state, child: state.spent.children.append(child))
+    monkeypatch.setattr(Spent, "count_child", lambda spent, child: spent.children.append(child))
 
 
 def left_open(monkeypatch):
@@ -81,7 +82,7 @@ def beyond(monkeypatch):
     budgeted = step.budgeted_step
 
     def mutant(state, over):
-        state.steps_remaining = max(1, state.steps_remaining)
+        state.budget.steps_left = max(1, state.budget.steps_left)
         return budgeted(state, over)
 
     monkeypatch.setattr(handler, "budgeted_step", mutant)
@@ -132,13 +133,13 @@ def unstoppable(monkeypatch):
 
 
 def forgetful(monkeypatch):
-    count = RunState.count_reply
+    count = Spent.count_reply
 
-    def mutant(state, effect, reply):
+    def mutant(spent, effect, reply):
         if effect.purpose == "step":
-            count(state, effect, reply)
+            count(spent, effect, reply)
 
-    monkeypatch.setattr(RunState, "count_reply", mutant)
+    monkeypatch.setattr(Spent, "count_reply", mutant)
 
 
 def generous(monkeypatch):

@@ -88,7 +88,7 @@ def listed(folders: Iterable[Path] = ()) -> Iterator[Listed]:
                 yield Listed(file, agent, hidden_by=None if first == file else first)
 
 
-def _json_of(entry: Listed) -> dict[str, Any]:
+def _json_of(entry: Listed) -> dict[str, object]:
     agent: Any = entry.agent
     return {
         "id": agent.id,

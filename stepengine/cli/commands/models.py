@@ -236,7 +236,7 @@ def _tokens(count: int | None) -> str:
     return "unknown" if count is None else f"{count:,} tokens"
 
 
-def _json_of(entry: Listed | Known) -> dict[str, Any]:
+def _json_of(entry: Listed | Known) -> dict[str, object]:
     if isinstance(entry, Listed):
         return attrs.asdict(entry)
     prices = {kind: f"{price:f}" for kind, price in entry.prices.items()}

@@ -96,7 +96,7 @@ def _waiting(files: Iterable[str], *, last: bool) -> list[str]:
     return spread(named) or [e.stem for e in entries() if e.status in GOES_ON and e.text("cwd") == here]
 
 
-def _tried(options: Options) -> dict[str, Any]:
+def _tried(options: Options) -> dict[str, object]:
     """Return how a run would go on: as it is, with what ``keep`` takes, or not."""
     file, first, known = options.journal, dict[str, Any](), dict[str, Any]()
     try:

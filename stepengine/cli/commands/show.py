@@ -113,7 +113,7 @@ def effects_of(history: History) -> Iterator[Shown]:
 # --- as JSON ----------------------------------------------------------------------------------------------------------
 
 
-def _whole(history: History) -> dict[str, Any]:
+def _whole(history: History) -> dict[str, object]:
     from stepengine.journal.show import ended_of, spending_of, status_of
 
     root, head = history.root, history.head
@@ -207,7 +207,7 @@ def _chosen(history: History, shown: list[Shown], step: str) -> list[Shown]:
     return chosen
 
 
-def _one(history: History, shown: list[Shown], chosen: list[Shown]) -> dict[str, Any]:
+def _one(history: History, shown: list[Shown], chosen: list[Shown]) -> dict[str, object]:
     request = history.form(chosen[0].intent)["request"] if chosen[0].kind == "CallModel" else None
     if request is not None:
         messages = [*history.messages(chosen[0].intent), *request.get("tail", ())]
@@ -221,7 +221,7 @@ def _one(history: History, shown: list[Shown], chosen: list[Shown]) -> dict[str,
     }
 
 
-def _so_far(history: History, before: list[Shown]) -> dict[str, Any]:
+def _so_far(history: History, before: list[Shown]) -> dict[str, object]:
     """Return what the run had done and spent before a step."""
     replies = [history.outcome(e.result) for e in before if e.kind == "CallModel" and e.result is not None]
     usages = [r.value.usage for r in replies if isinstance(r, Value) and r.value.usage is not None]

@@ -84,7 +84,7 @@ def _replayed(file: str, options: Options) -> dict[str, Any]:
     return {"file": file, "outcome": "ok", "status": status, "steps": result.state.step_index}
 
 
-def _diverged(file: str, message: str, diff: Iterable[tuple[str, str, str]], **place: object) -> dict[str, Any]:
+def _diverged(file: str, message: str, diff: Iterable[tuple[str, str, str]], **place: object) -> dict[str, object]:
     return {"file": file, "outcome": "diverged", "message": message, **place, "diff": fields_of(diff)}
 
 

@@ -120,10 +120,10 @@ def json_of(one: Told) -> dict[str, Any]:
     }
 
 
-def _form_json(form: Form) -> dict[str, Any]:
+def _form_json(form: Form) -> dict[str, object]:
     return {"type": form.type, "shape": form.shape or None, "keys": [_key_json(key) for key in form.keys]}
 
 
-def _key_json(key: Key) -> dict[str, Any]:
+def _key_json(key: Key) -> dict[str, object]:
     inner = {} if key.form is None else {"of": _form_json(key.form)}
     return {"name": key.name, "type": key.type, "always": key.is_always, "text": key.text, **inner}

@@ -128,7 +128,7 @@ def worker(
     return said(worked())
 
 
-def _limited(known: Any, typed: Mapping[str, Iterable[str]]) -> dict[str, Any]:
+def _limited(known: Any, typed: Mapping[str, Iterable[str]]) -> dict[str, object]:
     """
     Return the limits of a module with those that were typed, as an option of ``Engine``; nothing when none was.
 

@@ -578,7 +578,7 @@ def _said(ended: ChildResult) -> list[Form]:
     return parts
 
 
-def _previous(root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _previous(root: Mapping[str, Any]) -> list[Mapping[str, object]]:
     state = root.get("previous") or {}
     transcript = state.get("view") or state.get("message_history") or {"messages": []}
     messages: list[Mapping[str, object]] = transcript["messages"]

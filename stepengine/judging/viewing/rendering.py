@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import attrs
 
@@ -157,7 +157,7 @@ def _names(source: Source, other: Source | None) -> str:
 
 def _one(
     source: Source, texts: Texts, files: list[dict[str, str]], *, locals: bool
-) -> tuple[RunView, Walked | None, dict[str, Any]]:
+) -> tuple[RunView, Walked | None, dict[str, object]]:
     view = RunView(texts, source.file)
     view.take(stored(source.journal))
     walked: Walked | None = None

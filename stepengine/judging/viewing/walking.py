@@ -110,7 +110,7 @@ class _Walker:
         if frames:
             self._frames(row, path, frames)
 
-    def _hooks(self, moment: Moment) -> Iterator[dict[str, Any]]:
+    def _hooks(self, moment: Moment) -> Iterator[dict[str, object]]:
         for call in moment.hooks:
             if isinstance(call.said, Change):
                 with contextlib.suppress(DataError, TypeError):

@@ -82,7 +82,7 @@ def decode(message: Mapping[str, Any], call: Call, model: str, request_id: str |
     )
 
 
-def _standing(blocks: list[Mapping[str, object]]) -> list[Mapping[str, Any]]:
+def _standing(blocks: list[Mapping[str, object]]) -> list[Mapping[str, object]]:
     """Return *blocks* without those of a model that gave way to another one which do not count any more."""
     last = max([index for index, block in enumerate(blocks) if block.get("type") == FALLBACK], default=0)
     answered = {block.get("tool_use_id") for block in blocks[:last]}

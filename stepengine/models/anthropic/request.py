@@ -241,7 +241,7 @@ def encode_count(request: ModelRequest, model: str, family: Family, ways: Ways, 
     return join_members(members)
 
 
-def _system(request: ModelRequest, ways: Ways) -> Any:
+def _system(request: ModelRequest, ways: Ways) -> object:
     text = request.system_prompt
     if not text.strip() or ways.mark is None:
         return text or None

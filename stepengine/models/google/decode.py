@@ -160,7 +160,7 @@ def _refuse_unusable(candidate: Mapping[str, object], raw: str | None, call: Cal
 
 def _whole_parts(
     parts: list[Mapping[str, Any]], stop: StopReason | None, call: Call, usage: Usage | None
-) -> list[Mapping[str, Any]]:
+) -> list[Mapping[str, object]]:
     """
     Return *parts* with the arguments of each call in one piece.
 

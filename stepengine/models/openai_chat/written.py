@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import attrs
 
@@ -45,7 +44,7 @@ def with_written_calls(reply: ModelReply) -> ModelReply:
     return attrs.evolve(reply, content=tuple(content), stop_reason=StopReason.TOOL_USE)
 
 
-def _mark(reply: ModelReply) -> dict[str, Any]:
+def _mark(reply: ModelReply) -> dict[str, object]:
     return {name: reply.provider_data[name] for name in ("provider", "model") if name in reply.provider_data}
 
 

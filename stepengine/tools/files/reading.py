@@ -299,7 +299,7 @@ class _Reader:
         )
         raise ToolError(msg)
 
-    def _part(self, found: Lines) -> dict[str, Any]:
+    def _part(self, found: Lines) -> dict[str, object]:
         wanted = self._wanted
         if found.total is not None and wanted.offset and wanted.offset >= found.total:
             first = int(wanted.start.by_number)

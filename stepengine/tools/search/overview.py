@@ -313,7 +313,7 @@ def _entry(root: Root, path: str, max_tokens: int, budget: Budget) -> dict[str, 
     return {"path": display(opened.parts), **made, "spent": made["token_count"]}
 
 
-def _file_entry(root: Root, path: str, max_tokens: int, problem: ToolError) -> dict[str, Any]:
+def _file_entry(root: Root, path: str, max_tokens: int, problem: ToolError) -> dict[str, object]:
     try:
         opened = root.open_file(path)
     except ToolError as error:

@@ -117,7 +117,7 @@ def searching_tools(root: Root, *, prefer_python: bool) -> list[Tool]:
     return [glob, code_search, finding_tool(root)]
 
 
-def _globbed(root: Root, pattern: GlobPattern, cwd: str, max_results: int, budget: Budget) -> dict[str, Any]:
+def _globbed(root: Root, pattern: GlobPattern, cwd: str, max_results: int, budget: Budget) -> dict[str, object]:
     opened = root.open_folder(cwd)
     depth = len(opened.parts)
     found: list[tuple[int, tuple[str, ...]]] = []
@@ -141,7 +141,7 @@ def _globbed(root: Root, pattern: GlobPattern, cwd: str, max_results: int, budge
 
 def _searched(  # noqa: PLR0917  (one call, spelled out)
     root: Root, ripgrep: str | None, pattern: str, flags: Flags, cwd: str, max_results: int, budget: Budget
-) -> dict[str, Any]:
+) -> dict[str, object]:
     report = Report(flags, max_results)
     opened = root.open_folder(cwd)
     engine = None if ripgrep is None else Ripgrep(ripgrep, root, opened)

@@ -374,7 +374,7 @@ async def _started(
     return ToolResult.json({**value, "output_file": str(job.log.path)}, side_effects=[effect])
 
 
-def _frame(command: Argv | Script, process: Process, ending: Ending, message: str) -> dict[str, Any]:
+def _frame(command: Argv | Script, process: Process, ending: Ending, message: str) -> dict[str, object]:
     frame: dict[str, object] = {"command": shortened(shown_command(command), SHOWN_CHARS), "exit_code": ending.code}
     if ending.signal is not None:
         frame["signal"] = ending.signal

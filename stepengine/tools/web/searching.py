@@ -178,7 +178,9 @@ def _list(answer: object, name: str) -> Sequence[Any]:
     return found if isinstance(found, list) else ()
 
 
-async def _json(url: str, params: Mapping[str, str], headers: Mapping[str, str], *, seconds: float) -> dict[str, Any]:
+async def _json(
+    url: str, params: Mapping[str, str], headers: Mapping[str, str], *, seconds: float
+) -> dict[str, object]:
     """
     Return the JSON object that a service answers with.
 

@@ -9,7 +9,7 @@ import sqlite3
 
 import pytest
 
-from stepengine.runtime.write_ahead import reason
+from stepengine.system.write_ahead import reason
 
 
 def error_of(path):

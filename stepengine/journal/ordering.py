@@ -1,0 +1,100 @@
+"""In which order the records of a journal stand: as they came, by their addresses, or as in the journal that was repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from stepengine.journal.records import Blob, Head, Input, Intent, Record, Result, to_text
+from stepengine.journal.store import MemoryJournal
+
+__all__ = ("in_address_order", "put_as_recorded", "without_cut_off_blobs")
+
+RANK = {"input": 0, "intent": 1, "result": 2}
+LAST = 1 << 62
+
+
+def in_address_order(records: Sequence[Record]) -> list[Record]:
+    """Return *records* sorted: each effect, then the run that it spawned, then its result; blobs before their first use."""
+    made: list[Record] = [record for record in records if type(record) is Head]
+    blobs = {record.fp: record for record in records if type(record) is Blob}
+    for record in sorted([r for r in records if type(r) not in (Head, Blob)], key=_key):
+        if blobs and record.line is not None:
+            text = to_text(record.line)
+            places = {text.find(f'"{fp}"'): fp for fp in blobs}
+            made += [blobs.pop(places[place]) for place in sorted(places) if place >= 0]
+        made.append(record)
+    return made
+
+
+def put_as_recorded(journal: MemoryJournal, original: Sequence[Record]) -> None:
+    """
+    Put the records of *journal*, which a replay made, in the order in which the originals came; mostly they are.
+
+    What came from outside, such as a stop or what was kept after an edit, did not come again and is taken over.
+    """
+    records = journal.records()
+    made, kept = _without_blobs(records), _without_blobs(original)
+    if len(kept) != len(made) or not all(map(_is_same, kept, made)):
+        journal.replace(_as_recorded(records, original))
+    elif len(made) < len(records):
+        following = iter(made)
+        journal.keep(
+            [record if type(record) is Blob else next(following) for record in without_cut_off_blobs(original)]
+        )
+
+
+def without_cut_off_blobs(records: Sequence[Record]) -> Sequence[Record]:
+    """Return *records* without the blobs of one that a crash cut off."""
+    end = len(records)
+    while end and type(records[end - 1]) is Blob:
+        end -= 1
+    return records[:end]
+
+
+def _without_blobs(records: Sequence[Record]) -> list[Record]:
+    return [record for record in records if type(record) is not Blob]
+
+
+def _as_recorded(records: Sequence[Record], original: Sequence[Record]) -> list[Record]:
+    places = {_name(record): number for number, record in enumerate(original)}
+    made = {_name(record) for record in records if type(record) is Input}
+    outside = [r for r in original if type(r) is Input and _name(r) not in made]
+    return sorted([*records, *outside], key=lambda record: places.get(_name(record), LAST))
+
+
+def _is_same(a: Record, b: Record) -> bool:
+    kind = type(a)
+    if kind is not type(b):
+        return False
+    if kind is Intent or kind is Result:
+        return a.path == b.path and a.seq == b.seq  # type: ignore[union-attr]
+    return _name(a) == _name(b)
+
+
+def _name(record: Record) -> tuple[Any, ...]:
+    match record:
+        case Intent():
+            return "intent", record.path, record.seq
+        case Result():
+            return "result", record.path, record.seq
+        case Input(input=said):
+            kind = said.get("type")
+            return "input", record.path, record.seq, kind, said.get("question_id"), kind == "Stop" and record.at
+        case Blob():
+            return "blob", record.fp
+        case Head():
+            return ("head",)
+
+
+def _key(record: Record) -> tuple[tuple[tuple[int, int], ...], int]:
+    """Return a key under which a child's records stand between its Spawn's intent and result, the root's around all."""
+    path: str = getattr(record, "path", "")
+    seq: int = getattr(record, "seq", -1)
+    if not path and seq < 0:
+        # The prompt of the root comes after its start; what stopped it stands where it would have ended.
+        is_last = record.kind == "result" or (type(record) is Input and record.input.get("type") == "Stop")
+        return (((LAST, 0),), 0) if is_last else ((), 0 if record.kind == "intent" else 1)
+    # A child's numbers follow those of its Spawn with rank 1: after its intent (0) and before its result (2).
+    inside = [(int(n), 1) for n in path.split(".")] if path else []
+    return (*inside, (seq, 2 if record.kind == "result" else 0)), RANK[record.kind]

@@ -1,0 +1,181 @@
+"""
+Making sure of the output of a run: what the handler returned, else what the output mode says.
+
+A run whose structured output is missing or invalid is resumed: the finished handler is not started again; the machine
+appends a note, offers ``set_output``, and runs one more turn inside the remaining budget, as often as the agent's
+``output_retries`` say. A final text that is the JSON which the schema asks for counts as output.
+"""
+
+from __future__ import annotations
+
+import json
+from types import CoroutineType
+from typing import Any
+
+import attrs
+
+from stepengine.data.functions import location_of, unwrapped
+from stepengine.data.json import JsonValue, compact, freeze, hint_about
+from stepengine.data.messages import UserMessage
+from stepengine.data.yields import StepWith
+from stepengine.errors import DataError, HandlerError, ModelError
+from stepengine.machine.protocol import Flow
+from stepengine.machine.state import RunState
+from stepengine.machine.step import budgeted_step
+
+__all__ = ("settle_output",)
+
+FENCE = "```"
+NO_JSON = object()
+REFUSED = (400, 422)
+"""How a provider says that it does not take a request as it stands."""
+
+
+def settle_output(run: RunState, returned: object) -> Flow[None]:
+    """
+    Make sure that a run that has to give a structured output has one.
+
+    A handler that asked for no step is not corrected by a model, which the run may not even have (requirements:X64).
+
+    Raises:
+        OutputMissing: when there is none after all corrections.
+        LimitReached: when a budget of the run was spent in one of them.
+    """
+    if returned is not None:
+        _take_returned(run, returned)
+    if run.agent.output_mode != "structured_output" or _is_settled(run, returned):
+        return
+    if run.has_asked:
+        yield from _corrected(run, returned)
+    if not run.output.is_given and run.budget.reached is None:
+        raise run.output.missing()
+
+
+def _corrected(run: RunState, returned: object) -> Flow[None]:
+    """Look for the output in the final text, and ask for it as often as the agent allows and the budget lasts."""
+    if returned is None:
+        _take_text(run)
+    for left in range(run.agent.output_retries, 0, -1):
+        if run.output.is_given or run.budget.reached is not None or run.budget.steps_left <= 0:
+            break
+        yield from _correction(run, is_last=left == 1)
+        _take_text(run)
+
+
+def _is_settled(run: RunState, returned: object) -> bool:
+    """Return whether nothing is missing; without a schema a handler that asked for no step need not give anything."""
+    return run.output.is_given or (not run.output.is_checked and (returned is not None or not run.has_asked))
+
+
+def _take_returned(run: RunState, returned: object) -> None:
+    output = run.output
+    if output.is_checked:
+        output.void()
+        output.offer(returned)
+        return
+    try:
+        kept = freeze(returned)
+    except Exception as error:  # noqa: BLE001 - an output that is no JSON is looked at by its own methods
+        _check_returned(run, returned, error)
+        output.leave_to_author()
+    else:
+        _check_length(run, kept)
+        output.set(kept)
+
+
+def _check_returned(run: RunState, returned: Any, error: Exception) -> None:
+    """
+    Refuse an output that is no JSON, as *error* says, where it was not meant or has to be written down.
+
+    Raises:
+        HandlerError: for what was not awaited, and with a journal for whatever else is no JSON.
+    """
+    kind, handler = type(returned), run.agent.handle_steps
+    where = location_of(unwrapped(handler))
+    what = f"handle_steps of agent {run.agent.id!r} ({where})"
+    hint = hint_about(returned)
+    if kind is CoroutineType:
+        returned.close()
+    if hint:
+        msg = f"{what} returned a {kind.__name__}{hint}"
+    elif run.plan.keeps_output() and not _can_be_kept(returned):
+        said = error.message if isinstance(error, DataError) else f"a {kind.__name__} raised {type(error).__name__}"
+        msg = f"{what}: output is not JSON: {said}; a run with a journal keeps its output, so return what is JSON"
+    else:
+        return
+    raise HandlerError(msg, kind=type(error).__name__, location=where)
+
+
+def _check_length(run: RunState, output: JsonValue) -> None:
+    """
+    Refuse an output that no record holds.
+
+    Raises:
+        HandlerError: naming how long it is, and how long it may be.
+    """
+    why = run.plan.unkept(output)
+    if why:
+        where = location_of(unwrapped(run.agent.handle_steps))
+        what = f"handle_steps of agent {run.agent.id!r} ({where})"
+        msg = f"{what}: output is too long: {why}; write what is long to a file and return where it is"
+        raise HandlerError(msg, kind="too_long", location=where)
+
+
+def _can_be_kept(returned: object) -> bool:
+    """Return whether an output has a JSON form of its own, as pydantic models have."""
+    dump = getattr(type(returned), "model_dump", None)
+    try:
+        return dump is not None and freeze(dump(returned, mode="json")) is not None
+    except Exception:  # noqa: BLE001 - a model's own methods may raise anything
+        return False
+
+
+def _take_text(run: RunState) -> None:
+    """Take the final text as the output when it is JSON of the schema."""
+    if run.output.is_given or not run.output.is_checked:
+        return
+    found = json_in(run.history.last_said())
+    if found is not NO_JSON:
+        run.output.offer(found)
+
+
+def json_in(text: str) -> object:
+    """Return the JSON value that *text* is, or that its only fenced block holds; ``NO_JSON`` when there is none."""
+    lines = text.split("\n")
+    fences = [n for n, line in enumerate(lines) if line.lstrip().startswith(FENCE)]
+    fenced = len(fences) == 2 and lines[fences[1]].strip() == FENCE  # noqa: PLR2004 - one block: it opens and closes
+    for candidate in (text, "\n".join(lines[fences[0] + 1 : fences[1]]) if fenced else ""):
+        try:
+            return json.loads(candidate)
+        except (ValueError, RecursionError):
+            continue
+    return NO_JSON
+
+
+def _correction(run: RunState, *, is_last: bool) -> Flow[None]:
+    """Ask for the output and run one more turn; the last one demands the call."""
+    output = run.output
+    why = f" Your last output was refused: {'; '.join(output.issues)}." if output.issues else ""
+    schema = run.plan.output_json_schema
+    shape = f" It must fit this JSON Schema: {compact(schema)}" if schema is not None else ""
+    note = (
+        f"<system-reminder>\nThe output of this task is missing.{why} Call set_output now.{shape}\n</system-reminder>"
+    )
+    run.history.add([UserMessage(note, ("OUTPUT_REMINDER",))])
+    plain = StepWith(tools=tuple(dict.fromkeys([*run.offered, "set_output"])))
+    try:
+        ended = yield from _demanded(run, plain) if is_last else budgeted_step(run, plain)
+        while run.budget.steps_left > 0 and not (ended or output.is_given):
+            ended = yield from budgeted_step(run, plain)
+    except ModelError as error:
+        raise output.missing() from error
+
+
+def _demanded(run: RunState, plain: StepWith) -> Flow[bool]:
+    """Run a step in which the model has to call ``set_output``; where a provider refuses to demand that, it is asked for."""
+    try:
+        return (yield from budgeted_step(run, attrs.evolve(plain, tool_choice="set_output")))
+    except ModelError as error:
+        if error.status not in REFUSED:
+            raise
+    return (yield from budgeted_step(run, plain))

@@ -1,0 +1,163 @@
+"""What a run says beside its effects: to whoever watches, and of what went wrong in its result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from stepengine.data import events as ev
+from stepengine.data.effects import Effect, Gather
+from stepengine.data.estimate import transcript_tokens
+from stepengine.data.json import JsonValue, freeze
+from stepengine.data.state import RunPhase
+from stepengine.data.transcript import Transcript
+from stepengine.errors import AgentError, DataError
+from stepengine.machine.protocol import PHASES
+
+if TYPE_CHECKING:
+    from stepengine.machine.state import RunState
+
+__all__ = ("SideEvents",)
+
+
+class SideEvents:
+    """
+    What a run says on the side: notifications and log lines, held until the next effect; and what went wrong.
+
+    It is the logger and notifier of one run; it only remembers, the machine shows.
+
+    Attributes:
+        waiting: What was said since the last effect.
+        warnings: What was noted and dropped.
+        problems: What went wrong with closing the handler.
+    """
+
+    def __init__(self, run: RunState) -> None:
+        self._run: RunState | None = run
+        self._plan = run.plan
+        self._phase: tuple[RunPhase, str] = (RunPhase.IDLE, "")
+        self.waiting: list[ev.Event] = []
+        self.warnings: list[str] = []
+        self.problems: tuple[str, ...] = ()
+
+    def close(self) -> None:
+        """Let go of the run, which has ended, so that it is freed at once and not by the collector."""
+        self._run = None
+
+    def take(self) -> list[ev.Event]:
+        """Return what waits and forget it."""
+        waiting, self.waiting = self.waiting, []
+        return waiting
+
+    def before(self, effect: Effect) -> Sequence[ev.Event]:
+        """Return what is shown before *effect*: what was said on the side, and the phase that the run enters with it."""
+        said = self.take() if self.waiting else ()
+        first = effect.effects[0] if type(effect) is Gather else effect
+        phase = PHASES[type(first)](first)
+        return said if phase is None else (*said, *self.enter(*phase, first.seq))  # type: ignore[union-attr]
+
+    def enter(self, phase: RunPhase, detail: str, seq: int) -> Sequence[ev.Event]:
+        """Return what shows that the run does something else now, if it does and anybody watches."""
+        if self._phase == (phase, detail) or not self._plan.watched():
+            return ()
+        self._phase = (phase, detail)
+        return (ev.PhaseChanged(path=self._plan.path, seq=seq, phase=phase, detail=detail),)
+
+    def warn(self, *texts: str) -> None:
+        """Note what went wrong and was dropped."""
+        self.warnings.extend(texts)
+
+    def tell(self, text: str) -> None:
+        """Warn of something once, in the result and in an event."""
+        if text not in self.warnings:
+            self.warn(text)
+            self.warning(text)
+
+    def closed_with(self, problems: tuple[str, ...]) -> None:
+        """Take note of what went wrong with closing the handler, and tell it."""
+        self.problems = problems
+        self.warn(*problems)
+        run = self._run
+        if run is not None:
+            self.waiting += [
+                ev.HandlerNotice(path=run.plan.path, seq=run.seq, kind="handler_ignored_close", message=problem)
+                for problem in problems
+            ]
+
+    def _speaker(self, what: str) -> RunState:
+        run = self._run
+        if run is None:
+            msg = f"{what} was used after its run had ended, when nobody is told of anything any more"
+            raise AgentError(msg)
+        if not run.plan.here():
+            msg = (
+                f"{what} of agent {run.agent.id!r} was used from another thread; a run is told of things in its own thread "
+                "only. Return what the thread found from Perform(fn, ...) and say it in the handler"
+            )
+            raise AgentError(msg)
+        return run
+
+    def notify(self, message: str, data: object = None) -> None:
+        """Remember a notification."""
+        run = self._speaker("ctx.notify")
+        self.waiting.append(
+            ev.Notification(path=run.plan.path, seq=run.seq, message=str(message), data=_json_or_what(data))
+        )
+
+    def compacted(self, by: str, before: Transcript, after: Transcript, *, record: bool) -> None:
+        """Remember that *by* made what the model sees smaller, if it did."""
+        run, tokens = self._run, (transcript_tokens(before), transcript_tokens(after))
+        if run is None or tokens[1] >= tokens[0]:
+            return
+        event = ev.Compacted(
+            path=run.plan.path,
+            seq=run.seq,
+            by=by,
+            record=record,
+            tokens_before=tokens[0],
+            tokens_after=tokens[1],
+            messages_before=len(before),
+            messages_after=len(after),
+        )
+        self.waiting.append(event)
+
+    def todos(self, todos: JsonValue) -> None:
+        """Remember that the todos are these now."""
+        run = self._run
+        if run is not None and run.plan.watched():
+            self.waiting.append(ev.TodosChanged(path=run.plan.path, seq=run.seq, todos=todos))
+
+    def debug(self, message: str, /, **data: object) -> None:
+        """Log for developers."""
+        self._log("debug", message, data)
+
+    def info(self, message: str, /, **data: Any) -> None:
+        """Log for users who asked for detail."""
+        self._log("info", message, data)
+
+    def warning(self, message: str, /, **data: object) -> None:
+        """Log what somebody should look at."""
+        self._log("warning", message, data)
+
+    def error(self, message: str, /, **data: Any) -> None:
+        """Log what went wrong."""
+        self._log("error", message, data)
+
+    def _log(self, level: str, message: str, data: dict[str, object]) -> None:
+        run = self._speaker("the logger")
+        line = ev.LogLine(
+            path=run.plan.path,
+            seq=run.seq,
+            level=level,
+            message=str(message),
+            data=_json_or_what(data) if data else None,
+            step=run.step,
+        )
+        self.waiting.append(line)
+
+
+def _json_or_what(data: object) -> object:
+    try:
+        return freeze(data)
+    except DataError:
+        return f"<{type(data).__name__} that is not JSON>"

@@ -1,0 +1,145 @@
+"""What a run spent: the tokens, the money and the credits of its model calls, its tools and its children."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+import attrs
+
+from stepengine.data.effects import CallModel
+from stepengine.data.json import JsonDict
+from stepengine.data.models import ModelReply
+from stepengine.data.outcomes import Stop
+from stepengine.data.state import ChildResult
+from stepengine.data.usage import Spending, Usage, add_cost, known_costs, quick_spending, quick_usage
+
+__all__ = ("Spent",)
+
+ZERO = Decimal(0)
+
+
+class Spent:
+    """
+    Sums that only grow; a part of the cost that is unknown makes the sum unknown for ever (reliability:I4).
+
+    Attributes:
+        children: The children, in the order in which they ended.
+        cost: What the run and its children cost in US dollars; ``None`` when a part is unknown.
+        credits_used: The credits that they used.
+        entries: How often something was added.
+    """
+
+    __slots__ = (
+        "_by_model",
+        "_children",
+        "_own_cost",
+        "_own_credits",
+        "_usage",
+        "children",
+        "cost",
+        "credits_used",
+        "entries",
+    )
+
+    def __init__(self) -> None:
+        self._by_model: dict[str, _Tally] = {}
+        self._own_cost: Decimal | None = ZERO
+        self._own_credits: float = 0
+        self._usage: Usage | None = None
+        self.cost: Decimal | None = ZERO
+        self.credits_used: float = 0
+        self.children: list[ChildResult] = []
+        self._children = NOTHING
+        self.entries = 0
+
+    def count(self, model: str, usage: Usage | None, cost: Decimal | None, requests: int) -> None:
+        """Add what one attempt of a model call used; *requests* is 1 when it gave a reply, else 0."""
+        self.entries += 1
+        self._usage = None
+        tally = self._by_model.get(model)
+        if tally is None:
+            tally = self._by_model[model] = _Tally()
+        tally.add(usage, requests, cost)
+        own = self._own_cost = None if cost is None or self._own_cost is None else self._own_cost + cost
+        self.cost = add_cost(own, self._children.cost) if self.children else own
+
+    def count_reply(self, effect: CallModel, reply: ModelReply) -> None:
+        """Add what a reply used and cost."""
+        self.count(reply.model or effect.request.model, reply.usage, reply.cost, 1)
+
+    def count_credits(self, credits_used: float) -> None:
+        """Add credits that a tool reported."""
+        self.entries += 1
+        self._own_credits += credits_used
+        self.credits_used = self._own_credits + self._children.credits_used
+
+    def count_child(self, child: ChildResult) -> None:
+        """Add a child and what it spent; what an inline one leaves is none of the record."""
+        self.entries += 1
+        self.children.append(child if child.left is None else attrs.evolve(child, left=None))
+        others = self._children = self._children + child.spending
+        self._usage = None
+        self.cost = add_cost(self._own_cost, others.cost)
+        self.credits_used = self._own_credits + others.credits_used
+
+    def count_stopped(self, stop: Stop) -> None:
+        """Add the child whose end a stop reports, if it is one's."""
+        if stop.child is not None:
+            self.count_child(stop.child)
+
+    def usage(self) -> Usage:
+        """Return the tokens that the run and its children used."""
+        if self._usage is None:
+            if len(self._by_model) == 1:
+                (only,) = self._by_model.values()
+                own = only.usage()
+            else:
+                own = sum([tally.usage() for tally in self._by_model.values()], Usage())
+            self._usage = own + self._children.usage if self.children else own
+        return self._usage
+
+    def total(self, agent_id: str) -> Spending:
+        """Return everything, by agent and by model; *agent_id* is the run's own agent."""
+        by_model = JsonDict({model: tally.usage() for model, tally in self._by_model.items()})
+        own = sum(by_model.values(), Usage())
+        by_agent = JsonDict({agent_id: own})
+        agent_costs = known_costs(by_agent, {agent_id: self._own_cost})
+        model_costs = known_costs(by_model, {model: tally.cost for model, tally in self._by_model.items()})
+        mine = quick_spending(own, self._own_cost, self._own_credits, by_agent, by_model, agent_costs, model_costs)
+        return mine + self._children if self.children else mine
+
+
+NOTHING = Spending()
+
+
+class _Tally:
+    """A running sum of ``Usage`` and cost; the value is made when somebody looks."""
+
+    __slots__ = ("_at_least", "_numbers", "_value", "cost")
+
+    def __init__(self) -> None:
+        self.cost: Decimal | None = ZERO
+        self._numbers = [0, 0, 0, 0, 0, 0]
+        self._at_least = False
+        self._value: Usage | None = None
+
+    def add(self, usage: Usage | None, requests: int, cost: Decimal | None) -> None:
+        self._value = None
+        self.cost = None if cost is None or self.cost is None else self.cost + cost
+        numbers = self._numbers
+        numbers[5] += requests
+        if usage is None:
+            self._at_least = True
+            return
+        numbers[0] += usage.input_tokens
+        numbers[1] += usage.output_tokens
+        numbers[2] += usage.cache_read_tokens
+        numbers[3] += usage.cache_write_tokens
+        numbers[4] += usage.reasoning_tokens
+        self._at_least = self._at_least or usage.at_least
+
+    def usage(self) -> Usage:
+        if self._value is None:
+            sent, said, read, written, thought, requests = self._numbers
+            self._value = quick_usage(sent, said, read, written, thought, requests, self._at_least)
+        return self._value
