@@ -229,7 +229,8 @@ class RunTree:
         Return what all effects of a run but its children may go to: who records, or the innermost performer.
 
         That is so where nothing traces, no budget is set, repeated calls are not counted, and the run is in no group of which
-        one failure ends all.
+        one failure ends all. Through all of them a bare step took 33.8 us instead of 29.8, one that is recorded in memory 56.5
+        instead of 53.7, side by side.
         """
         services, wrapping = self.services, self._wrapping
         if services.outermost or run.plan.limits.max_identical_calls is not None or self._ledgers.of(run.path).bounded:

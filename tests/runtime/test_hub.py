@@ -318,3 +318,16 @@ async def test_a_key_is_in_no_name_that_a_model_calls_and_not_in_the_json_of_the
     assert key not in json.dumps([called.to_json(), end.to_json()])
     assert "<redacted:OUR_KEY>" in json.dumps(end.to_json())
     assert output == end.result.output
+
+
+@pytest.mark.parametrize("kept", [False, True])
+async def test_who_subscribes_inside_of_an_observer_gets_the_event_of_that_moment_once(kept: bool) -> None:
+    subscriptions = []
+    hub = Hub([Watcher(lambda _: subscriptions or subscriptions.append(hub.subscribe()))])
+    if kept:
+        hub.keep()
+    hub.emit(note("a"))
+    hub.emit(note("b"))
+    hub.finish(the_end())
+
+    assert ["a", "b"] == [event.message for event in (await read(subscriptions[0]))[:-1]]
