@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,24 +43,20 @@ def test_a_journal_that_ends_in_the_middle_keeps_of_what_has_no_result_only_what
         AgentDefinition("above", handle_steps=handle, spawnable_agents=["below"]),
         AgentDefinition("below", handle_steps=lambda ctx: (yield Perform(str, 4))),
     ]
-    whole = MemoryJournal()
-    with Engine(agents) as engine:
-        engine.run_sync("above", journal=whole)
+    engine, whole = Engine(agents), MemoryJournal()
+    engine.run_sync("above", journal=whole)
     lines = whole.lines()
 
-    for count in range(2, len(lines) + 1):
-        for entries in (set(), {("", 2)}):
-            journal = MemoryJournal(lines[:count])
-            known = journal.history()
-            paths = {path for path, _ in known.intents}
-            begun = [
-                n for at, n in known.intents if not at and ((at, n) in {*entries, *known.results} or str(n) in paths)
-            ]
-            doubtful = {f"#{n}" for n in range(max(begun, default=-1) + 1)}.intersection(in_doubt(known))
-            records._drop_unbegun(journal, SimpleNamespace(entries=entries))
+    for count, entries in itertools.product(range(2, len(lines) + 1), (set(), {("", 2)})):
+        journal = MemoryJournal(lines[:count])
+        known = journal.history()
+        paths = {path for path, _ in known.intents}
+        begun = [n for at, n in known.intents if not at and ((at, n) in {*entries, *known.results} or str(n) in paths)]
+        doubtful = {f"#{n}" for n in range(max(begun, default=-1) + 1)}.intersection(in_doubt(known))
+        records._drop_unbegun(journal, SimpleNamespace(entries=entries))
 
-            assert doubtful == {*in_doubt(journal.history())}
-            if not doubtful:
-                with Engine(agents) as engine:
-                    engine.resume_sync(journal).unwrap()
-                assert {*whole.history().results} == {*journal.history().results}
+        assert doubtful == {*in_doubt(journal.history())}
+        if not doubtful:
+            engine.resume_sync(journal).unwrap()
+            assert {*whole.history().results} == {*journal.history().results}
+    engine.close()
