@@ -238,9 +238,16 @@ def nearness(file: str) -> Mapping[str, int]:
     module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     name = module.rpartition(".")[2].strip("_")
     imports = re.compile(rf"\b{re.escape(module)}\b")
-    mirrored = f"tests/{file.split('/')[1].removesuffix('.py')}/"
+    floor = file.split("/")[1].removesuffix(".py")
+    mirrored, of_floor = f"tests/{floor}/", re.compile(rf"\bstepengine\.{floor}\b")
     return {
-        path: 0 if f"test_{name}" in path else 1 if imports.search(text) else 2 if path.startswith(mirrored) else 3
+        path: 0
+        if f"test_{name}" in path
+        else 1
+        if imports.search(text)
+        else 2
+        if path.startswith(mirrored) or of_floor.search(text)
+        else 3
         for path, text in _tests().items()
     }
 

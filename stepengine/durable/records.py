@@ -252,12 +252,17 @@ def _drop_unbegun(journal: Journal, archive: Archive) -> None:
     """Leave out effects at the end that had not begun: in a journal, what was begun and has no result may have happened."""
     records = journal.records()
     results = {(record.path, record.seq) for record in records if type(record) is Result}
-    paths = {record.path for record in records if type(record) is Intent}
+    intents = [record for record in records if type(record) is Intent]
+    paths = {record.path for record in intents}
+    last: dict[str, int] = {}
+    for record in intents:
+        address = (record.path, record.seq)
+        if record.seq < 0 or address in results or address in archive.entries or child_path(*address) in paths:
+            last[record.path] = max(record.seq, last.get(record.path, record.seq))
 
     def has_begun(record: Intent) -> bool:
-        address = (record.path, record.seq)
-        known = record.seq < 0 or address in results or address in archive.entries
-        return known or child_path(*address) in paths
+        # Of effects that run at once, a later one may be recorded first; a journal has no gaps.
+        return record.seq <= last.get(record.path, -1)
 
     kept = [record for record in records if type(record) is not Intent or has_begun(record)]
     if len(kept) < len(records):

@@ -18,7 +18,6 @@ import subprocess
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -191,18 +190,35 @@ def test_a_child_that_is_forked_during_a_run_leaves_it_to_the_parent(bench: Benc
     assert [os.getpid()] == bench.torn_down
 
 
-def test_a_child_keeps_the_runs_of_its_parent_as_they_are_for_as_long_as_it_lives(bench: Bench) -> None:
-    engine = Engine([bench.agent], models=ScriptedModel([]))
+async def test_a_child_ends_nothing_that_its_parent_has_under_way() -> None:
+    """Not even when it looks for garbage: what only the parent's event loop would go on with is none."""
+    ended: list[int] = []
+    arrived = asyncio.Event()
 
-    def child() -> int:
+    @tool
+    async def waits() -> str:
+        """Wait."""
+        try:
+            arrived.set()
+            await asyncio.get_running_loop().create_future()
+        finally:
+            ended.append(os.getpid())
+        return "never"
+
+    def child() -> list[int]:
         gc.collect()
-        return sum(run() is not None for run in runs)
+        return ended
 
-    with engine, bench.held(lambda: engine.run_sync("looker")):
-        runs = [weakref.ref(run) for run in engine._launcher.active]
-        told = in_child(child)
+    agent = AgentDefinition("waiter", tools=[waits], handle_steps=lambda ctx: (yield from call(waits)))
+    engine = Engine([agent], models=ScriptedModel([]))
+    engine.start("waiter")
+    await arrived.wait()
+    told = in_child(child)
+    with pytest.warns(ResourceWarning, match="nobody had asked"):
+        await engine.aclose()
 
-    assert 1 == len(runs) == told
+    assert [] == told
+    assert [os.getpid()] == ended
 
 
 def test_a_child_waits_for_no_lock_that_a_thread_of_its_parent_had(bench: Bench, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ from stepengine.errors import (
     UnknownOutcome,
 )
 from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal
-from stepengine.models import Provider
+from stepengine.models import Models, Provider
 from stepengine.testing import ScriptedModel, text, tool_call
 
 
@@ -172,6 +172,21 @@ def test_a_replay_needs_neither_key_nor_provider_nor_default_model(
         cut = MemoryJournal(journal.lines()[:2])
         with Engine([agent]) as engine, pytest.raises(MissingKey):
             engine.resume_sync(cut)
+
+
+@pytest.mark.parametrize("now", [None, "test/m", "test:m", "test/other", "nobody/knows"])
+def test_a_root_that_names_no_model_is_replayed_with_the_one_that_it_had(now: str | None) -> None:
+    """Whatever the engine has for a default by now; a run that goes on is asked of the recorded one too."""
+    journal, agent = MemoryJournal(), AgentDefinition("plain", handle_steps=lambda ctx: (yield STEP))
+    models = Models({"test": (scripted := ScriptedModel([text("hi"), text("ho")]))})
+    with Engine([agent], models=models, default_model="test/m") as engine:
+        engine.run_sync("plain", "go", journal=journal)
+
+    with Engine([agent], models=models, default_model=now) as engine:
+        assert "hi" == engine.replay_sync(journal).text
+        cut = MemoryJournal(journal.lines()[:2])
+        assert "ho" == engine.resume_sync(cut).text
+    assert ["test/m", "test/m"] == [request.model.replace(":", "/") for request in scripted.calls]
 
 
 @pytest.mark.spec("requirements:P3", "reliability:R13")

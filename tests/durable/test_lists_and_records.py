@@ -1,0 +1,62 @@
+"""The list of workers and the journal that is written from the database, each by itself."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+from typing import Any
+
+from stepengine import AgentCall, AgentDefinition, Engine, Parallel, Perform
+from stepengine.durable import records, workers
+from stepengine.journal import MemoryJournal
+from stepengine.journal.questions import in_doubt
+
+
+async def test_the_list_of_workers_says_who_works_and_nobody_misses_it_where_it_is_not(db: str) -> None:
+    import psycopg
+
+    async with await psycopg.AsyncConnection.connect(db, autocommit=True) as own:
+        await own.execute("drop schema if exists stepengine cascade")
+        await workers.enlist(own, "app", "one", "all", "r1")
+        await workers.strike_off(own, "app", "one")
+        missing = await workers.listed(own, "app")
+        await workers.made_list(own)
+        await workers.enlist(own, "app", "one", "all", "r1")
+        await workers.enlist(own, "app", "two", "all", "r1")
+        await workers.enlist(own, "other", "three", "all", "r1")
+        await workers.enlist(own, "app", "one", "all", "r2")
+        both = await workers.listed(own, "app")
+        await workers.strike_off(own, "app", "two")
+        left = await workers.listed(own, "app")
+
+    assert ({}, {"one": "r2", "two": "r1"}, {"one": "r2"}) == (missing, both, left)
+
+
+def test_a_journal_that_ends_in_the_middle_keeps_of_what_has_no_result_only_what_had_begun() -> None:
+    """And what was asked for together with it and before it: that may have begun too."""
+
+    def handle(ctx: Any) -> Any:
+        yield Parallel(Perform(str, 1), AgentCall("below", "go"), Perform(str, 2))
+        yield Perform(str, 3)
+
+    agents = [
+        AgentDefinition("above", handle_steps=handle, spawnable_agents=["below"]),
+        AgentDefinition("below", handle_steps=lambda ctx: (yield Perform(str, 4))),
+    ]
+    engine, whole = Engine(agents), MemoryJournal()
+    engine.run_sync("above", journal=whole)
+    lines = whole.lines()
+
+    for count, entries in itertools.product(range(2, len(lines) + 1), (set(), {("", 2)})):
+        journal = MemoryJournal(lines[:count])
+        known = journal.history()
+        paths = {path for path, _ in known.intents}
+        begun = [n for at, n in known.intents if not at and ((at, n) in {*entries, *known.results} or str(n) in paths)]
+        doubtful = {f"#{n}" for n in range(max(begun, default=-1) + 1)}.intersection(in_doubt(known))
+        records._drop_unbegun(journal, SimpleNamespace(entries=entries))
+
+        assert doubtful == {*in_doubt(journal.history())}
+        if not doubtful:
+            engine.resume_sync(journal).unwrap()
+            assert {*whole.history().results} == {*journal.history().results}
+    engine.close()
