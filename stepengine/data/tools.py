@@ -40,6 +40,7 @@ __all__ = (
     "ToolLike",
     "ToolSpec",
     "Validated",
+    "parameters_in",
     "quick_validated",
 )
 
@@ -143,11 +144,11 @@ def parameters_in(place: str) -> list[str]:
 def _filled(place: str, input: JsonDict) -> Iterator[str]:
     """Give a place of ``ToolSpec.about`` with each combination of the texts that stand for its parameters."""
     between = PARAMETER.split(place)
-    for texts in product(*[list(islice(texts_in(input.get(name)), MOST_PLACES + 1)) for name in between[1::2]]):
+    for texts in product(*[list(islice(_texts_in(input.get(name)), MOST_PLACES + 1)) for name in between[1::2]]):
         yield "".join([between[0], *[part for pair in zip(texts, between[2::2], strict=True) for part in pair]])
 
 
-def texts_in(value: JsonValue) -> Iterator[str]:
+def _texts_in(value: JsonValue) -> Iterator[str]:
     """Give the texts of a JSON value, those in lists and objects too, and whole numbers as they are written."""
     if isinstance(value, str):
         yield value
@@ -155,10 +156,10 @@ def texts_in(value: JsonValue) -> Iterator[str]:
         yield str(value)
     elif isinstance(value, Mapping):
         for member in value.values():
-            yield from texts_in(member)
+            yield from _texts_in(member)
     elif isinstance(value, list | tuple):
         for member in value:
-            yield from texts_in(member)
+            yield from _texts_in(member)
 
 
 @attrs.frozen(weakref_slot=False)
