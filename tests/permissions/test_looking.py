@@ -201,7 +201,7 @@ def more_attacks(root: Path) -> list[str]:
         for deed in ("git diff", "git show", "git log -p", "git grep CANARY")
         for words in (*objects, *paths)
     ]
-    options = ["git diff -w", "git diff --unified=9", "git diff --word-diff HEAD", "git diff --no-renames", "git diff --staged -U9", "git log --graph -p", "git log --all --patch --reverse", "git log -p --since=2000", "git log --format=%B%n%b -p", "git log --max-count=1 -p", "git show -U100 --oneline", "git grep -E C.N", "git grep -n -i canary", "git grep -w CANARY-inside", "rg -C 3 CANARY", "rg CANARY -g *", "rg -g tracked.txt CANARY", "rg CANARY itself/", "rg -U CANARY -- .", "rg -x .*"]  # fmt: skip
+    options = ["git diff -w", "git diff --unified=9", "git diff --word-diff HEAD", "git diff --no-renames", "git diff --staged -U9", "git log --graph -p", "git log --all --patch --reverse", "git log -p --since=2000", "git log --format=%B%n%b -p", "git log --max-count=1 -p", "git show -U100 --oneline", "git grep -E C.N", "git grep -n -i canary", "git grep -w CANARY", "rg -C 3 CANARY", "rg CANARY -g *", "rg -g tracked.txt CANARY", "rg CANARY itself/", "rg -U CANARY -- .", "rg -x .*"]  # fmt: skip
     return [*files, *git_words, *[words for words in options if "-C 3" not in words]]
 
 
