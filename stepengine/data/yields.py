@@ -20,6 +20,8 @@ from typing import (
     TypeAlias,
     cast,
     final,
+    get_args,
+    get_origin,
     overload,
 )
 
@@ -679,15 +681,5 @@ Yieldable: TypeAlias = (
 Steps: TypeAlias = Generator[Yieldable, StepResult, Ret]
 """The type of a handler's generator; ``Steps[Out]`` returns the output, bare ``Steps`` returns nothing."""
 
-YIELDABLES: tuple[type, ...] = (
-    ToolCall,
-    AgentCall,
-    Sentinel,
-    StepWith,
-    StepText,
-    GenerateN,
-    Complete,
-    Parallel,
-    Perform,
-    Ask,
-)
+YIELDABLES: tuple[type, ...] = tuple([get_origin(kind) or kind for kind in get_args(Yieldable)])
+"""The classes of ``Yieldable``."""

@@ -8,8 +8,8 @@ run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias, assert_never
+from collections.abc import Sequence
+from typing import Any, NoReturn, TypeAlias, assert_never
 
 from stepengine.data import events as ev
 from stepengine.data import yields as y
@@ -22,7 +22,16 @@ from stepengine.errors import LimitExceeded, LimitReached, StepEngineError, Tool
 from stepengine.machine.author import Author, Returned, describe_yield, noted
 from stepengine.machine.batch import run_batch
 from stepengine.machine.blocks import Block, Broken, Text, split_blocks
-from stepengine.machine.calls import Call, Candidates, Member, carry_out, member_of, unavailable, unavailable_here
+from stepengine.machine.calls import (
+    Alone,
+    Call,
+    Candidates,
+    Member,
+    carry_out,
+    member_of,
+    unavailable,
+    unavailable_here,
+)
 from stepengine.machine.protocol import Flow, rows_for
 from stepengine.machine.signals import EndRun
 from stepengine.machine.state import RunState
@@ -125,15 +134,30 @@ def _why_not(asked: object, answer: y.StepResult) -> str:
     return "; ".join(failed_entries) or (result.text if result.is_error else "")
 
 
-def _answer(run: RunState, author: Author, asked: object) -> Answer:
-    kind = type(asked)
-    row = YIELDS.get(kind)
-    if row is None:
-        run.budget.take_actions(1)
-        raise describe_yield(author.what, asked, author.location)
+def _answer(run: RunState, author: Author, asked: y.Yieldable) -> Answer:
+    """Carry out what the handler yielded; whether that is anything that it may yield, its row says."""
+    row = YIELDS.get(type(asked)) or _refuse(run, author, asked)
     if row.actions:
         run.budget.take_actions(row.actions)
-    return _ACTS[kind](run, asked)
+    match asked:
+        case y.Sentinel() | y.StepWith():
+            return _steps(run, asked)
+        case y.ToolCall():
+            return _tool_call(run, asked)
+        case y.AgentCall() | y.Perform() | y.Ask() | y.Complete():
+            return _alone(run, asked)
+        case y.Parallel():
+            return _parallel(run, asked)
+        case y.GenerateN():
+            return _generate(run, asked)
+        case y.StepText():
+            return _step_text(run, asked)
+    assert_never(asked)
+
+
+def _refuse(run: RunState, author: Author, asked: object) -> NoReturn:
+    run.budget.take_actions(1)
+    raise describe_yield(author.what, asked, author.location)
 
 
 def _result(run: RunState, results: tuple[ToolResult, ...] = (), value: object = None) -> y.StepResult:
@@ -165,7 +189,7 @@ def _check_tools(run: RunState, asked: y.StepWith) -> None:
 # --- calls and other members ------------------------------------------------------------------------------------------
 
 
-def _alone(run: RunState, asked: Any) -> Answer:
+def _alone(run: RunState, asked: Alone) -> Answer:
     value = yield from carry_out(member_of(run, asked))
     return _result(run, value=value)
 
@@ -308,18 +332,3 @@ def _run_block(run: RunState, call: Call) -> Flow[None]:
     finally:
         if call.result is not None and call.asked.tool_name in run.offered:
             run.history.commit(AssistantMessage((call.asked,)), [call.result])
-
-
-_ACTS: Mapping[type, Callable[[RunState, Any], Answer]] = {
-    y.Sentinel: _steps,
-    y.StepWith: _steps,
-    y.ToolCall: _tool_call,
-    y.AgentCall: _alone,
-    y.Perform: _alone,
-    y.Ask: _alone,
-    y.Complete: _alone,
-    y.Parallel: _parallel,
-    y.GenerateN: _generate,
-    y.StepText: _step_text,
-}
-"""What carries out each kind of ``protocol.YIELDS``."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from datetime import UTC, datetime
 from random import Random
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, assert_never
 
 import attrs
 
@@ -33,6 +33,7 @@ from stepengine.data.yields import (
     StepText,
     StepWith,
     ToolCall,
+    Yieldable,
 )
 from stepengine.errors import (
     DataError,
@@ -57,7 +58,7 @@ NOTHING: Final = _Nothing()
 MISFIT = " is no answer to "
 
 
-def answer_to(asked: object, answer: object, state: AgentState) -> StepResult:
+def answer_to(asked: Yieldable, answer: object, state: AgentState) -> StepResult:
     """
     Return the ``StepResult`` that *answer* stands for when *asked* was yielded in *state*.
 
@@ -75,18 +76,23 @@ def answer_to(asked: object, answer: object, state: AgentState) -> StepResult:
         raise DataError(msg) from None
 
 
-def _result(asked: object, answer: object, state: AgentState) -> StepResult:
-    if isinstance(asked, Sentinel | StepWith):
-        return _stepped(asked, answer, state)
-    if isinstance(asked, Parallel):
-        return _gathered(asked, answer, state)
-    if isinstance(asked, ToolCall):
-        return StepResult(state, (_tool_result(asked, answer),))
-    if isinstance(asked, StepText):
-        return StepResult(state, tuple([_block_result(r) for r in _items(asked, answer, empty=True)]))
-    if isinstance(asked, GenerateN):
-        return StepResult(state, n_responses=tuple([_of(str, asked, t) for t in _items(asked, answer)]))
-    return StepResult(state, value=_reply(asked, answer) if isinstance(asked, Complete) else _member(asked, answer))
+def _result(asked: Yieldable, answer: object, state: AgentState) -> StepResult:
+    match asked:
+        case Sentinel() | StepWith():
+            return _stepped(asked, answer, state)
+        case Parallel():
+            return _gathered(asked, answer, state)
+        case ToolCall():
+            return StepResult(state, (_tool_result(asked, answer),))
+        case StepText():
+            return StepResult(state, tuple([_block_result(r) for r in _items(asked, answer, empty=True)]))
+        case GenerateN():
+            return StepResult(state, n_responses=tuple([_of(str, asked, t) for t in _items(asked, answer)]))
+        case Complete():
+            return StepResult(state, value=_reply(asked, answer))
+        case AgentCall() | Perform() | Ask():
+            return StepResult(state, value=_member(asked, answer))
+    assert_never(asked)
 
 
 def _gathered(asked: Parallel[Any], answer: object, state: AgentState) -> StepResult:
