@@ -290,7 +290,7 @@ settings = some(
     safety=st.dictionaries(names, names, max_size=2),
     cache=st.sampled_from([None, True, False, "5m", "1h"]),
     cache_key=st.none() | text,
-    fallbacks=st.sampled_from([None, "default", ("a",), ("a", "b/c")]),
+    fallbacks=st.sampled_from([(), ("default",), ("a", "b/c")]),
     server_tools=tuples(server_tools, 2),
     unsupported=st.sampled_from(["warn", "error"]),
     extra=json_objects,

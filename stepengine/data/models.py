@@ -192,10 +192,6 @@ def _several(value: object) -> Any:
     return tuple(value) if isinstance(value, list) else (value,) if isinstance(value, ServerTool) else value
 
 
-def _in_place(value: object) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
 ServiceTier: TypeAlias = Literal["auto", "standard", "flex", "priority", "fast"]
 """At what price and speed a provider answers; ``"auto"`` leaves it to the project's own setting there."""
 
@@ -207,17 +203,6 @@ MOST_LIKELY = 20
 SAFETY = Fine(
     lambda value: all(isinstance(word, str) and word for word in value.values()),
     "words by category, such as {'harassment': 'only_high'}",
-)
-IN_PLACE = Fine(
-    lambda value: (
-        value == "default"
-        or (
-            type(value) is tuple
-            and all(isinstance(name, str) and name for name in value)
-            and 0 < len(value) == len(set(value))
-        )
-    ),
-    "'default', or names of models, each once",
 )
 SERVER_TOOLS = Fine(
     lambda value: type(value) is tuple and all(isinstance(item, ServerTool) for item in value),
@@ -293,9 +278,7 @@ class ModelSettings:
     )
     cache_key: str | None = attrs.field(default=None, validator=fine(or_none(TEXT)))
     server_tools: tuple[ServerTool, ...] = attrs.field(default=(), converter=_several, validator=fine(SERVER_TOOLS))
-    fallbacks: tuple[str, ...] | Literal["default"] | None = attrs.field(
-        default=None, converter=_in_place, validator=fine(or_none(IN_PLACE))
-    )
+    fallbacks: tuple[str, ...] = attrs.field(default=(), converter=_stops, validator=fine(STOPS))
     unsupported: Literal["warn", "error"] = attrs.field(default="warn", validator=fine(one_of("warn", "error")))
     oversize: Literal["send", "refuse"] = attrs.field(default="send", validator=fine(one_of("send", "refuse")))
     extra: JsonDict = attrs.field(factory=JsonDict, converter=_extra)

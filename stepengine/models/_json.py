@@ -21,10 +21,13 @@ __all__ = (
     "index_at",
     "list_at",
     "object_at",
+    "object_in",
     "objects_at",
     "read_json",
+    "seen",
     "text_at",
     "utf8",
+    "word_at",
 )
 
 MAX_ARGUMENTS = 4 * 1024 * 1024
@@ -170,3 +173,24 @@ def _kind(value: object) -> str:
     if value is None:
         return "nothing"
     return "a text" if isinstance(value, str) else "a number or a truth value"
+
+
+def object_in(value: object, *path: str) -> Mapping[str, Any]:
+    """Return the object at *path* of *value*; an empty one where there is none."""
+    for name in path:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value if isinstance(value, Mapping) else {}
+
+
+def word_at(value: object, *path: str) -> str:
+    """Return the text at *path* of *value*; ``""`` where there is none."""
+    for name in path:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value if isinstance(value, str) else ""
+
+
+def seen(value: Any, *path: str) -> list[Mapping[str, Any]]:
+    """Return the objects in the list at *path* of *value*; none where there is no list."""
+    for name in path:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list | tuple) else []

@@ -16,7 +16,7 @@ from stepengine.data.messages import AssistantPart, DocumentPart, ImagePart, Ref
 from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.usage import Usage
 from stepengine.models._failures import Call, malformed_call
-from stepengine.models._json import count_of
+from stepengine.models._json import count_of, object_in, seen, word_at
 
 __all__ = (
     "UNKNOWN",
@@ -206,13 +206,6 @@ def written_dollars(text: object) -> Decimal | None:
     return cost if cost <= MAX_DOLLARS else None
 
 
-def object_in(value: object, *path: str) -> Mapping[str, Any]:
-    """Return the object at *path* of *value*; an empty one where there is none."""
-    for name in path:
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value if isinstance(value, Mapping) else {}
-
-
 def usage_in_totals(raw: object, prompt: str, completion: str, *, hits: tuple[str, ...] = ()) -> Usage | None:
     """
     Return in our buckets the usage of an API whose totals hold what was cached and what was thought.
@@ -244,20 +237,6 @@ def _figure(details: object, name: str) -> int:
 
 
 # --- what is shown of parts that only their provider understands: never a reason to refuse a reply --------------------
-
-
-def word_at(value: object, *path: str) -> str:
-    """Return the text at *path* of *value*; ``""`` where there is none."""
-    for name in path:
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value if isinstance(value, str) else ""
-
-
-def seen(value: object, *path: str) -> list[Mapping[str, Any]]:
-    """Return the objects in the list at *path* of *value*; none where there is no list."""
-    for name in path:
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list | tuple) else []
 
 
 def shown_text(text: str) -> str:

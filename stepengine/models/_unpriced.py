@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stepengine.models._json import count_of
-from stepengine.models._reply import seen, word_at
+from stepengine.models._json import count_of, seen, word_at
 
 __all__ = ("DEARER", "IMAGES", "foreign_tools", "tier_of", "unlisted_kinds", "web_searches")
 

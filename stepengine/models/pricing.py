@@ -16,9 +16,8 @@ from stepengine.data.messages import ImagePart, OpaquePart
 from stepengine.data.models import ModelReply
 from stepengine.data.usage import Usage
 from stepengine.models._iterations import ran_beside
-from stepengine.models._json import count_of
+from stepengine.models._json import count_of, object_in
 from stepengine.models._limits import completed
-from stepengine.models._reply import object_in
 from stepengine.models._unpriced import DEARER, IMAGES, foreign_tools, tier_of, unlisted_kinds, web_searches
 from stepengine.models.base import ModelInfo
 from stepengine.models.routing import route_of

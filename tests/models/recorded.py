@@ -124,8 +124,17 @@ def index_of(folder: Path) -> list[dict[str, Any]]:
     index = folder / "index.jsonl"
     if index.is_file():
         return [json.loads(line) for line in index.read_text(encoding="utf-8").splitlines()]
-    files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.yaml"))
-    return [{"file": file, "interactions": [seen(i) for i in cassette(file, folder)]} for file in files]
+    files = sorted(path.relative_to(folder).as_posix() for end in ("yaml", "yml") for path in folder.rglob(f"*.{end}"))
+    return [shown(file, folder) for file in files]
+
+
+def shown(file: str, folder: Path) -> dict[str, Any]:
+    """What is said of a file; of one that is no cassette, why not."""
+    try:
+        return {"file": file, "interactions": [seen(i) for i in cassette(file, folder)]}
+    except (yaml.YAMLError, LookupError, TypeError, ValueError, AttributeError, OSError) as error:
+        lines = str(error).splitlines() or [""]
+        return {"file": file, "interactions": [], "unreadable": f"{type(error).__name__}: {lines[0][:200]}"}
 
 
 def seen(exchange: dict[str, Any]) -> dict[str, Any]:
@@ -133,17 +142,27 @@ def seen(exchange: dict[str, Any]) -> dict[str, Any]:
     request, response = exchange["request"], exchange["response"]
     path = urlsplit(request["uri"]).path
     wire = next((wire for wire, end in ENDPOINTS.items() if re.fullmatch(f"(?:/.*)?{end}", path)), "")
-    asked = json.loads(body_of(request) or b"null")
+    asked = json_in(body_of(request))
     status = response["status"]
     return {
         "provider": wire,
         "method": request["method"],
         "path": re.sub(r"^/.*(?=/v1)", "", path) if wire != "openrouter" else path,
-        "model": str((asked or {}).get("model") or path.rpartition("/")[2].partition(":")[0]),
+        "model": str(
+            (asked if isinstance(asked, dict) else {}).get("model") or path.rpartition("/")[2].partition(":")[0]
+        ),
         "stream": "event-stream" in str(response.get("headers")),
         "status": status["code"] if isinstance(status, dict) else status,
         "tool_calls": 0,
     }
+
+
+def json_in(content: bytes) -> Any:
+    """The JSON of a body; of an upload and of anything else that is none, ``None``."""
+    try:
+        return json.loads(content or b"null")
+    except ValueError:
+        return None
 
 
 def generates(i: dict[str, Any]) -> bool:
@@ -161,7 +180,7 @@ def take(entry: dict[str, Any], number: int, i: dict[str, Any], folder: Path = F
         i["stream"],
         i["status"],
         i["tool_calls"],
-        json.loads(body_of(exchange["request"]) or b"null"),
+        json_in(body_of(exchange["request"])),
         body_of(exchange["response"]),
     )
 

@@ -73,7 +73,7 @@ def said(name: str) -> st.SearchStrategy[ModelSettings]:
         safety=st.sampled_from([{}, {"harassment": "off", "dangerous_content": "only_high"}]),
         cache=st.sampled_from([None, "5m", "1h", "off"]),
         cache_key=st.sampled_from([None, "docs"]),
-        fallbacks=st.sampled_from([None, "default", ["claude-opus-4-8"]]),
+        fallbacks=st.sampled_from([(), "default", ["claude-opus-4-8"]]),
         response_schema=st.sampled_from([None, SCHEMA, {"type": "object"}, {"type": "array", "items": SCHEMA}]),
         output=st.sampled_from([None, "tool"]),
         parallel_tool_calls=st.none() | st.booleans(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 import yaml
 
 from tests.faults.scripts import ANTHROPIC, CHAT
@@ -51,3 +52,44 @@ def test_a_folder_without_an_index_is_checked_in_stream_errors_survived_and_the_
     assert main(tmp_path) == 1
     lines = [line.partition(": ")[2] for line in capsys.readouterr().out.splitlines() if line.startswith("not equal")]
     assert [line.partition("#")[0] for line in lines] == ["broken.yaml", "cut.yaml"]
+
+
+NO_CASSETTES = {
+    "empty.yaml": "",
+    "list.yml": "- 1\n",
+    "no_yaml.yaml": "a: [",
+    "other.yaml": "services: {db: {image: postgres}}",
+    "no_status.yaml": "interactions: [{request: {method: POST, uri: x}, response: {}}]",
+}
+
+
+def test_no_folder_ends_in_a_traceback_and_each_file_that_is_no_cassette_is_named(tmp_path, capsys) -> None:
+    for name, text in NO_CASSETTES.items():
+        (tmp_path / name).write_text(text)
+    upload = exchange(CHAT, b"{}", stream=False)
+    upload["request"] |= {"uri": "https://host/v1/files", "body": "--boundary"}
+    good = exchange(CHAT, CHAT.reply("It is five.", [], "end_turn"), stream=False)
+    (tmp_path / "good.yaml").write_text(yaml.safe_dump({"interactions": [upload, good]}))
+
+    assert main(tmp_path) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert "by file: 1 equal, 0 documented, 0 not ours, 5 different" in lines
+    assert sorted(NO_CASSETTES) == sorted(line.split()[-1] for line in lines if line.startswith("  different: "))
+    assert sorted(NO_CASSETTES) == sorted(
+        line.split()[2].strip(":") for line in lines if line.startswith("not equal: ")
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("index.jsonl", "{"),
+        ("index.jsonl", json.dumps({"file": "gone.yaml", "interactions": [{}]})),
+        ("closed_loops.jsonl", json.dumps({"file": "gone.yaml", "steps": [0, 1]})),
+    ],
+)
+def test_an_index_that_leads_nowhere_is_one_line(tmp_path, capsys, name, text) -> None:
+    (tmp_path / name).write_text(text)
+
+    assert main(tmp_path) == 1
+    assert capsys.readouterr().out.startswith(f"the index of {tmp_path} cannot be followed: ")

@@ -322,7 +322,7 @@ class AnthropicProvider(HttpProvider):
             headers["anthropic-beta"] = BINDING_BETA
         if is_fast(request.settings.service_tier, model, self.site):
             headers = all_headers(headers, {"anthropic-beta": FAST_BETA})
-        if request.settings.fallbacks is not None and self.site.stands_in:
+        if request.settings.fallbacks and self.site.stands_in:
             headers = all_headers(headers, {"anthropic-beta": FALLBACK_BETA})
         more = self._more(request, headers)
         content = encode(request, model, family, ways, tools, stream=stream, after=after, more=more)

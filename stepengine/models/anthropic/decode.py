@@ -33,7 +33,8 @@ STOPS = {
     "compaction": StopReason.PAUSE,
 }
 OVERFLOW = "model_context_window_exceeded"
-KEPT = ("stop_sequence", "stop_details", "container", "context_management", "input_transformations")
+KEPT = ("stop_sequence", "stop_details", "container", "context_management", "input_transformations", "diagnostics")
+IN_CALL = frozenset({"type", "id", "name", "input"})
 
 TOOLS = {
     "web_fetch": "url_context",
@@ -127,8 +128,10 @@ def _part(block: Mapping[str, Any], provider: str, model: str) -> AssistantPart:
     if kind == "redacted_thinking":
         return ThinkingPart("", provider_data=freeze({**mark, "redacted": block["data"]}))
     if kind == "tool_use":
-        given = {"id": block["id"]} if block.get("id") else {}
-        return call_part(block["name"], block.get("input"), {**mark, **given})
+        newer = {name: value for name, value in block.items() if name not in IN_CALL and value is not None}
+        given = {"id": block.get("id"), "more": newer}
+        kept = {name: value for name, value in given.items() if value}
+        return call_part(block["name"], block.get("input"), {**mark, **kept})
     tool = _tool_of(block, kind)
     return OpaquePart(provider, freeze(block), tool=tool, text=_shown(block) if tool else "")
 

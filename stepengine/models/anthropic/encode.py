@@ -138,6 +138,9 @@ class _Joiner(RolesInTurn):
         self.later(turn.after)
 
 
+DIRECT = ("caller", {"type": "direct"})
+
+
 # --- one message ----------------------------------------------------------------------------------------------------
 
 
@@ -200,14 +203,22 @@ def _assistant_block(part: AssistantPart, flags: Flags, ids: Mapping[str, str]) 
         case ThinkingPart():
             return _thinking(part, flags)
         case ToolCallPart():
-            name = safe_name(part.tool_name)
-            return {"type": "tool_use", "id": ids[part.tool_call_id], "name": name, "input": arguments_of(part)}
+            return _call(part, flags, ids)
         case OpaquePart():
             return _own_block(part.data, flags) if part.provider == flags.provider else None
         case CitationPart() | ImagePart() | DocumentPart():
             return None
         case _ as never:
             assert_never(never)
+
+
+def _call(part: ToolCallPart, flags: Flags, ids: Mapping[str, str]) -> Json:
+    """Return a call with what else it held; that the model itself made it is what the API takes for granted."""
+    data = part.provider_data
+    more = data.get("more", {}) if is_own(data, flags.provider, flags.model) else {}
+    newer = {name: value for name, value in more.items() if (name, value) != DIRECT}
+    name, given = safe_name(part.tool_name), arguments_of(part)
+    return {**newer, "type": "tool_use", "id": ids[part.tool_call_id], "name": name, "input": given}
 
 
 def _own_block(data: Mapping[str, Any], flags: Flags) -> Json | None:

@@ -337,9 +337,9 @@ def said_by(request: ModelRequest, model: str, site: Site) -> Said:
     return said_of(request.settings, ways)
 
 
-def _in_place(names: tuple[str, ...] | str) -> object:
+def _in_place(names: tuple[str, ...]) -> object:
     """Return the models that answer in place of one that declines, whose prefix may stand before them (providers:PV110)."""
-    return names if isinstance(names, str) else [{"model": name.rpartition("/")[2]} for name in names]
+    return "default" if names == ("default",) else [{"model": name.rpartition("/")[2]} for name in names]
 
 
 def _tier(tier: str, model: str, site: Site) -> Json | None:

@@ -77,6 +77,7 @@ KEPT = (
     "groundingMetadata",
     "citationMetadata",
     "urlContextMetadata",
+    *("avgLogprobs", "continuationToken", "tokenCount"),
 )
 TOOLS = {
     "GOOGLE_SEARCH_WEB": "web_search",
@@ -127,8 +128,7 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
     content = (*content, *_citations(candidate))
     kept: Json = {"id": data.get("responseId"), "usage": data.get("usageMetadata")}
     kept.update({name: candidate[name] for name in KEPT if candidate.get(name)})
-    if feedback:
-        kept["promptFeedback"] = feedback
+    kept.update({name: data[name] for name in ("promptFeedback", "modelStatus") if data.get(name)})
     return reply_of(
         content,
         call,

@@ -55,8 +55,9 @@ INCOMPLETE = {
 }
 KEPT = (
     *("service_tier", "status", "incomplete_details", "conversation", "previous_response_id", "moderation"),
-    "tool_usage",
+    *("tool_usage", "input_transformations", "prompt_cache_diagnostics"),
 )
+IN_CALL = frozenset({"type", "id", "call_id", "name", "arguments", "namespace", "status", "async", "created_by"})
 FOR_THE_CLIENT = frozenset({"computer_call", "custom_tool_call", "local_shell_call", "mcp_approval_request"})
 X_SEARCH = ("xai", "custom_tool_call")
 FOR_THE_CLIENT_OR_SERVER = frozenset({"apply_patch_call", "shell_call"})
@@ -173,7 +174,8 @@ def _parts(item: Mapping[str, object], mark: Json) -> list[AssistantPart]:
             return [ThinkingPart(_thought(item), provider_data=freeze({**mark, "item": kept}))]
         case "function_call":
             ids = {"id": item.get("call_id"), "item_id": item.get("id"), "namespace": item.get("namespace")}
-            data = {**mark, **{name: value for name, value in ids.items() if value}}
+            newer = {name: value for name, value in item.items() if name not in IN_CALL and value is not None}
+            data = {**mark, **{name: value for name, value in {**ids, "more": newer}.items() if value}}
             return [call_part(text_at(item, "name"), item.get("arguments"), data)]
         case "image_generation_call" if (made := _image(item, mark)) is not None:
             return [made]

@@ -290,8 +290,10 @@ def _call(part: ToolCallPart, flags: Flags, ids: Mapping[str, str]) -> Json:
         "arguments": utf8(compact(arguments_of(part))).decode(),
     }
     data = part.provider_data
-    if is_own(data, flags.provider, flags.model) and data.get("item_id"):
-        item["id"] = data["item_id"]
+    if is_own(data, flags.provider, flags.model):
+        item = {**data.get("more", {}), **item}
+        if data.get("item_id"):
+            item["id"] = data["item_id"]
     if is_own(data, flags.provider, None if flags.hidden else flags.model) and data.get("namespace"):
         item["namespace"] = data["namespace"]
     return item

@@ -64,7 +64,7 @@ PCM = "audio/pcm"
 """What sound is that does not say so itself: streams give it bare."""
 REASONING = ("reasoning_content", "reasoning")
 KEPT = (
-    *("service_tier", "system_fingerprint", "prompt_filter_results"),
+    *("service_tier", "system_fingerprint", "prompt_filter_results", "moderation"),
     *("citations", "search_results", "related_questions", "videos"),
 )
 TEXTS = ("text", "summary")
