@@ -1,7 +1,6 @@
 """
 What of a bill no price list has a price for, so that a cost is a lower bound, or unknown. Pure: no SDK, no clock, no I/O.
 
-Rules: requirements X76, providers PV78 to PV80.
 """
 
 from __future__ import annotations
