@@ -8,22 +8,43 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
 
 from stepengine.data.events import Event, RunStarted
 from stepengine.data.outcomes import Stop
+from stepengine.errors import StepEngineError
 from stepengine.journal.history import History
 from stepengine.journal.ordering import put_as_recorded, without_cut_off_blobs
-from stepengine.journal.records import ROOT, Blob, Head, Intent
-from stepengine.journal.store import MemoryJournal
+from stepengine.journal.records import ROOT, Blob, Head, Intent, Record
+from stepengine.journal.store import Journal, MemoryJournal
 
 if TYPE_CHECKING:
-    from stepengine.journal.journaled_run import JournaledRun
     from stepengine.journal.replayer import Past
 
 __all__ = ("Adding", "Extending", "Mode", "Recording", "Replaying", "Rerunning", "Resuming", "Walking")
+
+
+class Opened(Protocol):
+    """What a mode knows of the run that is opened in it; see ``JournaledRun``."""
+
+    source: Journal
+    journal: Journal
+    past: Past | None
+    leftover: StepEngineError | None
+
+    def append(self, record: Record) -> None:
+        """Write a record."""
+
+    def close(self) -> None:
+        """Give the journal back."""
+
+    def put_in_order(self, target: Journal) -> None:
+        """Put what was made into *target*."""
+
+    def replace_source(self) -> None:
+        """Put what was made in the place of the journal that was given."""
 
 
 class Mode:
@@ -31,6 +52,7 @@ class Mode:
     What holds of a run unless its mode says otherwise: it goes on as it likes, and is written down.
 
     Attributes:
+        name: As the documentation calls it.
         writes: Whether anything is written down.
         copies: Whether what is repeated is written anew, into a journal beside the one that was given.
         takes_over: Whether the journal that is made has the recorded records of what is the same, and no second ones: of a
@@ -41,6 +63,7 @@ class Mode:
         keeps_writes: Whether what calls write to files is kept, so that it can be undone.
     """
 
+    name = ""
     writes = True
     copies = False
     takes_over = False
@@ -77,13 +100,13 @@ class Mode:
         """Return whether the run may end with records left that it did not come by."""
         return False
 
-    def write_start(self, run: JournaledRun, head: Head, asked: Intent, *, is_equal: bool) -> None:
+    def write_start(self, run: Opened, head: Head, asked: Intent, *, is_equal: bool) -> None:
         """Write down that a recorded run starts again with what is *asked* now, and whether that is what was recorded."""
         if self.copies:
             run.append(attrs.evolve(head, line=None))
             run.append(asked)
 
-    def settle(self, run: JournaledRun, *, failed: bool) -> None:
+    def settle(self, run: Opened, *, failed: bool) -> None:
         """Put the journal of a run that has ended where, and in the order in which, it is to stay."""
         if run.past is not None and self.repeats(run.past):
             assert isinstance(run.journal, MemoryJournal)  # noqa: S101 - what repeats makes one
@@ -93,7 +116,9 @@ class Mode:
 class Recording(Mode):
     """A new run is recorded."""
 
-    def settle(self, run: JournaledRun, *, failed: bool) -> None:
+    name = "record"
+
+    def settle(self, run: Opened, *, failed: bool) -> None:
         """Put a recording that is to be stable in the order of its addresses."""
         if run.source.stable:
             run.close()
@@ -103,6 +128,7 @@ class Recording(Mode):
 class Resuming(Mode):
     """A recorded run goes on in its journal."""
 
+    name = "resume"
     resumes = True
 
     def is_closed(self, history: History) -> bool:
@@ -132,6 +158,7 @@ def _is_news(history: History, event: Event) -> bool:
 class Replaying(Mode):
     """A recorded run is repeated, and nothing is performed."""
 
+    name = "replay"
     copies = takes_over = True
     keeps_writes = False
 
@@ -143,7 +170,7 @@ class Replaying(Mode):
         """Return that it does."""
         return True
 
-    def write_start(self, run: JournaledRun, head: Head, asked: Intent, *, is_equal: bool) -> None:
+    def write_start(self, run: Opened, head: Head, asked: Intent, *, is_equal: bool) -> None:
         """Take over the recorded start."""
         assert run.past is not None  # noqa: S101 - it is what is repeated
         history = run.past.history
@@ -159,7 +186,7 @@ class _Replacing(Mode):
 
     copies = replaces = True
 
-    def settle(self, run: JournaledRun, *, failed: bool) -> None:
+    def settle(self, run: Opened, *, failed: bool) -> None:
         """Replace the journal, unless the run failed or left something."""
         if not failed and run.leftover is None:
             run.replace_source()
@@ -168,11 +195,14 @@ class _Replacing(Mode):
 class Extending(_Replacing):
     """A recorded run is repeated as far as it holds, then goes on live; its journal is replaced."""
 
+    name = "extend"
     cuts_off = True
 
 
 class Adding(_Replacing):
     """A recorded run is repeated, and what is not recorded is performed; its journal is replaced when something came."""
+
+    name = "new"
 
     def may_leave(self, past: Past) -> bool:
         """Return whether nothing came that is not recorded."""
@@ -182,6 +212,7 @@ class Adding(_Replacing):
 class Rerunning(Mode):
     """A recorded run is repeated up to a place, and goes on from there in a journal of its own."""
 
+    name = "rerun"
     copies = True
     keeps_writes = False
 
@@ -193,6 +224,7 @@ class Rerunning(Mode):
 class Walking(Mode):
     """A recorded run is repeated by somebody who drives its machines; nothing is performed and nothing is written."""
 
+    name = "walk"
     writes = keeps_writes = False
 
     def is_closed(self, history: History) -> bool:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stepengine.data.json import freeze
-from stepengine.data.wire import to_dicts
 from stepengine.errors import HandlerError, OutputMissing, StepEngineError
 from stepengine.machine.plan import RunPlan
 
-if TYPE_CHECKING:
-    from stepengine.machine.state import RunState
-
-__all__ = ("Output", "output_of", "text_of")
+__all__ = ("Output",)
 
 
 class Output:
@@ -106,32 +102,3 @@ class Output:
             issue = f"the check of the output raised {type(error).__name__}: {error}"
             msg = f"agent {self._plan.definition.id!r}: {issue}"
             raise OutputMissing(msg, issues=(issue,)) from error
-
-
-def text_of(run: RunState) -> str:
-    """
-    Return the text of a run: what the handler returned or ``set_output`` set, when that is text; else its last words.
-
-    Those are the message of ``end_turn``, else what the last assistant message of this run that says anything says.
-    """
-    output = run.output
-    return output.value if output.is_given and isinstance(output.value, str) else run.history.last_said()
-
-
-def output_of(run: RunState, returned: object) -> object:
-    """
-    Return the output of a run whose handler returned *returned*; a value other than ``None`` is the output.
-
-    Raises:
-        HandlerError: when the author's own type cannot be made of the output again.
-    """
-    output, mode = run.output, run.agent.output_mode
-    if mode == "structured_output":
-        if returned is not None and not output.is_checked:
-            return returned
-        return output.decoded() if output.is_given else None
-    if returned is not None:
-        return returned
-    if mode == "all_messages":
-        return to_dicts(run.history.added())
-    return output.value if output.is_given else run.history.last_said()

@@ -24,10 +24,9 @@ from stepengine.machine import hooks
 from stepengine.machine.author import Author, blamed
 from stepengine.machine.control import HANDLER_ONLY, offered_of
 from stepengine.machine.handler import converse, run_alone
-from stepengine.machine.output import output_of, text_of
 from stepengine.machine.plan import Finished, RunPlan, quick_finished
 from stepengine.machine.protocol import Flow
-from stepengine.machine.settling import settle_output
+from stepengine.machine.settling import output_of, settle_output, text_of
 from stepengine.machine.signals import Abort, Stopped, is_callers, status_of
 from stepengine.machine.state import RunState
 

@@ -17,18 +17,48 @@ import attrs
 from stepengine.data.functions import location_of, unwrapped
 from stepengine.data.json import JsonValue, compact, freeze, hint_about
 from stepengine.data.messages import UserMessage
+from stepengine.data.wire import to_dicts
 from stepengine.data.yields import StepWith
 from stepengine.errors import DataError, HandlerError, ModelError
 from stepengine.machine.protocol import Flow
 from stepengine.machine.state import RunState
 from stepengine.machine.step import budgeted_step
 
-__all__ = ("settle_output",)
+__all__ = ("output_of", "settle_output", "text_of")
 
 FENCE = "```"
 NO_JSON = object()
 REFUSED = (400, 422)
 """How a provider says that it does not take a request as it stands."""
+
+
+def text_of(run: RunState) -> str:
+    """
+    Return the text of a run: what the handler returned or ``set_output`` set, when that is text; else its last words.
+
+    Those are the message of ``end_turn``, else what the last assistant message of this run that says anything says.
+    """
+    output = run.output
+    return output.value if output.is_given and isinstance(output.value, str) else run.history.last_said()
+
+
+def output_of(run: RunState, returned: object) -> object:
+    """
+    Return the output of a run whose handler returned *returned*; a value other than ``None`` is the output.
+
+    Raises:
+        HandlerError: when the author's own type cannot be made of the output again.
+    """
+    output, mode = run.output, run.agent.output_mode
+    if mode == "structured_output":
+        if returned is not None and not output.is_checked:
+            return returned
+        return output.decoded() if output.is_given else None
+    if returned is not None:
+        return returned
+    if mode == "all_messages":
+        return to_dicts(run.history.added())
+    return output.value if output.is_given else run.history.last_said()
 
 
 def settle_output(run: RunState, returned: object) -> Flow[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from stepengine.data import events as ev
 from stepengine.data.effects import Effect, Gather
@@ -12,12 +12,18 @@ from stepengine.data.json import JsonValue, freeze
 from stepengine.data.state import RunPhase
 from stepengine.data.transcript import Transcript
 from stepengine.errors import AgentError, DataError
+from stepengine.machine.plan import RunPlan
 from stepengine.machine.protocol import PHASES
 
-if TYPE_CHECKING:
-    from stepengine.machine.state import RunState
-
 __all__ = ("SideEvents",)
+
+
+class Speaker(Protocol):
+    """The run that says something: where it is."""
+
+    plan: RunPlan
+    seq: int
+    step: int
 
 
 class SideEvents:
@@ -32,8 +38,8 @@ class SideEvents:
         problems: What went wrong with closing the handler.
     """
 
-    def __init__(self, run: RunState) -> None:
-        self._run: RunState | None = run
+    def __init__(self, run: Speaker) -> None:
+        self._run: Speaker | None = run
         self._plan = run.plan
         self._phase: tuple[RunPhase, str] = (RunPhase.IDLE, "")
         self.waiting: list[ev.Event] = []
@@ -84,14 +90,14 @@ class SideEvents:
                 for problem in problems
             ]
 
-    def _speaker(self, what: str) -> RunState:
+    def _speaker(self, what: str) -> Speaker:
         run = self._run
         if run is None:
             msg = f"{what} was used after its run had ended, when nobody is told of anything any more"
             raise AgentError(msg)
         if not run.plan.here():
             msg = (
-                f"{what} of agent {run.agent.id!r} was used from another thread; a run is told of things in its own thread "
+                f"{what} of agent {run.plan.definition.id!r} was used from another thread; a run is told of things in its own thread "
                 "only. Return what the thread found from Perform(fn, ...) and say it in the handler"
             )
             raise AgentError(msg)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import stepengine.journal
+from stepengine.journal import modes
 from stepengine.journal.records import Blob, Head, Input, Intent, Result
-from stepengine.journal.replayer import Mode
 
 from .pages import blocks_of, follow, page
 
@@ -38,4 +38,6 @@ def test_the_picture_names_every_module_of_the_journal_and_no_other() -> None:
 def test_the_tables_have_every_kind_of_record_and_every_mode() -> None:
     listed = FIRST.findall(PAGE)
 
-    assert {kind.kind for kind in (Head, Intent, Result, Input, Blob)} | {mode.value for mode in Mode} <= set(listed)
+    assert {kind.kind for kind in (Head, Intent, Result, Input, Blob)} | {
+        getattr(modes, name).name for name in modes.__all__ if name != "Mode"
+    } <= set(listed)
