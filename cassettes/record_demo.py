@@ -21,7 +21,7 @@ from typing import Any
 import attrs
 import httpx2
 
-from stepengine.cli.demo import CASSETTE, run_demo
+from stepengine.cli.commands.demo import CASSETTE, run_demo
 from stepengine.testing import Cassette, RecordTransport
 
 SOURCE = "a server on the recording machine that speaks the protocol (cassettes/record_demo.py); no model was asked"

@@ -27,7 +27,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """
     A working directory with a denied file, and links that lead to it.
     """
-    made = tmp_path / "work"
+    made = tmp_path / "desk"
     (made / "vault").mkdir(parents=True)
     (made / "vault/ledger.txt").write_text("secret")
     (made / "open").mkdir()
@@ -72,7 +72,7 @@ def test_a_tool_that_says_which_parameters_are_paths_is_bound_however_these_name
     names = [
         "vault/ledger.txt", "./vault//ledger.txt", "VAULT/ledger.txt", "open/../vault/ledger.txt", "open/link.txt", "open/up/ledger.txt",
         "itself/vault/ledger.txt", "itself/itself/open/up/ledger.txt", str(place / "vault/ledger.txt"), str(place / "open/link.txt"),
-        "../work/vault/ledger.txt", "../elsewhere/ledger.txt", str(place.parent / "elsewhere/ledger.txt"), f"/proc/self/root{place}/open/link.txt",
+        "../desk/vault/ledger.txt", "../elsewhere/ledger.txt", str(place.parent / "elsewhere/ledger.txt"), f"/proc/self/root{place}/open/link.txt",
         "/proc/self/cwd/open/up/ledger.txt", f"/proc/{os.getpid()}/cwd/vault/ledger.txt",
     ]  # fmt: skip
     given = [ToolCall("show", {"source": name}) for name in names]
