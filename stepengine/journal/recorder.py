@@ -216,11 +216,15 @@ class Recorder:
             raise self._failed(error, owed) from error.__cause__
 
     async def _begin_after(self, waiting: asyncio.Future[None], owed: Kept, batch: Sequence[Item]) -> None:
+        await self._before_more(waiting, owed)
+        await self._inner.begin(batch)
+
+    async def _before_more(self, waiting: asyncio.Future[None], owed: Kept) -> None:
+        """Wait until what is owed is durable, where more is to come: a run that is stopped meanwhile ends, and does not go on."""
         try:
             await waiting
         except StepEngineError as error:
             raise self._failed(error, owed) from error.__cause__
-        await self._inner.begin(batch)
 
     def _append(self, record: Input) -> None:
         try:
@@ -303,7 +307,7 @@ class Recorder:
         owed = self._owed
         waiting = self._lasting() if self._run.waits else None
         if waiting is not None:
-            await self._until(waiting, owed)
+            await self._before_more(waiting, owed)
 
     # --- live ---------------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,8 @@ import json
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +166,63 @@ async def test_somebody_who_knows_the_result_may_answer_with_it_where_no_handle_
 
     assert isinstance(result.error, UnknownOutcome)
     assert [] == [city for city in BEGUN[3:] if city == "Rome"]
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[asyncio.Event, threading.Event]]:
+    """
+    What is set when a journal in a file is about to store that a call waits, and what lets it do so.
+    """
+    at, goes_on, writer = asyncio.Event(), threading.Event(), FileJournal.writer
+
+    def slow(journal: FileJournal) -> Any:
+        loop, made = asyncio.get_running_loop(), writer(journal)
+        store = made._store
+
+        def slowly(lines: list[bytes]) -> None:
+            if any(b'"Waits"' in line for line in lines):
+                loop.call_soon_threadsafe(at.set)
+                goes_on.wait(SECONDS)
+            store(lines)
+
+        made._store = slowly
+        return made
+
+    monkeypatch.setattr(FileJournal, "writer", slow)
+    yield at, goes_on
+    goes_on.set()
+
+
+def interrupted(handle: RunHandle[Any], running: asyncio.Task[Any]) -> None:
+    handle.interrupt()
+
+
+def cancelled(handle: RunHandle[Any], running: asyncio.Task[Any]) -> None:
+    running.cancel()
+
+
+@pytest.mark.spec("requirements:E27", "reliability:R3")
+@pytest.mark.parametrize("stop", [interrupted, cancelled])
+async def test_a_run_that_is_stopped_while_its_wait_is_being_kept_ends_and_the_next_process_waits(
+    stop: Callable[[RunHandle[Any], asyncio.Task[Any]], None],
+    held: tuple[asyncio.Event, threading.Event],
+    tmp_path: Path,
+) -> None:
+    at, goes_on = held
+    journal = FileJournal(tmp_path / "run.jsonl")
+    async with asyncio.timeout(SECONDS), Engine([AGENT]) as engine:
+        handle = engine.start("clerk", journal=journal)
+        running = asyncio.ensure_future(handle.result())
+        await at.wait()
+        stop(handle, running)
+        await asyncio.sleep(0)
+        goes_on.set()
+        await asyncio.wait([running])
+
+    assert 1 == len(waiting_calls(journal.history()))
+    async with Engine([AGENT]) as engine:
+        result = await given(await engine.start_resume(journal), RESULTS)
+    assert ([*RESULTS.values()], 1) == (result.output, BEGUN.count("Rome"))
 
 
 KILLED = """
