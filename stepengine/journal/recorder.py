@@ -303,11 +303,14 @@ class Recorder:
 
     async def _keep_waiting(self, item: Item) -> None:
         """Keep, durably, that the body of a call has returned: its result may come to another process."""
-        self._append(Input(item.path, item.effect.seq, self._run.timing.last, {"type": "Waits"}))
+        self._append_waits(item)
         owed = self._owed
         waiting = self._lasting() if self._run.waits else None
         if waiting is not None:
             await self._before_more(waiting, owed)
+
+    def _append_waits(self, item: Item) -> None:
+        self._append(Input(item.path, item.effect.seq, self._run.timing.last, {"type": "Waits"}))
 
     # --- live ---------------------------------------------------------------------------------------------------------
 
@@ -327,6 +330,8 @@ class Recorder:
         """Deal with an effect that was begun and has no result."""
         run, address = self._run, (item.path, item.effect.seq)
         assert run.past is not None  # noqa: S101 - it says what was begun
+        if run.mode.copies:
+            self._copy_begun(item, run.past.history)
         is_waiting = address in run.past.history.waiting and is_deferred(item)
         if is_waiting and f"{DOUBT}{shown_address(*address)}" not in run.decisions:
             return await self._live(item._replace(has_begun=True), io, [], again=True)
@@ -337,6 +342,15 @@ class Recorder:
             return await self._live(item, io, [], again=True)
         self._keep_taken(item, decided)
         return await self._kept(item, decided, [])
+
+    def _copy_begun(self, item: Item, history: History) -> None:
+        """Let a journal that is written anew know of an effect what is known of it, as it may have no result this time either."""
+        address = (item.path, item.effect.seq)
+        if address in history.waiting:
+            self._append_waits(item)
+        begun = history.begun.get(address)
+        if begun is not None:
+            self._keep_begun(item, begun, self._run.timing.last)
 
     def _lost(self, item: Item) -> list[object]:
         """Return the attempt of a process that ended before the reply was recorded, with what is known of its usage."""

@@ -180,7 +180,8 @@ async def test_a_reply_that_came_when_the_time_was_over_is_paid_for():
 
 
 @pytest.mark.spec("reliability:MP30", "requirements:D15", "replay:D1")
-async def test_what_a_stopped_call_had_used_is_repeated_by_a_replay_and_counts_when_the_run_goes_on(tmp_path):
+@pytest.mark.parametrize("goes_on", [Engine.resume, Engine.extend])
+async def test_what_a_stopped_call_had_used_is_repeated_by_a_replay_and_counts_when_the_run_goes_on(goes_on, tmp_path):
     path, model = tmp_path / "run.jsonl", Half(halves=2)
     async with built(model, agent()) as engine:
         first = await interrupted(engine, model, agent(), journal=FileJournal(path))
@@ -192,7 +193,7 @@ async def test_what_a_stopped_call_had_used_is_repeated_by_a_replay_and_counts_w
         assert path.read_bytes() == again.journal.content()
 
         model.waits.clear()
-        task = asyncio.create_task(engine.resume(path))
+        task = asyncio.create_task(goes_on(engine, path))
         await model.waits.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from stepengine.cli.app import app
 from stepengine.errors import AnswerRejected, ToolError, UnknownOutcome
 from stepengine.journal import FileJournal, Journal, MemoryJournal
 from stepengine.journal.questions import doubts, waiting_calls
+from stepengine.runtime.performing import Deferred
 
 SECONDS = 30
 BEGUN: list[str] = []
@@ -223,6 +224,23 @@ async def test_a_run_that_is_stopped_while_its_wait_is_being_kept_ends_and_the_n
     async with Engine([AGENT]) as engine:
         result = await given(await engine.start_resume(journal), RESULTS)
     assert ([*RESULTS.values()], 1) == (result.output, BEGUN.count("Rome"))
+
+
+@pytest.mark.spec("requirements:E27", "reliability:R3")
+@pytest.mark.parametrize("goes_on", [Engine.resume, Engine.extend])
+async def test_who_goes_on_and_is_stopped_leaves_a_call_that_waits(
+    goes_on: Callable[..., Coroutine[Any, Any, RunResult[Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = await recorded()
+    journal, waits = cut(whole, kinds(whole).index("Waits") + 1), asyncio.Event()
+    monkeypatch.setattr(Deferred, "waits", lambda *_: waits.set())
+    async with asyncio.timeout(SECONDS), Engine([AGENT]) as engine:
+        running = asyncio.create_task(goes_on(engine, journal))
+        await waits.wait()
+        running.cancel()
+        await asyncio.wait([running])
+
+    assert ("Stop", [], 1) == (kinds(journal)[-1], doubts(journal.history()), len(waiting_calls(journal.history())))
 
 
 KILLED = """
