@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import attrs
 
@@ -142,11 +142,12 @@ class History:
         # Intents whose stored form was looked at and found sound.
         self._sound: set[Address] = set()
         self._tools: dict[str, set[str]] | None = None
+        self._about: dict[tuple[str, str, str | None], list[Intent]] | None = None
         self._take_all(self.records)
 
     def grow(self, records: Sequence[Record]) -> None:
         """Take in records that were written after those that are known; raises as the class."""
-        self._tools, self._order = None, {}
+        self._tools, self._about, self._order = None, None, {}
         first = len(self.records) + 1
         self.records += records
         self._take_all(records, first)
@@ -387,6 +388,20 @@ class History:
                     name = named if isinstance(named, str) else self.form(intent)["tool_name"]
                     self._tools.setdefault(intent.path, set()).add(name)
         return frozenset(self._tools.get(path, ()))
+
+    def about_call(self, kind: Literal["CallTool", "Ask"], path: str, tool_call_id: str | None) -> Sequence[Intent]:
+        """
+        Return the effects of a kind that are about one tool call of the run at *path*, in order.
+
+        No run has two calls with one id; a journal that somebody else wrote may.
+        """
+        if self._about is None:
+            self._about = {}
+            for intent in self.intents.values():
+                if intent.type in ("CallTool", "Ask"):
+                    key = intent.type, intent.path, self.form(intent).get("tool_call_id")
+                    self._about.setdefault(key, []).append(intent)
+        return self._about.get((kind, path, tool_call_id), ())
 
     def model(self, intent: Intent) -> str:
         """Return the model of a recorded model call."""

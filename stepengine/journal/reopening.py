@@ -90,10 +90,8 @@ def _reaches(answer: object, *, has_begun: bool) -> bool:
 
 def _has_begun(history: History, asked: Intent, cut: Cut) -> bool:
     wanted = history.form(asked).get("tool_call_id")
-    calls = [
-        i for a, i in history.intents.items() if a[0] == asked.path and i.type == "CallTool" and cut.keeps_intent(a)
-    ]
-    return any(history.form(call)["tool_call_id"] == wanted for call in calls)
+    calls = history.about_call("CallTool", asked.path, wanted)
+    return any(cut.keeps_intent((call.path, call.seq)) for call in calls)
 
 
 def _is_over(history: History, path: str, cut: Cut) -> bool:

@@ -368,34 +368,22 @@ class Past:
 
     def has_run(self, path: str, tool_call_id: str) -> bool:
         """Return whether the record has what came of a tool call of the run at *path*."""
-        calls = [i for (p, _), i in self.history.intents.items() if p == path and i.type == "CallTool"]
-        return any(
-            self.history.form(call)["tool_call_id"] == tool_call_id and (path, call.seq) in self.history.results
-            for call in calls
-        )
+        calls = self.history.about_call("CallTool", path, tool_call_id)
+        return any((path, call.seq) in self.history.results for call in calls)
 
     def has_run_as_asked(self, asked: Address, answer: Answer) -> bool:
         """Return whether the record has what came of the call for which the permission *asked* was given, as it was given."""
         form = self.history.form(self.history.intents[asked])
         (question,) = questions_of(form)
         wanted = question.details if answer.edited_input is None else answer.edited_input
-        calls = [i for (p, _), i in self.history.intents.items() if p == asked[0] and i.type == "CallTool"]
+        calls = self.history.about_call("CallTool", asked[0], form.get("tool_call_id"))
         forms = [self.history.form(call) for call in calls if (call.path, call.seq) in self.history.results]
-        name = question.tool_name
-        return any(
-            (call["tool_call_id"], call["tool_name"], call["input"]) == (form.get("tool_call_id"), name, wanted)
-            for call in forms
-        )
+        return any((call["tool_name"], call["input"]) == (question.tool_name, wanted) for call in forms)
 
     def permissions(self, path: str, tool_call_id: str) -> list[Address]:
         """Return where the run at *path* is recorded to have asked whether a call may run, as far as the run came by it."""
-        return [
-            address
-            for address in self._used
-            if address[0] == path
-            and (intent := self.history.intents[address]).type == "Ask"
-            and self.history.form(intent).get("tool_call_id") == tool_call_id
-        ]
+        asked = [(path, intent.seq) for intent in self.history.about_call("Ask", path, tool_call_id)]
+        return [address for address in asked if address in self._used]
 
     def end_print(self, child: ChildResult) -> str:
         """Return the fingerprint of how a child ended."""

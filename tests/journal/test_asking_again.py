@@ -4,7 +4,7 @@ A journal that somebody else made: what it allows ahead is asked again, and what
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 from stepengine import AgentDefinition, Answer, Engine, Parallel, RunResult, ToolCall, tool
 from stepengine.errors import JournalError
 from stepengine.journal import FileJournal, MemoryJournal
+from stepengine.journal.history import History
 from stepengine.journal.records import Input, Intent, Result
 from stepengine.journal.reopening import permissions_ahead
 from stepengine.permissions import Policy, Rule
@@ -212,6 +213,42 @@ def test_a_call_that_stands_in_it_with_another_input_is_not_what_was_allowed() -
 
     assert 0 == len(extended(MemoryJournal(lines), ask_again=True, allow_repeat=True)[0])
     assert 0 < len(extended(MemoryJournal(lines), allow_repeat=True)[0])
+
+
+class Paying(Till):
+    """Pays as often as it is told."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+
+        def handle_steps(ctx: Any) -> Generator[Any, Any, Any]:
+            for x in range(times):
+                yield ToolCall("pay", {"x": x}, include_tool_call=False)
+
+        self._agent = AgentDefinition("till", tools=[self._tool], handle_steps=handle_steps)
+
+
+@pytest.mark.spec("requirements:X72")
+@pytest.mark.parametrize("goes_on", [Engine.resume_sync, Engine.extend_sync])
+def test_asking_again_looks_at_each_record_as_often_however_many_there_are(
+    goes_on: Callable[..., RunResult[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Half of the calls are recorded, so that there are as many that run anew.
+    """
+    looks, form = [], History.form
+    monkeypatch.setattr(History, "form", lambda history, intent: (looks.append(intent), form(history, intent))[1])
+    looked = []
+    for times in (6, 12, 18):
+        journal = MemoryJournal()
+        with Paying(times).engine(Says("yes")) as engine:
+            engine.run_sync("till", journal=journal).unwrap()
+            looks.clear()
+            # Behind the start each call is four records: asked and allowed, begun and ended.
+            goes_on(engine, MemoryJournal(journal.lines()[: 2 + 2 * times]), ask_again=True).unwrap()
+        looked.append(len(looks))
+
+    assert looked[2] - looked[1] == looked[1] - looked[0]
 
 
 class Together(Till):
