@@ -299,7 +299,8 @@ class Recorder:
         """Return the ``IO`` of an effect that is performed live, which notes what else is recorded of it."""
         if type(item.effect) is CallModel:
             return Attempts(io, attempts)
-        return Waiting(io, self._keep_waiting) if is_deferred(item) else io
+        # Whether a result comes before its body has returned is a matter of time, and a stable recording tells of none.
+        return Waiting(io, self._keep_waiting) if is_deferred(item) and not self._run.source.stable else io
 
     async def _keep_waiting(self, item: Item) -> None:
         """Keep, durably, that the body of a call has returned: its result may come to another process."""

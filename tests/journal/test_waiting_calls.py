@@ -243,6 +243,40 @@ async def test_who_goes_on_and_is_stopped_leaves_a_call_that_waits(
     assert ("Stop", [], 1) == (kinds(journal)[-1], doubts(journal.history()), len(waiting_calls(journal.history())))
 
 
+@pytest.mark.spec("requirements:E27")
+async def test_a_stable_recording_does_not_tell_whether_a_result_came_before_its_body_had_returned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits, returns = asyncio.Event(), asyncio.Event()
+    monkeypatch.setattr(Deferred, "waits", lambda *_: waits.set())
+
+    @tool(deferred=True)
+    async def order(city: str) -> str:
+        """Order; the shop calls back."""
+        await returns.wait()
+        return "asked"
+
+    agent = AgentDefinition("buyer", tools=[order], handle_steps=lambda _: (yield ToolCall("order", {"city": "Rome"})))
+    recordings = []
+    for is_first in (True, False):
+        waits.clear()
+        returns.clear()
+        journal = MemoryJournal(stable=True)
+        async with asyncio.timeout(SECONDS), Engine([agent]) as engine:
+            handle = engine.start("buyer", journal=journal)
+            async for event in handle.events():
+                if event.type == "tool_started":
+                    if not is_first:
+                        returns.set()
+                        await waits.wait()
+                    handle.send_tool_result(event.tool_call_id, "yes")
+                    returns.set()
+            (await handle.result()).unwrap()
+        recordings.append(journal.lines())
+
+    assert recordings[0] == recordings[1]
+
+
 KILLED = """
 import asyncio, os, signal, sys
 sys.path.insert(0, {folder!r})
