@@ -423,14 +423,15 @@ class Recorder:
 
         A run that was cancelled meanwhile is noticed by whoever drives it.
         """
-        while waiting is not None:
-            try:
-                return await waiting
-            except asyncio.CancelledError:
-                # Cancelling took the future along. The commit goes on, and the next one ends no sooner.
-                waiting = self._run.durable()
-            except StepEngineError as error:
-                raise self._failed(error, owed) from error.__cause__
+        try:
+            while waiting is not None:
+                try:
+                    return await waiting
+                except asyncio.CancelledError:
+                    # Cancelling took the future along. The commit goes on, and the next one ends no sooner.
+                    waiting = self._run.durable()
+        except StepEngineError as error:
+            raise self._failed(error, owed) from error.__cause__
         return None
 
     def _failed(self, error: StepEngineError, owed: Kept) -> StepEngineError:

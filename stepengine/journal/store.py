@@ -519,6 +519,7 @@ class Commits:
         self._waiting: list[asyncio.Future[None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._uses_pool = False
+        self._is_closed = False
 
     def durable(self) -> asyncio.Future[None]:
         """
@@ -546,6 +547,8 @@ class Commits:
         try:
             self._writer.close()
         finally:
+            # Whoever waits for the commit behind one that is under way is told when that has ended.
+            self._is_closed = True
             if self._uses_pool:
                 self._uses_pool = False
                 self._count(-1)
@@ -558,7 +561,7 @@ class Commits:
                 cls._pool.close()
 
     def _threads(self) -> ThreadPool:
-        if not self._uses_pool:
+        if not self._uses_pool and not self._is_closed:
             self._uses_pool = True
             self._count(1)
         return self._pool
@@ -566,10 +569,15 @@ class Commits:
     def _begin(self) -> None:
         """Begin one commit for all who wait by now."""
         batch, self._waiting = self._waiting, []
+        tell = partial(self._ended, batch)
         try:
-            self._threads().begin("journal", self._writer.commit, partial(self._ended, batch))
-        except RuntimeError as error:  # the system gives no thread
-            self._ended(batch, None, error)
+            if self._is_closed:
+                self._writer.commit()  # what was left is stored: there is nothing to wait for, only to be told
+                tell(None, None)
+            else:
+                self._threads().begin("journal", self._writer.commit, tell)
+        except (RuntimeError, JournalError) as error:  # the system gives no thread, or what was left is lost
+            tell(None, error)
 
     def _ended(self, batch: Sequence[asyncio.Future[None]], _: None, error: BaseException | None) -> None:
         for future in batch:

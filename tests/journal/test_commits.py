@@ -116,18 +116,14 @@ def test_after_a_loop_that_ended_with_a_commit_under_way_the_next_loop_gets_its_
     assert 2 == slow.begun
 
 
-@pytest.mark.spec("reliability:JR42")
-async def test_what_happened_is_recorded_although_its_run_is_cancelled_while_it_is_being_committed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def _hold_results(monkeypatch: pytest.MonkeyPatch, at: asyncio.Event, goes_on: threading.Event) -> None:
     """
-    However often the task is cancelled: the reply is paid for, so it is waited for until the disk has it.
+    Let a journal in a file say when it is about to store a result, and wait until it may.
     """
-    goes_on, at = threading.Event(), asyncio.Event()
-    loop, commit = asyncio.get_running_loop(), FileJournal.writer
+    loop, writer = asyncio.get_running_loop(), FileJournal.writer
 
-    def writer(journal: FileJournal) -> Any:
-        made = commit(journal)
+    def slow(journal: FileJournal) -> Any:
+        made = writer(journal)
         store = made._store
 
         def slowly(lines: list[bytes]) -> None:
@@ -139,7 +135,62 @@ async def test_what_happened_is_recorded_although_its_run_is_cancelled_while_it_
         made._store = slowly
         return made
 
-    monkeypatch.setattr(FileJournal, "writer", writer)
+    monkeypatch.setattr(FileJournal, "writer", slow)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+async def test_who_waits_when_a_journal_is_closed_is_told_and_no_thread_is_kept_for_it(
+    slow: Slow, commits: Commits, broken: bool
+) -> None:
+    users = Commits._users
+    first = commits.durable()
+    await begun(slow)
+    later = commits.durable()
+    commits.close()
+    slow.error = JournalWriteFailed("the disk is gone") if broken else None
+    slow.goes_on.release(2)
+
+    assert [slow.error] * 2 == await asyncio.gather(first, later, return_exceptions=True)
+    assert (2, users) == (slow.begun, Commits._users)
+
+
+@pytest.mark.spec("reliability:JR09")
+async def test_what_happened_is_said_also_where_its_commit_cannot_be_waited_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on, at = threading.Event(), asyncio.Event()
+    _hold_results(monkeypatch, at, goes_on)
+
+    durable = Commits.durable
+
+    def broken(commits: Commits) -> Any:
+        if not at.is_set():
+            return durable(commits)
+        goes_on.set()
+        msg = "the disk is gone"
+        raise JournalWriteFailed(msg)
+
+    monkeypatch.setattr(Commits, "durable", broken)
+    agent = AgentDefinition("a", model="m/m", handle_steps=lambda _: (yield STEP))
+    async with asyncio.timeout(20), Engine([agent], models=ScriptedModel([text("paid for")])) as engine:
+        handle = engine.start("a", "x", journal=tmp_path / "run.jsonl")
+        await at.wait()
+        handle.interrupt()
+        result = await handle.result()
+
+    assert isinstance(result.error, JournalWriteFailed)
+    assert ["paid for"] == [note.rpartition(": ")[2] for note in result.error.__notes__]
+
+
+@pytest.mark.spec("reliability:JR42")
+async def test_what_happened_is_recorded_although_its_run_is_cancelled_while_it_is_being_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    However often the task is cancelled: the reply is paid for, so it is waited for until the disk has it.
+    """
+    goes_on, at = threading.Event(), asyncio.Event()
+    _hold_results(monkeypatch, at, goes_on)
     agent = AgentDefinition("a", model="m/m", handle_steps=lambda _: (yield STEP))
     engine = Engine([agent], models=ScriptedModel([text("paid for")]))
     run = asyncio.create_task(engine.run("a", "x", journal=tmp_path / "run.jsonl"))
