@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -82,7 +83,9 @@ def test_what_one_journal_refuses_for_its_length_all_refuse_with_the_same_words(
         patch.setattr(encoding, "MAX_LINE", LIMIT)
         (alone, _), *kept = list(ends(value, agent, tmp_path))
     assert alone.status is RunStatus.COMPLETED
-    assert len({(result.status, type(result.error), str(result.error)) for result, _ in kept}) == 1
+    # The number of bytes is that of a record, and one that has a later time may have a digit more.
+    words = {(r.status, type(r.error), re.sub(r"[0-9,]+ bytes", "so many bytes", str(r.error))) for r, _ in kept}
+    assert len(words) == 1
     for result, again in kept:
         assert result.status in (RunStatus.COMPLETED, RunStatus.FAILED)
         assert (again.status, again.output) == (result.status, result.output) or isinstance(
