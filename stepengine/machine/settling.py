@@ -101,7 +101,8 @@ def _take_returned(run: RunState, returned: object) -> None:
     output = run.output
     if output.is_checked:
         output.void()
-        output.offer(returned)
+        if output.offer(returned):
+            _check_length(run, output.value)
         return
     try:
         kept = freeze(returned)

@@ -19,7 +19,6 @@ import attrs
 
 from stepengine.data.visible import visible
 from stepengine.mcp._caps import CHALLENGE_CHARS, LINE_BYTES
-from stepengine.mcp.stdio import UNREADABLE
 from stepengine.tooling.conversion import cut
 
 __all__ = ("ANSWER", "Answer", "Answers")
@@ -50,6 +49,9 @@ ANSWER: ContextVar[Answer | None] = ContextVar("stepengine_mcp_answer", default=
 """Where the answer to the request is noted that is sent now; ``None`` for the greeting."""
 
 
+ELSE = "its reply is a message of the protocol, and none to what was asked"
+
+
 class _TooLong(Exception):
     """A reply has more bytes than anybody is given."""
 
@@ -59,7 +61,9 @@ def _capped(response: Any) -> Any:
     import httpx2
 
     inner = response.stream
-    most = LINE_BYTES if "content-encoding" not in response.headers else PACKED_BYTES
+    packed = response.headers.get("content-encoding", "").strip().lower() not in ("", "identity")
+    most = PACKED_BYTES if packed else LINE_BYTES
+    how = f"{most // 1024:,} KiB, packed, which was not asked for" if packed else f"{most // 1024:,} KiB"
 
     class Capped(httpx2.AsyncByteStream):
         async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -67,7 +71,7 @@ def _capped(response: Any) -> Any:
             async for chunk in inner:
                 size += len(chunk)
                 if size > most:
-                    msg = f"its reply has more than {most // 1024:,} KiB"
+                    msg = f"its reply has more than {how}"
                     raise _TooLong(msg)
                 yield chunk
 
@@ -158,15 +162,18 @@ class Answers:
         number = getattr(asked, "id", None)
         if number is None or not hasattr(asked, "method"):
             return
-        said = UNREADABLE
+        problem = mcp_types.ErrorData(code=mcp_types.PARSE_ERROR, message=ELSE)
         try:
             response.stream = _capped(response)
             reply = _message(await response.aread())
             if reply is None or (not hasattr(reply, "method") and str(reply.id) == str(number)):
                 return
+            if isinstance(reply, mcp_types.JSONRPCError) and reply.id is None:
+                problem = reply.error  # it could not, or did not, say to what
         except _TooLong as error:
-            said = str(error)
-        problem = mcp_types.ErrorData(code=mcp_types.PARSE_ERROR, message=said)
+            problem = mcp_types.ErrorData(code=mcp_types.PARSE_ERROR, message=str(error))
+            # The package reads the reply once more; what came of it so far is gone.
+            response._content = b"{}"  # noqa: SLF001 - there is no public way
         await incoming.send(SessionMessage(mcp_types.JSONRPCError(jsonrpc="2.0", id=number, error=problem)))
 
     def is_about_sign_in(self, answer: Answer) -> bool:

@@ -86,7 +86,7 @@ class PresetProvider(HttpProvider):
         written_calls: Whether calls that the model wrote as ``<tool_call>`` or ``<codebuff_tool_call>`` into its text are read as calls (Chat
             Completions), for servers without a parser of the model's own form; a stream has shown them as text by then.
         written_thoughts: Whether thoughts that the model wrote between ``<think>`` or ``[THINK]`` at the beginning of its text
-            are read as thinking (Chat Completions).
+            are read as thinking (Chat Completions). By default both are as the preset says.
         token_provider: A function that gives a token for each request, in place of a key, such as one of Entra ID; it may be
             asynchronous. By default, on Azure and where no key is, what ``azure-identity`` finds, if the environment speaks
             of it.
@@ -105,14 +105,16 @@ class PresetProvider(HttpProvider):
         *,
         timeouts: Timeouts | None = None,
         headers: Mapping[str, str] | None = None,
-        written_calls: bool = False,
-        written_thoughts: bool = False,
+        written_calls: bool | None = None,
+        written_thoughts: bool | None = None,
         token_provider: TokenSource | None = None,
     ) -> None:
         only_one_of(name, api_key=api_key, token_provider=token_provider)
         self._preset = preset_of(name, base_url)
-        if written_calls or written_thoughts:
-            self._preset = attrs.evolve(self._preset, written_calls=written_calls, written_thoughts=written_thoughts)
+        if written_calls is not None:
+            self._preset = attrs.evolve(self._preset, written_calls=written_calls)
+        if written_thoughts is not None:
+            self._preset = attrs.evolve(self._preset, written_thoughts=written_thoughts)
         patience = timeouts or self._preset.timeouts
         super().__init__(name, api_key, base_url, transport, timeouts=patience, headers=headers, key_env=key_env)
         self.model_patterns = self._preset.model_patterns

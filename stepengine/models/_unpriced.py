@@ -1,6 +1,5 @@
 """
 What of a bill no price list has a price for, so that a cost is a lower bound, or unknown. Pure: no SDK, no clock, no I/O.
-
 """
 
 from __future__ import annotations

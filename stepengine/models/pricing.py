@@ -284,10 +284,10 @@ class _Book:
         """
         Return what the tier and the speed of a reply of *model* come to; ``None`` when nobody knows.
 
-        Flex costs what a batch does, where only that is listed.
+        Flex costs what a batch does, where only that is listed, and at Groq what the ordinary tier does.
         """
         context = {"processing": "batch"} if data.get("processing") == "batch" else {}
-        unpriced, tier, speed = [], tier_of(data, raw), raw.get("speed")
+        unpriced, tier, speed = [], _billed_tier(model, data, raw), raw.get("speed")
         if not tier and speed is None:
             return _Tier(context, ())
         known = self.model(model)
@@ -374,6 +374,13 @@ class _PriceList:
             self._rates[tier] = _rates_of(self.prices, usage.prompt_tokens)
         rates = self._rates[tier]
         return None if rates is None else rates.of(usage)
+
+
+def _billed_tier(model: str, data: Mapping[str, Any], raw: Mapping[str, Any]) -> str:
+    """Return the tier by which a reply is billed, in small letters; ``""`` for the ordinary one."""
+    tier = tier_of(data, raw)
+    # More requests at a time for the same price: https://console.groq.com/docs/flex-processing
+    return "" if tier == "flex" and model.startswith("groq/") else tier
 
 
 def _rates_of(prices: object, prompt_tokens: int) -> _Rates | None:

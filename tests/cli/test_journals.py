@@ -498,6 +498,19 @@ def test_a_replay_may_let_tools_or_models_be_live(ended: str, scripted: Any) -> 
     assert "live='luck' is no kind" in command("replay", ended, "--live", "luck", code=2).stderr
 
 
+def test_a_replay_with_a_live_model_of_a_run_that_asks_for_nothing_is_that_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("told.py").write_text(
+        "from stepengine import AgentDefinition\n\n"
+        "def told(ctx):\n    return 'all of it'\n    yield\n\nagent = AgentDefinition('told', handle_steps=told)\n"
+    )
+    command("run", "told.py", "--journal", "told.jsonl")
+
+    assert command("replay", "told.jsonl", "--agent", "told.py", "--live", "call_model", "-q").stdout == "all of it\n"
+
+
 def test_a_replay_at_a_speed_shows_the_run_and_comes_to_the_same_end(ended: str) -> None:
     result = command("replay", ended, "--speed", "1000")
     assert (result.stdout, "shout ok" in result.stderr) == ("ONE yes\n", True)

@@ -423,6 +423,7 @@ def _replies(number: int) -> dict[str, bytes]:
         "another shape": _http(good.replace(b'"seen"', b"5")),
         "two": _http(good + b"\n" + good),
         "too long": _http(long),
+        "too long, said to be packed as it is": _http(long, "application/json", "200 OK", "content-encoding: identity"),
         "packed": _http(
             gzip.compress(long + random.Random(1).randbytes(2_000)),
             "application/json",
@@ -493,3 +494,9 @@ async def test_a_reply_over_http_that_cannot_be_read_is_an_error_at_once_and_the
     assert ("ok", "seen") == said.pop()
     assert {} == {name: text for name, (status, text) in zip(names, said, strict=True) if status != "error"}
     assert [] == [text for _, text in said if "was lost" in text or "did not answer within" in text]
+    told = dict(zip(names, [text for _, text in said], strict=True))
+    assert "what?" in told["null for an id"], "what a server says itself is told"
+    assert "none to what was asked" in told["another id"]
+    assert "packed, which was not asked for" in told["packed"]
+    assert ("64 KiB" in told["too long"], "packed" in told["too long"]) == (True, False)
+    assert "64 KiB" in told["too long, said to be packed as it is"]

@@ -19,6 +19,7 @@ from stepengine.models import PRESETS, Models, OpenAIChatProvider, OpenAIProvide
 from stepengine.models._failures import Call, body_failure
 from stepengine.models.keys import Credentials
 from stepengine.models.openai_chat.decode import decode
+from stepengine.models.presets import preset_of
 from tests.faults.scripts import chunk
 from tests.models.wires import TOOL, call, made, provider_of, reader, result
 
@@ -463,3 +464,13 @@ def test_perplexity_is_told_what_it_takes_alone() -> None:
 
     assert {"model", "messages", "stream"} == asked.keys()
     assert str(Models.standard().parse("sonar-pro")) == "perplexity/sonar-pro"
+
+
+@pytest.mark.parametrize("given", [{}, {"written_calls": True}, {"written_thoughts": False}])
+def test_what_is_read_of_written_blocks_is_the_preset_s_but_for_what_is_given(given: dict[str, bool]) -> None:
+    known = preset_of("perplexity", None)
+    made = OpenAIChatProvider("perplexity", "k", **given)._preset
+
+    assert known.written_thoughts
+    assert made.written_calls is given.get("written_calls", known.written_calls)
+    assert made.written_thoughts is given.get("written_thoughts", known.written_thoughts)

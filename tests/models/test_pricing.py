@@ -631,6 +631,7 @@ async def test_what_has_no_price_makes_a_cost_a_lower_bound_that_says_so(model, 
     [
         ("google/gemini-2.5-flash", reply_with("google", {**GEMINI_MILLIONS, "serviceTier": "flex"}), "0.275"),
         ("google/gemini-2.5-flash", reply_with("google", {**GEMINI_MILLIONS, "trafficType": "ON_DEMAND_FLEX"}), "0.275"),
+        ("groq/openai/gpt-oss-120b", reply_with("groq", MILLIONS, service_tier="flex"), "0.21"),
         ("openai/gpt-5-mini", reply_with("openai", MILLIONS, service_tier="hammock"), None),
         (
             "google/gemini-2.5-flash",
@@ -640,7 +641,7 @@ async def test_what_has_no_price_makes_a_cost_a_lower_bound_that_says_so(model, 
     ],
 )  # fmt: skip
 def test_flex_costs_what_a_batch_does_and_a_tier_that_nobody_knows_is_unknown(model, reply, dollars) -> None:
-    """All of these cost what the ordinary tier does."""
+    """All of these cost what the ordinary tier does before; Groq's flex still does."""
     assert (None if dollars is None else Decimal(dollars)) == cost_of.of_reply(model, reply, AT)
 
 

@@ -117,11 +117,14 @@ def _replay(options: Options, live: Sequence[str], speed: float | None, *, trust
     agent = recorded_agent(journal, options, history)
     bench = bench_for(options, agent, performs=bool(live), hooks=hooks_of(history))
     engine = bench.engine
+    # A run without an effect has no place from which a model could answer anew: it asks none.
+    asks_anew = anew and any(seq >= 0 for _, seq in history.intents)
     doubts = bool(live) and not trusts and not is_ours(journal)
 
     async def repeat() -> RunResult:
-        if not anew:
-            return await engine.replay(journal, agent=agent, live=live, speed=speed, ask_again=doubts)
+        if not asks_anew:
+            kinds = () if anew else live
+            return await engine.replay(journal, agent=agent, live=kinds, speed=speed, ask_again=doubts)
         made = await engine.rerun(journal, agent=agent, at=0, reuse=False)
         if made.refused is not None and made.result.error is not None:
             raise made.result.error

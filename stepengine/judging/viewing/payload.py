@@ -79,8 +79,8 @@ SAID: Mapping[type[Any], str] = {
     ThinkingPart: "thinking",
     RefusalPart: "refusal",
 }
-SILENT = frozenset({"SystemPrompt", "ContextWindow"})
-"""Inputs that the page shows with the requests that they belong to."""
+SILENT = frozenset({"SystemPrompt", "ContextWindow", "Waits"})
+"""Inputs that the page shows with the requests that they belong to, or that say nothing beside their call."""
 ORDINARY = re.compile(r"[\n\t -~]*")
 MAX_SAFE = 2**53 - 1
 """A browser shows whole numbers beyond this, such as ids of messages, with other digits; as texts they keep theirs."""

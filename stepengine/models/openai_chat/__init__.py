@@ -74,6 +74,7 @@ class OpenAIChatProvider(PresetProvider):
         written_thoughts: Whether thoughts that the model wrote between ``<think>`` or ``[THINK]`` at the beginning of its text
             are read as thinking, for servers without a parser of the model's own form. They go back to the same model as it
             wrote them; to others they are not sent. Without it they stay text, which ``said`` and outputs leave out.
+            Both are by default as the preset says.
         token_provider: A function that gives a token for each request, in place of a key, such as one of Entra ID; it may be
             asynchronous. By default, on Azure and where no key is, what ``azure-identity`` finds, if the environment speaks
             of it.
