@@ -243,7 +243,7 @@ async def test_who_goes_on_and_is_stopped_leaves_a_call_that_waits(
     assert ("Stop", [], 1) == (kinds(journal)[-1], doubts(journal.history()), len(waiting_calls(journal.history())))
 
 
-@pytest.mark.spec("requirements:E27")
+@pytest.mark.spec("requirements:E27", "replay:J23")
 async def test_a_stable_recording_does_not_tell_whether_a_result_came_before_its_body_had_returned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
