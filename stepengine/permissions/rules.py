@@ -45,6 +45,7 @@ DURATIONS = frozenset({"timeout", "timeout_seconds"})
 PREFIX_WORDS = 3
 """Of how many words the longest beginning of a command is that is offered to be allowed with anything behind it."""
 USUAL_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443, "ftp": 21}
+ADDRESS = re.compile(r"(?i:https?|wss?|ftp)://")
 PLAIN_URL = re.compile(r"([a-z][a-z0-9+.-]*)://([A-Za-z0-9.-]*[A-Za-z0-9])\.?(?::([0-9]{1,5}))?(?:[/?#][!-\[\]-~]*)?")
 
 
@@ -84,21 +85,34 @@ class Request:
 
     @property
     def paths(self) -> list[str]:
-        """The files that the call names: those that its tool declares, else those that stand in members such as ``path``."""
+        """
+        The files that the call names: those that its tool declares, else those that stand in members such as ``path``.
+
+        What a tool declares counts as no file only when it begins like an address of the web: ``a://b`` is a path, too.
+        """
         if self.tool.about is not None:
-            return [place for place in self._declared if "://" not in place]
+            return [place for place in self._declared if not _is_only_address(place)]
         return list(self.texts(PATHS))
 
     @property
     def urls(self) -> list[str]:
         """The web addresses that the call names, as ``paths``."""
         if self.tool.about is not None:
-            return [place for place in self._declared if "://" in place]
+            return [place for place in self._declared if _may_be_address(place)]
         return list(self.texts(URLS))
 
     @property
     def _declared(self) -> tuple[str, ...]:
         return self.tool.places(self.input)
+
+
+def _may_be_address(place: str) -> bool:
+    return "://" in place
+
+
+def _is_only_address(place: str) -> bool:
+    """Return whether a place is an address and no path: it begins with a scheme of the web, and no step of it leads up."""
+    return ADDRESS.match(place) is not None and ".." not in place.split("/")
 
 
 def names_files(spec: ToolSpec) -> bool:
@@ -556,7 +570,7 @@ class Call:
 
 def _paths_in(request: Request) -> set[str]:
     """Return the files that a call names, each behind its role where the call may name others in other roles."""
-    named = [(role, place) for role, place in _places_of(request) if "://" not in place]
+    named = [(role, place) for role, place in _places_of(request) if not _is_only_address(place)]
     return {f"{role}: {_plain_path(path)}" if role else _alone(_plain_path(path)) for role, path in named}
 
 
@@ -566,7 +580,7 @@ def _alone(path: str) -> str:
 
 
 def _urls_in(request: Request) -> list[tuple[str, str]]:
-    return [(role, place) for role, place in _places_of(request) if "://" in place]
+    return [(role, place) for role, place in _places_of(request) if _may_be_address(place)]
 
 
 def _places_of(request: Request) -> list[tuple[str, str]]:
