@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from stepengine.data.json import freeze_object
 from stepengine.data.tools import ToolSpec
 from stepengine.permissions import Call, Request
+from stepengine.permissions.rules import METHODS, PLACES
 
 HERE = "https://api.example.org/v1/items"
 ELSEWHERE = [
@@ -159,8 +160,42 @@ def by_value() -> Iterator[Attack]:
         yield Attack("execute", {"command": COMMAND}, {"command": COMMAND, **beside})
 
 
+def by_role() -> Iterator[Attack]:
+    for member, category in itertools.product(PLACES, ("network", "read", "write")):
+        for text, (beside, one, other) in itertools.product(
+            ("prod", "a@b.c", "a/b", "a://b"), (("sql", "SELECT 1", "DROP TABLE users"), ("body", "hi", "pay me"))
+        ):
+            yield Attack(category, {member: text, beside: one}, {member: text, beside: other})
+            yield Attack(category, {member: [text], beside: one}, {member: [text]})
+            yield Attack(category, {"path": "a", member: text, beside: one}, {member: text, beside: other})
+
+
+def by_method() -> Iterator[Attack]:
+    for target in ({"path": "/users"}, {"host": "h", "path": "/users"}, {"file": "a", "to": "b"}, {"host": "h"}):
+        for category, member in itertools.product(("network", "read", "write"), METHODS):
+            for method in ("DELETE", "get ", "", None, ["GET"], {"a": "GET"}, 5):
+                yield Attack(category, {**target, member: "GET"}, {**target, member: method})
+                if method not in ("", None):
+                    yield Attack(category, target, {**target, member: method})
+            yield Attack(category, {**target, member: "GET"}, target)
+            for other in {*METHODS} - {member}:
+                yield Attack(category, {**target, member: "GET"}, {**target, member: "GET", other: "DELETE"})
+    yield Attack("network", {"id": "/users", "method": "GET"}, {"id": "/users", "method": "DELETE"}, ("{id}",))
+    yield Attack("network", {"id": "/users"}, {"id": "/users", "method": "DELETE"}, ("{id}",))
+
+
+@pytest.mark.spec("requirements:X71")
+def test_a_file_beside_a_destination_and_an_address_under_any_name_narrow_what_is_allowed_to_them() -> None:
+    moved = {"path": "a", "to": "b"}
+    sent = {"endpoint": HERE, "method": "post", "body": "hi"}
+
+    assert Call("t", agent="a", paths=["a", "to: b"]) == Call.of(request("write", {**moved, "content": "x"}))
+    assert Call("t", agent="a", origins=["POST endpoint: https://api.example.org"]) == Call.of(request("network", sent))
+    assert is_covered(Attack("network", sent, {**sent, "body": "other"}))
+
+
 @pytest.mark.spec("requirements:X71", "reliability:PM29")
-@pytest.mark.parametrize("attacks", [by_address, by_file, by_value])
+@pytest.mark.parametrize("attacks", [by_address, by_file, by_value, by_role, by_method])
 def test_nothing_that_is_only_like_what_was_seen_is_allowed_with_it(attacks: Any) -> None:
     tried = list(attacks())
 
