@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal
 
 import attrs
@@ -21,7 +22,7 @@ from stepengine.errors import DefinitionError, ToolError
 from stepengine.system.argv import Argv, Script
 from stepengine.system.path_rules import SECRETS, PathRules
 from stepengine.system.patterns import expanded
-from stepengine.system.root import Missing, Root
+from stepengine.system.root import Missing, Opened, Root
 
 __all__ = ("CONFINED", "READ_ONLY", "CommandForm", "confined", "denies", "permits")
 
@@ -189,7 +190,8 @@ def confined(form: CommandForm, denied: Sequence[str], root: Root, cwd: Sequence
         return _confined_git(form, denied, root, cwd, command)
     searched = _Words.of(command[len(form.prefix) :]).operands[form.operands == "pattern" :]
     for path in searched:
-        _check_path(root, cwd, path)
+        if _check_path(root, cwd, path) and command[0] == "rg":
+            _check_spelling(path)
     if command[0] == "ls":
         return _confined_ls(root, cwd, command, searched or ["."])
     if command[0] == "find":
@@ -199,18 +201,26 @@ def confined(form: CommandForm, denied: Sequence[str], root: Root, cwd: Sequence
     secret = [f"--iglob=!{glob}" for glob in (*_globs(root, denied), *_other_names(root, cwd))]
     if cwd:
         # Its globs begin in the working folder, those of rules at the root. Which word is a value, only rg knows.
-        secret += [f"--glob=!/{_literally(path.removeprefix('./'))}" for path in _hidden(root, cwd, [".", *searched])]
+        hidden = dict.fromkeys([path.removeprefix("./") for path in _hidden(root, cwd, [".", *searched])])
+        secret += [f"--glob=!/{_literally(path)}" for path in hidden]
     at = command.index("--") if "--" in command else len(command)
     return (*command[:at], *secret, *command[at:])
 
 
 def _confined_ls(root: Root, cwd: Sequence[str], command: Argv, paths: Sequence[str]) -> Argv:
-    """Return a listing that names nothing of what is withheld."""
+    """
+    Return a listing that names nothing of what is withheld.
+
+    Raises:
+        ToolError: when it would leave out files that are not withheld: ``ls`` leaves out names, wherever they stand.
+    """
     options = [word for word in command[1:] if _is_option(word)]
-    deep = any("R" in word if word[1] != "-" else word == "--recursive" for word in options)
-    below = [_withheld_below(root, cwd, path, deep=deep) for path in paths]
-    names = dict.fromkeys([place[-1] for found in below for place in found])
+    deep = any("R" in word if word[1] != "-" else "--recursive".startswith(word) for word in options)
+    names = dict.fromkeys([place[-1] for path in paths for place, _ in _withheld_below(root, cwd, path, deep=deep)])
     _check_count(names)
+    if names and (deep or len(paths) > 1) and any(_shows_one_of(root, cwd, path, names, deep=deep) for path in paths):
+        msg = "it would leave out files that have the name of one that is kept from tools; list one folder at a time without -R, or use find"
+        raise ToolError(msg)
     return (command[0], *[f"--ignore={_literally(name)}" for name in names], *command[1:])
 
 
@@ -226,41 +236,73 @@ def _confined_find(root: Root, cwd: Sequence[str], command: Argv) -> Argv:
         msg = f"{odd!r} is not taken for find; give folders, then options, in one row"
         raise ToolError(msg)
     end = next((at for at, word in enumerate(words) if _is_option(word) or word in {"(", "!"}), len(words))
-    starts, rest = words[:end] or (".",), words[end:]
-    hidden = _hidden(root, cwd, starts)
+    starts, rest = [_plain(word) for word in words[:end] or (".",)], words[end:]
+    depths = [at for at, word in enumerate(rest[:-1]) if word in {"-maxdepth", "-mindepth"}]
+    limits = {rest[at + 1] for at in depths if rest[at] == "-maxdepth"}
+    hidden = _hidden(root, cwd, starts, deep=not limits or not limits <= {"0", "1"})
     leaves_out = [
         word for path in map(_literally, hidden) for word in ("-not", "-path", path, "-not", "-path", f"{path}/*")
     ]
-    depths = [at for at, word in enumerate(rest[:-1]) if word in {"-maxdepth", "-mindepth"}]
     moved = [word for at in depths for word in rest[at : at + 2]]
     tests = [word for at, word in enumerate(rest) if at not in depths and at - 1 not in depths]
     return (command[0], *starts, *moved, *leaves_out, *tests)
 
 
-def _hidden(root: Root, cwd: Sequence[str], folders: Sequence[str]) -> list[str]:
+def _plain(path: str) -> str:
+    """Return a path as a program repeats it in front of what it finds: no ``//`` and no ``/./``, the end kept that follows a link."""
+    parts = [part for part in path.split("/") if part not in {"", "."}]
+    head = "./" if parts and path.startswith("./") else ""
+    return head + ("/".join(parts) or ".") + ("/" if path.endswith(("/", "/.")) else "")
+
+
+def _check_spelling(path: str) -> None:
+    """Refuse a path that a search would repeat in a form that no glob for it fits."""
+    if path.removesuffix("/") != _plain(path).removesuffix("/"):
+        msg = f"{path!r} is written in a roundabout way, which what is left out of the search does not follow; write {_plain(path)!r}"
+        raise ToolError(msg)
+
+
+def _hidden(root: Root, cwd: Sequence[str], folders: Iterable[str], *, deep: bool = True) -> list[str]:
     """Return what is withheld below folders, each as a program names it that was given that folder."""
-    found = [
-        f"{folder.rstrip('/')}/{'/'.join(place)}"
-        for folder in folders
-        for place in _withheld_below(root, cwd, folder, deep=True)
-    ]
-    _check_count(found)
-    return found
+    found, files = dict[str, None](), set[tuple[str, ...]]()
+    for folder in dict.fromkeys([folder.rstrip("/") for folder in folders]):
+        for place, real in _withheld_below(root, cwd, folder, deep=deep):
+            found[f"{folder}/{'/'.join(place)}"] = None
+            files.add(real)
+    _check_count(files)
+    return list(found)
 
 
-def _withheld_below(root: Root, cwd: Sequence[str], path: str, *, deep: bool) -> list[tuple[str, ...]]:
-    """Return what is withheld in a folder, by its place below it; nothing for what is no folder."""
+@contextmanager
+def _opened(root: Root, cwd: Sequence[str], path: str) -> Iterator[Opened | None]:
+    """Open a folder; ``None`` for what is none."""
     try:
         opened = root.open_folder(_place(cwd, path))
     except ToolError:
-        return []
+        yield None
+        return
     try:
-        return root.withheld_in(opened, deep=deep)
+        yield opened
     finally:
         os.close(opened.fd)
 
 
-def _check_count(names: Collection[str]) -> None:
+def _withheld_below(
+    root: Root, cwd: Sequence[str], path: str, *, deep: bool
+) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Return what is withheld in a folder, by its places below that and below the root; nothing for what is no folder."""
+    with _opened(root, cwd, path) as folder:
+        if folder is None:
+            return []
+        return [(place, (*folder.parts, *place)) for place in root.withheld_in(folder, deep=deep)]
+
+
+def _shows_one_of(root: Root, cwd: Sequence[str], path: str, names: Collection[str], *, deep: bool) -> bool:
+    with _opened(root, cwd, path) as folder:
+        return folder is not None and root.shows_one_of(folder, names, deep=deep)
+
+
+def _check_count(names: Collection[object]) -> None:
     if len(names) > NAMES_LEFT_OUT:
         msg = f"it would have to leave out {len(names):,} files that are kept from tools, and {NAMES_LEFT_OUT} are the most; name a folder with fewer"
         raise ToolError(msg)
