@@ -36,14 +36,60 @@ LAUNCHERS = frozenset((
 ))  # fmt: skip
 """Programs that start the program which their arguments name."""
 RUNNERS = frozenset((
-    "at", "awk", "batch", "builtin", "bun", "bunx", "clisp", "coproc", "crontab", "csh", "dc", "deno", "docker", "eatmydata", "ed", "emacs",
-    "erl", "eval", "ex", "expect", "fakeroot", "faketime", "flock", "gawk", "gdb", "ghci", "guile", "iex", "ipython", "irb",
-    "jshell", "kubectl", "lldb", "ltrace", "m4", "mawk", "mysql", "nawk", "npx", "nsenter", "nvim", "osascript", "parallel", "pipx",
-    "pkexec", "pnpx", "podman", "powershell", "proxychains", "psql", "pwsh", "racket", "runghc", "runuser", "sbcl", "screen", "sed",
-    "setpriv", "socat", "source", "sqlite", "ssh", "su", "swift", "systemd-run", "tcsh", "tmux", "toybox", "uvx", "vi", "vim",
-    "wine", "wish", ".",
+    "at", "awk", "batch", "bsdtar", "builtin", "bun", "bunx", "bwrap", "clisp", "cmd", "coproc", "crontab", "csh",
+    "dbus-run-session", "dc", "deno", "docker", "dtrace", "eatmydata", "ed", "emacs", "entr", "erl", "eval", "ex", "expect",
+    "fakeroot", "faketime", "fd", "fdfind", "find", "firejail", "flock", "forever", "gawk", "gdb", "ghci", "gmake", "gtar", "guile",
+    "hyperfine", "iex", "ipython", "irb", "jshell", "kubectl", "lldb", "ltrace", "m4", "make", "man", "mawk", "mysql", "nawk",
+    "nodemon", "npx", "nsenter", "nvim", "osascript", "parallel", "perf", "pipx", "pkexec", "pnpx", "podman", "powershell",
+    "proxychains", "psql", "pwsh", "racket", "rg", "rlwrap", "rsync", "runghc", "runuser", "sbcl", "scp", "screen", "sed", "sem",
+    "setpriv", "sftp", "socat", "sort", "source", "sqlite", "ssh", "ssh-agent", "start-stop-daemon", "su", "swift", "systemd-run",
+    "tar", "tcsh", "tmux", "toybox", "unbuffer", "uvx", "valgrind", "vi", "vim", "watchexec", "wine", "wish", "xvfb-run", "zip",
+    ".",
 ))  # fmt: skip
 """Programs that run whatever their arguments say, wherever that stands."""
+DEEDS = {
+    "asdf": ("exec",),
+    "bundle": ("exec",),
+    "bundler": ("exec",),
+    "cargo": ("run",),
+    "conda": ("run",),
+    "coverage": ("run",),
+    "dotnet": ("exec", "run"),
+    "direnv": ("exec",),
+    "git": (
+        "archive", "bisect", "clone", "config", "difftool", "fetch", "fetch-pack", "filter-branch", "grep", "hook", "ls-remote",
+        "mergetool", "pull", "push", "rebase", "remote", "send-email", "send-pack", "submodule", "svn",
+    ),
+    "go": ("build", "generate", "get", "install", "run", "test", "tool", "vet"),
+    "hatch": ("run",),
+    "hg": (),
+    "mamba": ("run",),
+    "micromamba": ("run",),
+    "mise": ("exec", "x"),
+    "nix": ("build", "develop", "eval", "run", "shell"),
+    "npm": ("create", "exec", "explore", "init", "innit", "x"),
+    "pdm": ("run",),
+    "pipenv": ("run", "shell"),
+    "pnpm": ("create", "dlx", "exec", "node"),
+    "poetry": ("run",),
+    "pyenv": ("exec",),
+    "rbenv": ("exec",),
+    "rustup": ("run",),
+    "rye": ("run",),
+    "tox": ("exec", "e"),
+    "uv": ("run", "tool"),
+    "yarn": ("create", "dlx", "exec", "node"),
+}  # fmt: skip
+"""Programs that do many things, each with those of its deeds that run whatever stands behind them."""
+WRAPPERS = frozenset(
+    (("bundle", "exec"), ("pdm", "run"), ("pipenv", "run"), ("poetry", "run"), ("rye", "run"), ("uv", "run"))
+)
+"""Deeds that give all that stands behind the name of a program to that program."""
+RUNNING_MODULES = frozenset((
+    "asyncio", "bdb", "cprofile", "code", "coverage", "debugpy", "idlelib", "ipdb", "ipython", "kernprof", "line_profiler", "memory_profiler",
+    "pdb", "profile", "pyinstrument", "runpy", "scalene", "timeit", "torch", "trace", "viztracer",
+))  # fmt: skip
+"""Modules of Python that run what their arguments say, in lower case; of a package all that is in it."""
 INTERPRETERS = frozenset((
     "bpython", "elixir", "escript", "groovy", "java", "julia", "kotlin", "lua", "luajit", "mono", "node", "nodejs", "perl", "php",
     "ptpython", "pypy", "python", "r", "raku", "rscript", "ruby", "scala", "tclsh", "ts-node", "tsx",
@@ -444,19 +490,35 @@ def says_what_runs(prefix: Sequence[str]) -> bool:
     """
     Return whether the first words of a command say which code runs, whatever follows them.
 
-    With an interpreter that is its file, or with Python a module: ``python x.py`` and ``python -m pytest`` do, ``python`` and
-    ``python -c`` do not.
+    With an interpreter that is its file, or with Python a module: ``python x.py`` and ``python -m pytest`` do, ``python``,
+    ``python -c`` and ``python -m pdb`` do not. With a program that does many things it is one that runs nothing: ``git log``
+    does, ``git``, ``git -C x`` and ``npm exec`` do not, ``uv run pytest`` as ``pytest`` does.
     """
     program = _name(prefix[0]).removesuffix(".exe")
     stem = program.rstrip("0123456789.-") or program
     if not {program, stem}.isdisjoint(LAUNCHERS | RUNNERS):
         return False
+    if program in DEEDS:
+        return _says_its_deed(program, prefix[1:])
     if stem not in INTERPRETERS:
         return True
     is_module = stem in {"python", "pypy"} and tuple(prefix[1:2]) == ("-m",)
-    return (
-        len(prefix) > 1 + is_module and not _is_option(prefix[1 + is_module]) and prefix[1 + is_module] not in {"", "-"}
-    )
+    code = prefix[1 + is_module] if len(prefix) > 1 + is_module else ""
+    return _is_name(code) and not (is_module and code.partition(".")[0].casefold() in RUNNING_MODULES)
+
+
+def _says_its_deed(program: str, words: Sequence[str]) -> bool:
+    """Return whether words behind a program that does many things say a deed that runs nothing else, or what it runs."""
+    if not words or not _is_name(words[0]):
+        return False
+    if (program, words[0]) in WRAPPERS:
+        return len(words) > 1 and _is_name(words[1]) and says_what_runs(words[1:])
+    return words[0].casefold() not in DEEDS[program]
+
+
+def _is_name(word: str) -> bool:
+    """Return whether a word names something: it is no option, and does not stand for what is typed in."""
+    return word not in {"", "-"} and not _is_option(word)
 
 
 def _name(word: str) -> str:

@@ -536,8 +536,8 @@ class Call:
         """
         Return what else a person may allow for good who sees a call, the narrowest first.
 
-        Of a command that is each of its beginnings, of at most three words and not where what follows may be any program or
-        code; at last any input of the tool.
+        Of a command that is each of its beginnings, of at most three words and not of a program that is known to run what
+        follows; at last any input of the tool.
         """
         agent, found, words = request.agent_id or None, list[Call](), _only_command(request)
         if words:
