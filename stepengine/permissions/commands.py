@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal
 
 import attrs
@@ -21,7 +22,7 @@ from stepengine.errors import DefinitionError, ToolError
 from stepengine.system.argv import Argv, Script
 from stepengine.system.path_rules import SECRETS, PathRules
 from stepengine.system.patterns import expanded
-from stepengine.system.root import Missing, Root
+from stepengine.system.root import Missing, Opened, Root
 
 __all__ = ("CONFINED", "READ_ONLY", "CommandForm", "confined", "denies", "permits")
 
@@ -35,14 +36,60 @@ LAUNCHERS = frozenset((
 ))  # fmt: skip
 """Programs that start the program which their arguments name."""
 RUNNERS = frozenset((
-    "at", "awk", "batch", "builtin", "bun", "bunx", "clisp", "coproc", "crontab", "csh", "dc", "deno", "docker", "eatmydata", "ed", "emacs",
-    "erl", "eval", "ex", "expect", "fakeroot", "faketime", "flock", "gawk", "gdb", "ghci", "guile", "iex", "ipython", "irb",
-    "jshell", "kubectl", "lldb", "ltrace", "m4", "mawk", "mysql", "nawk", "npx", "nsenter", "nvim", "osascript", "parallel", "pipx",
-    "pkexec", "pnpx", "podman", "powershell", "proxychains", "psql", "pwsh", "racket", "runghc", "runuser", "sbcl", "screen", "sed",
-    "setpriv", "socat", "source", "sqlite", "ssh", "su", "swift", "systemd-run", "tcsh", "tmux", "toybox", "uvx", "vi", "vim",
-    "wine", "wish", ".",
+    "at", "awk", "batch", "bsdtar", "builtin", "bun", "bunx", "bwrap", "clisp", "cmd", "coproc", "crontab", "csh",
+    "dbus-run-session", "dc", "deno", "docker", "dtrace", "eatmydata", "ed", "emacs", "entr", "erl", "eval", "ex", "expect",
+    "fakeroot", "faketime", "fd", "fdfind", "find", "firejail", "flock", "forever", "gawk", "gdb", "ghci", "gmake", "gtar", "guile",
+    "hyperfine", "iex", "ipython", "irb", "jshell", "kubectl", "lldb", "ltrace", "m4", "make", "man", "mawk", "mysql", "nawk",
+    "nodemon", "npx", "nsenter", "nvim", "osascript", "parallel", "perf", "pipx", "pkexec", "pnpx", "podman", "powershell",
+    "proxychains", "psql", "pwsh", "racket", "rg", "rlwrap", "rsync", "runghc", "runuser", "sbcl", "scp", "screen", "sed", "sem",
+    "setpriv", "sftp", "socat", "sort", "source", "sqlite", "ssh", "ssh-agent", "start-stop-daemon", "su", "swift", "systemd-run",
+    "tar", "tcsh", "tmux", "toybox", "unbuffer", "uvx", "valgrind", "vi", "vim", "watchexec", "wine", "wish", "xvfb-run", "zip",
+    ".",
 ))  # fmt: skip
 """Programs that run whatever their arguments say, wherever that stands."""
+DEEDS = {
+    "asdf": ("exec",),
+    "bundle": ("exec",),
+    "bundler": ("exec",),
+    "cargo": ("run",),
+    "conda": ("run",),
+    "coverage": ("run",),
+    "dotnet": ("exec", "run"),
+    "direnv": ("exec",),
+    "git": (
+        "archive", "bisect", "clone", "config", "difftool", "fetch", "fetch-pack", "filter-branch", "grep", "hook", "ls-remote",
+        "mergetool", "pull", "push", "rebase", "remote", "send-email", "send-pack", "submodule", "svn",
+    ),
+    "go": ("build", "generate", "get", "install", "run", "test", "tool", "vet"),
+    "hatch": ("run",),
+    "hg": (),
+    "mamba": ("run",),
+    "micromamba": ("run",),
+    "mise": ("exec", "x"),
+    "nix": ("build", "develop", "eval", "run", "shell"),
+    "npm": ("create", "exec", "explore", "init", "innit", "x"),
+    "pdm": ("run",),
+    "pipenv": ("run", "shell"),
+    "pnpm": ("create", "dlx", "exec", "node"),
+    "poetry": ("run",),
+    "pyenv": ("exec",),
+    "rbenv": ("exec",),
+    "rustup": ("run",),
+    "rye": ("run",),
+    "tox": ("exec", "e"),
+    "uv": ("run", "tool"),
+    "yarn": ("create", "dlx", "exec", "node"),
+}  # fmt: skip
+"""Programs that do many things, each with those of its deeds that run whatever stands behind them."""
+WRAPPERS = frozenset(
+    (("bundle", "exec"), ("pdm", "run"), ("pipenv", "run"), ("poetry", "run"), ("rye", "run"), ("uv", "run"))
+)
+"""Deeds that give all that stands behind the name of a program to that program."""
+RUNNING_MODULES = frozenset((
+    "asyncio", "bdb", "cprofile", "code", "coverage", "debugpy", "idlelib", "ipdb", "ipython", "kernprof", "line_profiler", "memory_profiler",
+    "pdb", "profile", "pyinstrument", "runpy", "scalene", "timeit", "torch", "trace", "viztracer",
+))  # fmt: skip
+"""Modules of Python that run what their arguments say, in lower case; of a package all that is in it."""
 INTERPRETERS = frozenset((
     "bpython", "elixir", "escript", "groovy", "java", "julia", "kotlin", "lua", "luajit", "mono", "node", "nodejs", "perl", "php",
     "ptpython", "pypy", "python", "r", "raku", "rscript", "ruby", "scala", "tclsh", "ts-node", "tsx",
@@ -189,7 +236,8 @@ def confined(form: CommandForm, denied: Sequence[str], root: Root, cwd: Sequence
         return _confined_git(form, denied, root, cwd, command)
     searched = _Words.of(command[len(form.prefix) :]).operands[form.operands == "pattern" :]
     for path in searched:
-        _check_path(root, cwd, path)
+        if _check_path(root, cwd, path) and command[0] == "rg":
+            _check_spelling(path)
     if command[0] == "ls":
         return _confined_ls(root, cwd, command, searched or ["."])
     if command[0] == "find":
@@ -199,18 +247,26 @@ def confined(form: CommandForm, denied: Sequence[str], root: Root, cwd: Sequence
     secret = [f"--iglob=!{glob}" for glob in (*_globs(root, denied), *_other_names(root, cwd))]
     if cwd:
         # Its globs begin in the working folder, those of rules at the root. Which word is a value, only rg knows.
-        secret += [f"--glob=!/{_literally(path.removeprefix('./'))}" for path in _hidden(root, cwd, [".", *searched])]
+        hidden = dict.fromkeys([path.removeprefix("./") for path in _hidden(root, cwd, [".", *searched])])
+        secret += [f"--glob=!/{_literally(path)}" for path in hidden]
     at = command.index("--") if "--" in command else len(command)
     return (*command[:at], *secret, *command[at:])
 
 
 def _confined_ls(root: Root, cwd: Sequence[str], command: Argv, paths: Sequence[str]) -> Argv:
-    """Return a listing that names nothing of what is withheld."""
+    """
+    Return a listing that names nothing of what is withheld.
+
+    Raises:
+        ToolError: when it would leave out files that are not withheld: ``ls`` leaves out names, wherever they stand.
+    """
     options = [word for word in command[1:] if _is_option(word)]
-    deep = any("R" in word if word[1] != "-" else word == "--recursive" for word in options)
-    below = [_withheld_below(root, cwd, path, deep=deep) for path in paths]
-    names = dict.fromkeys([place[-1] for found in below for place in found])
+    deep = any("R" in word if word[1] != "-" else "--recursive".startswith(word) for word in options)
+    names = dict.fromkeys([place[-1] for path in paths for place, _ in _withheld_below(root, cwd, path, deep=deep)])
     _check_count(names)
+    if names and (deep or len(paths) > 1) and any(_shows_one_of(root, cwd, path, names, deep=deep) for path in paths):
+        msg = "it would leave out files that have the name of one that is kept from tools; list one folder at a time without -R, or use find"
+        raise ToolError(msg)
     return (command[0], *[f"--ignore={_literally(name)}" for name in names], *command[1:])
 
 
@@ -226,41 +282,73 @@ def _confined_find(root: Root, cwd: Sequence[str], command: Argv) -> Argv:
         msg = f"{odd!r} is not taken for find; give folders, then options, in one row"
         raise ToolError(msg)
     end = next((at for at, word in enumerate(words) if _is_option(word) or word in {"(", "!"}), len(words))
-    starts, rest = words[:end] or (".",), words[end:]
-    hidden = _hidden(root, cwd, starts)
+    starts, rest = [_plain(word) for word in words[:end] or (".",)], words[end:]
+    depths = [at for at, word in enumerate(rest[:-1]) if word in {"-maxdepth", "-mindepth"}]
+    limits = {rest[at + 1] for at in depths if rest[at] == "-maxdepth"}
+    hidden = _hidden(root, cwd, starts, deep=not limits or not limits <= {"0", "1"})
     leaves_out = [
         word for path in map(_literally, hidden) for word in ("-not", "-path", path, "-not", "-path", f"{path}/*")
     ]
-    depths = [at for at, word in enumerate(rest[:-1]) if word in {"-maxdepth", "-mindepth"}]
     moved = [word for at in depths for word in rest[at : at + 2]]
     tests = [word for at, word in enumerate(rest) if at not in depths and at - 1 not in depths]
     return (command[0], *starts, *moved, *leaves_out, *tests)
 
 
-def _hidden(root: Root, cwd: Sequence[str], folders: Sequence[str]) -> list[str]:
+def _plain(path: str) -> str:
+    """Return a path as a program repeats it in front of what it finds: no ``//`` and no ``/./``, the end kept that follows a link."""
+    parts = [part for part in path.split("/") if part not in {"", "."}]
+    head = "./" if parts and path.startswith("./") else ""
+    return head + ("/".join(parts) or ".") + ("/" if path.endswith(("/", "/.")) else "")
+
+
+def _check_spelling(path: str) -> None:
+    """Refuse a path that a search would repeat in a form that no glob for it fits."""
+    if path.removesuffix("/") != _plain(path).removesuffix("/"):
+        msg = f"{path!r} is written in a roundabout way, which what is left out of the search does not follow; write {_plain(path)!r}"
+        raise ToolError(msg)
+
+
+def _hidden(root: Root, cwd: Sequence[str], folders: Iterable[str], *, deep: bool = True) -> list[str]:
     """Return what is withheld below folders, each as a program names it that was given that folder."""
-    found = [
-        f"{folder.rstrip('/')}/{'/'.join(place)}"
-        for folder in folders
-        for place in _withheld_below(root, cwd, folder, deep=True)
-    ]
-    _check_count(found)
-    return found
+    found, files = dict[str, None](), set[tuple[str, ...]]()
+    for folder in dict.fromkeys([folder.rstrip("/") for folder in folders]):
+        for place, real in _withheld_below(root, cwd, folder, deep=deep):
+            found[f"{folder}/{'/'.join(place)}"] = None
+            files.add(real)
+    _check_count(files)
+    return list(found)
 
 
-def _withheld_below(root: Root, cwd: Sequence[str], path: str, *, deep: bool) -> list[tuple[str, ...]]:
-    """Return what is withheld in a folder, by its place below it; nothing for what is no folder."""
+@contextmanager
+def _opened(root: Root, cwd: Sequence[str], path: str) -> Iterator[Opened | None]:
+    """Open a folder; ``None`` for what is none."""
     try:
         opened = root.open_folder(_place(cwd, path))
     except ToolError:
-        return []
+        yield None
+        return
     try:
-        return root.withheld_in(opened, deep=deep)
+        yield opened
     finally:
         os.close(opened.fd)
 
 
-def _check_count(names: Collection[str]) -> None:
+def _withheld_below(
+    root: Root, cwd: Sequence[str], path: str, *, deep: bool
+) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Return what is withheld in a folder, by its places below that and below the root; nothing for what is no folder."""
+    with _opened(root, cwd, path) as folder:
+        if folder is None:
+            return []
+        return [(place, (*folder.parts, *place)) for place in root.withheld_in(folder, deep=deep)]
+
+
+def _shows_one_of(root: Root, cwd: Sequence[str], path: str, names: Collection[str], *, deep: bool) -> bool:
+    with _opened(root, cwd, path) as folder:
+        return folder is not None and root.shows_one_of(folder, names, deep=deep)
+
+
+def _check_count(names: Collection[object]) -> None:
     if len(names) > NAMES_LEFT_OUT:
         msg = f"it would have to leave out {len(names):,} files that are kept from tools, and {NAMES_LEFT_OUT} are the most; name a folder with fewer"
         raise ToolError(msg)
@@ -402,19 +490,35 @@ def says_what_runs(prefix: Sequence[str]) -> bool:
     """
     Return whether the first words of a command say which code runs, whatever follows them.
 
-    With an interpreter that is its file, or with Python a module: ``python x.py`` and ``python -m pytest`` do, ``python`` and
-    ``python -c`` do not.
+    With an interpreter that is its file, or with Python a module: ``python x.py`` and ``python -m pytest`` do, ``python``,
+    ``python -c`` and ``python -m pdb`` do not. With a program that does many things it is one that runs nothing: ``git log``
+    does, ``git``, ``git -C x`` and ``npm exec`` do not, ``uv run pytest`` as ``pytest`` does.
     """
     program = _name(prefix[0]).removesuffix(".exe")
     stem = program.rstrip("0123456789.-") or program
     if not {program, stem}.isdisjoint(LAUNCHERS | RUNNERS):
         return False
+    if program in DEEDS:
+        return _says_its_deed(program, prefix[1:])
     if stem not in INTERPRETERS:
         return True
     is_module = stem in {"python", "pypy"} and tuple(prefix[1:2]) == ("-m",)
-    return (
-        len(prefix) > 1 + is_module and not _is_option(prefix[1 + is_module]) and prefix[1 + is_module] not in {"", "-"}
-    )
+    code = prefix[1 + is_module] if len(prefix) > 1 + is_module else ""
+    return _is_name(code) and not (is_module and code.partition(".")[0].casefold() in RUNNING_MODULES)
+
+
+def _says_its_deed(program: str, words: Sequence[str]) -> bool:
+    """Return whether words behind a program that does many things say a deed that runs nothing else, or what it runs."""
+    if not words or not _is_name(words[0]):
+        return False
+    if (program, words[0]) in WRAPPERS:
+        return len(words) > 1 and _is_name(words[1]) and says_what_runs(words[1:])
+    return words[0].casefold() not in DEEDS[program]
+
+
+def _is_name(word: str) -> bool:
+    """Return whether a word names something: it is no option, and does not stand for what is typed in."""
+    return word not in {"", "-"} and not _is_option(word)
 
 
 def _name(word: str) -> str:

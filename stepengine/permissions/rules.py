@@ -36,7 +36,10 @@ PLACES = (
     "output_path", "filename", "old_path", "new_path", "root", "uri", "href", "link", "base_url", "host", "hostname", "server",
     "recipient", "recipients",
 )  # fmt: skip
-"""Members that hold a path or a web address, as the tool likes; who allows a call for good has seen them."""
+"""
+Members that hold a path, a web address, or something else, as the tool likes. Beside what is surely a file or an address they
+are other files in other roles; alone they say of a call less than the rest of its input.
+"""
 METHODS = ("method", "http_method", "verb")
 DECLARED = frozenset({"read", "write", "network"})
 """Categories whose tools are about the files and addresses that they name; of other tools nobody knows what a call is about."""
@@ -45,6 +48,7 @@ DURATIONS = frozenset({"timeout", "timeout_seconds"})
 PREFIX_WORDS = 3
 """Of how many words the longest beginning of a command is that is offered to be allowed with anything behind it."""
 USUAL_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443, "ftp": 21}
+ADDRESS = re.compile(r"(?i:https?|wss?|ftp)://")
 PLAIN_URL = re.compile(r"([a-z][a-z0-9+.-]*)://([A-Za-z0-9.-]*[A-Za-z0-9])\.?(?::([0-9]{1,5}))?(?:[/?#][!-\[\]-~]*)?")
 
 
@@ -84,21 +88,34 @@ class Request:
 
     @property
     def paths(self) -> list[str]:
-        """The files that the call names: those that its tool declares, else those that stand in members such as ``path``."""
+        """
+        The files that the call names: those that its tool declares, else those that stand in members such as ``path``.
+
+        What a tool declares counts as no file only when it begins like an address of the web: ``a://b`` is a path, too.
+        """
         if self.tool.about is not None:
-            return [place for place in self._declared if "://" not in place]
+            return [place for place in self._declared if not _is_only_address(place)]
         return list(self.texts(PATHS))
 
     @property
     def urls(self) -> list[str]:
         """The web addresses that the call names, as ``paths``."""
         if self.tool.about is not None:
-            return [place for place in self._declared if "://" in place]
+            return [place for place in self._declared if _may_be_address(place)]
         return list(self.texts(URLS))
 
     @property
     def _declared(self) -> tuple[str, ...]:
         return self.tool.places(self.input)
+
+
+def _may_be_address(place: str) -> bool:
+    return "://" in place
+
+
+def _is_only_address(place: str) -> bool:
+    """Return whether a place is an address and no path: it begins with a scheme of the web, and no step of it leads up."""
+    return ADDRESS.match(place) is not None and ".." not in place.split("/")
 
 
 def names_files(spec: ToolSpec) -> bool:
@@ -473,7 +490,7 @@ class Call:
             command, members that are ``None``, and how long it may take.
         agent: Only calls of this agent.
         paths: Only calls that name files, and no others than these; one that stands in a member such as ``destination`` is
-            written ``"destination: a.txt"``. Without *hosts* and *origins* they name no address.
+            written ``"destination: a.txt"``. Without *hosts* and *origins* they name no address, and no ``method``.
         hosts: Only calls that name web addresses, and of no other hosts than these. Without *paths* they name no file.
         prefix: Only calls of one command that begins with these words, whatever follows them; never a shell script.
         origins: Only calls that name web addresses, and no others than below these: scheme, host and port, and the call's
@@ -504,11 +521,12 @@ class Call:
         Return what a person who allows a call for good has seen of it: the agent, the tool, and what it is about.
 
         Of a tool of the category ``read``, ``write`` or ``network`` that is the files and addresses that the call names, if
-        they are plain; of every other call its whole input.
+        they are plain, and no ``method`` says what is done with files; of every other call its whole input.
         """
         agent = request.agent_id or None
         paths, origins = _paths_in(request), _origins_in(request)
-        if request.tool.category not in DECLARED or None in origins or not (paths or origins):
+        is_clear = None not in origins and (bool(origins) or not _methods_in(request))
+        if request.tool.category not in DECLARED or not is_clear or not _names_a_place(request):
             return cls(request.tool.name, _as_words(request), agent=agent)
         named = sorted([origin for origin in origins if origin is not None])
         return cls(request.tool.name, agent=agent, paths=sorted(paths) or None, origins=named or None)
@@ -518,8 +536,8 @@ class Call:
         """
         Return what else a person may allow for good who sees a call, the narrowest first.
 
-        Of a command that is each of its beginnings, of at most three words and not where what follows may be any program or
-        code; at last any input of the tool.
+        Of a command that is each of its beginnings, of at most three words and not of a program that is known to run what
+        follows; at last any input of the tool.
         """
         agent, found, words = request.agent_id or None, list[Call](), _only_command(request)
         if words:
@@ -556,7 +574,7 @@ class Call:
 
 def _paths_in(request: Request) -> set[str]:
     """Return the files that a call names, each behind its role where the call may name others in other roles."""
-    named = [(role, place) for role, place in _places_of(request) if "://" not in place]
+    named = [(role, place) for role, place in _places_of(request) if not _is_only_address(place)]
     return {f"{role}: {_plain_path(path)}" if role else _alone(_plain_path(path)) for role, path in named}
 
 
@@ -566,7 +584,7 @@ def _alone(path: str) -> str:
 
 
 def _urls_in(request: Request) -> list[tuple[str, str]]:
-    return [(role, place) for role, place in _places_of(request) if "://" in place]
+    return [(role, place) for role, place in _places_of(request) if _may_be_address(place)]
 
 
 def _places_of(request: Request) -> list[tuple[str, str]]:
@@ -587,14 +605,25 @@ def _places_of(request: Request) -> list[tuple[str, str]]:
     return [("" if name in PATHS[:-1] or name in URLS else name, text) for name, text in found]
 
 
+def _names_a_place(request: Request) -> bool:
+    """Return whether a call names a file or an address, and not only what may as well be a database or a person."""
+    if request.tool.about is not None:
+        return bool(_places_of(request))
+    found = named_texts(request.input, frozenset((*PATHS, *URLS, *PLACES)))
+    return any(name not in PLACES or ADDRESS.match(text) for name, text in found)
+
+
+def _methods_in(request: Request) -> list[Any]:
+    return [request.input[name] for name in METHODS if request.input.get(name) not in {None, ""}]
+
+
 def _hosts_in(request: Request) -> set[str | None]:
     return {_host_of(url) for _, url in _urls_in(request)}
 
 
 def _origins_in(request: Request) -> set[str | None]:
     """Return where a call reaches and how: each address by method, scheme, host and port; ``None`` for one that is not plain."""
-    methods = [request.input[name] for name in METHODS if request.input.get(name) not in {None, ""}]
-    how = "".join([f"{str(method).upper()} " for method in methods])
+    how = "".join([f"{str(method).upper()} " for method in _methods_in(request)])
     origins = [(f"{role}: " if role else "", _origin_of(url)) for role, url in _urls_in(request)]
     return {None if origin is None else how + role + _shown_origin(origin) for role, origin in origins}
 
@@ -614,9 +643,9 @@ def _names_only(call: Call, request: Request) -> bool:
     """Return whether a call names the files and addresses of a rule, and nothing where the rule has none."""
     if call.paths is None and call.origins is None and call.hosts is None:
         return True
-    if call.paths is None and _paths_in(request):
+    if not _names_a_place(request) or (call.paths is None and _paths_in(request)):
         return False
-    if call.origins is None and call.hosts is None and _urls_in(request):
+    if call.origins is None and call.hosts is None and (_urls_in(request) or _methods_in(request)):
         return False
     is_there = _is_within(call.paths, _paths_in(request)) and _is_within(call.origins, _origins_in(request))
     return is_there and _is_within(call.hosts, _hosts_in(request))

@@ -14,7 +14,7 @@ import os
 import stat
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
@@ -249,6 +249,22 @@ class Root:
             msg = f"what may be listed of it could not be told: {budget.cut}; name a smaller folder"
             raise ToolError(msg)
         return found
+
+    def shows_one_of(self, folder: Opened, names: Collection[str], *, deep: bool) -> bool:
+        """
+        Return whether a file or folder of one of these names stands in an open folder, and is not withheld.
+
+        Args:
+            folder: The folder; it stays open.
+            names: Single names.
+            deep: Whether what folders in it hold counts, too.
+        """
+        holds = self.holds if deep else lambda _: False
+        budget = Budget(SECRET_SCAN_ENTRIES)
+        with closing(
+            walk(holds, folder.fd, folder.parts, budget, lambda place, _: not self.withholds(place))
+        ) as entries:
+            return any(entry.name in names and not self.withholds(place) for place, entry in entries)
 
     def _files(self, wanted: Callable[[Sequence[str]], bool]) -> Iterator[tuple[tuple[str, ...], os.stat_result]]:
         """Yield the places of files that are wanted, with what the system says of them."""

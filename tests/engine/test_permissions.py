@@ -566,7 +566,7 @@ def test_a_question_offers_a_command_with_anything_behind_it_and_any_input_narro
         engine.run_sync("lead", "go")
 
     assert [commands[at]["command"] for at in (0, 3, 4, 5, 6)] == [seen["command"] for _, seen in person.asked]
-    assert ["git log -5", "git log", "git", None] == [
+    assert ["git log -5", "git log", None] == [
         " ".join(rule["match"]["call"]["prefix"]) if "prefix" in rule["match"]["call"] else None
         for rule in person.wider
     ]

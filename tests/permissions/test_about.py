@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -187,6 +188,40 @@ def test_an_address_that_a_tool_says_it_reaches_is_judged_and_remembered_as_one(
 
     assert "deny" == Policy([Rule.deny_domain("*.example.org")]).check(request).decision
     assert Call("send", origins=["https://eu.example.org"]) == Call.of(request)
+
+
+@pytest.mark.spec("requirements:X70")
+@pytest.mark.parametrize(
+    "before", ["a://", "x/a://", "s3://", "file://", "http://", "https://h/../", "://", " https://"]
+)
+def test_a_path_with_what_looks_like_a_scheme_in_it_is_judged_as_a_path_too(place: Path, before: str) -> None:
+    @tool(about="{path}")
+    def show(path: str) -> str:
+        """Show a file."""
+        return Path(os.path.normpath(path)).read_text()
+
+    up = "../" * len([part for part in before.split("/") if part not in {"", ".."}])
+    calls = [ToolCall("show", {"path": f"{before}{up}{name}"}) for name in ("vault/ledger.txt", "open/a.txt")]
+
+    denied, _ = ran([show], calls, Policy([Rule.allow_tool("*"), DENY]))
+
+    assert "secret" not in denied
+    assert "Denied by the rule" in denied
+
+
+@pytest.mark.spec("requirements:X70", "requirements:X71")
+def test_a_name_within_a_place_makes_no_address_of_it() -> None:
+    below = seen(("vault/{name}.csv",), {"name": "a://b"})
+
+    assert "deny" == Policy([Rule.allow_tool("*"), DENY]).check(below).decision
+    assert ["vault/a://b.csv"] == below.paths
+    assert ([], ["https://h/x?y=a://b"]) == (
+        seen(("{u}",), {"u": "https://h/x?y=a://b"}).paths,
+        seen(("{u}",), {"u": "https://h/x?y=a://b"}).urls,
+    )
+    writes = Request(tool=ToolSpec("any", category="write", about=("r/{n}",)), input=freeze_object({"n": "a://b"}))
+    other = attrs.evolve(writes, input=freeze_object({"n": "a://c"}))
+    assert not Call.of(writes).matches(other, "allow")
 
 
 @pytest.mark.spec("requirements:X70")

@@ -242,6 +242,95 @@ def test_listings_leave_out_the_names_of_what_is_withheld_and_keep_the_rest(repo
     assert "warning" not in found["find itself/ -type f -maxdepth 3"]
 
 
+def stdout_of(text: str) -> str:
+    """
+    Return what a program printed; fail for one that was refused.
+    """
+    assert text.startswith("{"), text
+    return str(json.loads(text).get("stdout", ""))
+
+
+@pytest.mark.spec("requirements:X70")
+@pytest.mark.parametrize("cwd", [None, "desk"])
+@pytest.mark.parametrize(
+    "start",
+    ["src//", "src///", ".//", ".//src", "./src//", "src/.", "src/./", "src//deep", "././src", "./.", "src/./deep//"],
+)
+def test_however_a_folder_is_written_a_search_names_and_shows_nothing_withheld_in_it(
+    tmp_path: Path, start: str, cwd: str | None
+) -> None:
+    (tmp_path / "desk/src/deep").mkdir(parents=True)
+    for name in ("src/shut.txt", "src/open.txt", "src/deep/shut.txt", "src/deep/open.txt"):
+        (tmp_path / "desk" / name).write_text("hit")
+    root = tmp_path if cwd else tmp_path / "desk"
+    rules = [Rule.deny_path(f"{'desk/' if cwd else ''}{name}") for name in ("src/shut.txt", "src/deep/shut.txt")]
+
+    found, listed, searched = outcomes(
+        root, [f"find {start}", f"ls -R {start}", f"rg -l hit {start}"], cwd, *rules
+    ).values()
+
+    assert [True, False] == [name in stdout_of(found) for name in ("open.txt", "shut.txt")]
+    assert [True, False] == [name in stdout_of(listed) for name in ("open.txt", "shut.txt")]
+    assert "shut.txt" not in searched
+    assert "open.txt" in searched or "a roundabout way" in searched
+
+
+@pytest.mark.spec("requirements:X70")
+def test_a_listing_hides_no_file_for_having_the_name_of_one_that_is_withheld(tmp_path: Path) -> None:
+    for name in ("secrets", "docs", "src"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "README.md").write_text("x")
+    (tmp_path / "secrets/plan").write_text("x")
+    (tmp_path / "src/a").write_text("x")
+    refused = ["ls -R", "ls --recursive", "ls secrets docs", "ls -R docs secrets", "ls -laR ."]
+    fine = {"ls docs": "README.md", "ls docs src": "README.md", "ls secrets src": "plan", "ls secrets": "plan"}
+
+    one = Rule.deny_path("secrets/README.md")
+    found = outcomes(tmp_path, [*refused, "ls docs", "ls docs src", "ls secrets", "find"], None, one)
+
+    assert [] == [c for c in refused if "use find" not in found[c] or "README" in found[c]]
+    assert [] == [c for c in found if c in fine and fine[c] not in stdout_of(found[c])]
+    assert "README.md" not in stdout_of(found["ls secrets"])
+    assert ["./docs/README.md", "./src/README.md"] == sorted(
+        [line for line in stdout_of(found["find"]).splitlines() if "README" in line]
+    )
+    (listed,) = outcomes(tmp_path, ["ls -R"], None, Rule.deny_path("secrets/plan")).values()
+    assert "plan" not in stdout_of(listed)
+    assert "README.md" in stdout_of(listed)
+
+
+@pytest.mark.spec("requirements:X70")
+def test_a_withheld_file_counts_once_however_often_a_search_would_meet_it(tmp_path: Path) -> None:
+    (tmp_path / "src/shut").mkdir(parents=True)
+    for at in range(300):
+        (tmp_path / f"src/shut{at}").write_text("hit")
+    (tmp_path / "src/a.txt").write_text("hit")
+    commands = ["find . .", "find . src", "find src/ ./src"]
+
+    found = outcomes(tmp_path, commands, None, Rule.deny_path("src/shut*"))
+    inside = outcomes(tmp_path, ["rg -l hit .", "rg -l hit a.txt ."], "src", Rule.deny_path("src/shut*"))
+
+    assert [] == [
+        c for c, text in {**found, **inside}.items() if "a.txt" not in stdout_of(text) or "shut" in stdout_of(text)
+    ]
+
+
+@pytest.mark.spec("requirements:X70")
+def test_a_search_that_stays_in_one_folder_counts_nothing_that_is_withheld_below_it(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    for at in range(600):
+        (tmp_path / f"deep/shut{at}").write_text("x")
+    for name in ("shut", "a.txt"):
+        (tmp_path / name).write_text("x")
+    fine = ["find -maxdepth 1", "find . -type f -maxdepth 1", "find . -maxdepth 0 -maxdepth 1"]
+    refused = ["find . -maxdepth 2", "find . -maxdepth 1 -maxdepth 2", "find . -maxdepth +2"]
+
+    found = outcomes(tmp_path, [*fine, *refused], None, Rule.deny_path("**/shut*"))
+
+    assert [] == [c for c in fine if "a.txt" not in stdout_of(found[c]) or "shut" in stdout_of(found[c])]
+    assert [] == [c for c in refused if "500 are the most" not in found[c]]
+
+
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 @pytest.mark.spec("requirements:X70")
 @pytest.mark.parametrize("command", ["git diff", "git diff -- tracked.txt", "git diff HEAD -- .", "git diff -w -- sub"])

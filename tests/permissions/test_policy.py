@@ -647,7 +647,7 @@ def test_what_is_allowed_for_good_is_for_what_was_seen_and_for_nothing_else(cate
     assert is_same == (call == Call.of(request(spec, **seen | changed)))
 
 
-WORDS = st.lists(st.sampled_from(["git", "log", "push", "-5", "a b", "sudo", ";", "*"]), min_size=1, max_size=5)
+WORDS = st.lists(st.sampled_from(["hello", "log", "push", "-5", "a b", "sudo", ";", "*"]), min_size=1, max_size=5)
 
 
 @pytest.mark.spec("requirements:X71", "reliability:PM29")

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from stepengine.data.json import freeze_object
 from stepengine.data.tools import ToolSpec
 from stepengine.permissions import Call, Request
+from stepengine.permissions.rules import METHODS, PLACES
 
 HERE = "https://api.example.org/v1/items"
 ELSEWHERE = [
@@ -159,8 +160,42 @@ def by_value() -> Iterator[Attack]:
         yield Attack("execute", {"command": COMMAND}, {"command": COMMAND, **beside})
 
 
+def by_role() -> Iterator[Attack]:
+    for member, category in itertools.product(PLACES, ("network", "read", "write")):
+        for text, (beside, one, other) in itertools.product(
+            ("prod", "a@b.c", "a/b", "a://b"), (("sql", "SELECT 1", "DROP TABLE users"), ("body", "hi", "pay me"))
+        ):
+            yield Attack(category, {member: text, beside: one}, {member: text, beside: other})
+            yield Attack(category, {member: [text], beside: one}, {member: [text]})
+            yield Attack(category, {"path": "a", member: text, beside: one}, {member: text, beside: other})
+
+
+def by_method() -> Iterator[Attack]:
+    for target in ({"path": "/users"}, {"host": "h", "path": "/users"}, {"file": "a", "to": "b"}, {"host": "h"}):
+        for category, member in itertools.product(("network", "read", "write"), METHODS):
+            for method in ("DELETE", "get ", "", None, ["GET"], {"a": "GET"}, 5):
+                yield Attack(category, {**target, member: "GET"}, {**target, member: method})
+                if method not in ("", None):
+                    yield Attack(category, target, {**target, member: method})
+            yield Attack(category, {**target, member: "GET"}, target)
+            for other in {*METHODS} - {member}:
+                yield Attack(category, {**target, member: "GET"}, {**target, member: "GET", other: "DELETE"})
+    yield Attack("network", {"id": "/users", "method": "GET"}, {"id": "/users", "method": "DELETE"}, ("{id}",))
+    yield Attack("network", {"id": "/users"}, {"id": "/users", "method": "DELETE"}, ("{id}",))
+
+
+@pytest.mark.spec("requirements:X71")
+def test_a_file_beside_a_destination_and_an_address_under_any_name_narrow_what_is_allowed_to_them() -> None:
+    moved = {"path": "a", "to": "b"}
+    sent = {"endpoint": HERE, "method": "post", "body": "hi"}
+
+    assert Call("t", agent="a", paths=["a", "to: b"]) == Call.of(request("write", {**moved, "content": "x"}))
+    assert Call("t", agent="a", origins=["POST endpoint: https://api.example.org"]) == Call.of(request("network", sent))
+    assert is_covered(Attack("network", sent, {**sent, "body": "other"}))
+
+
 @pytest.mark.spec("requirements:X71", "reliability:PM29")
-@pytest.mark.parametrize("attacks", [by_address, by_file, by_value])
+@pytest.mark.parametrize("attacks", [by_address, by_file, by_value, by_role, by_method])
 def test_nothing_that_is_only_like_what_was_seen_is_allowed_with_it(attacks: Any) -> None:
     tried = list(attacks())
 
@@ -186,7 +221,7 @@ def test_a_beginning_of_a_command_covers_no_shell_no_launcher_and_nothing_beside
 
     covered = [r.input["command"] for rule in offered for r in others if rule.matches(r, "allow")]
 
-    assert 3 == len(offered)
+    assert 2 == len(offered)
     assert [] == [r for rule in offered for r in beside if rule.matches(r, "allow")]
     assert [] == [
         c
@@ -229,8 +264,51 @@ def test_an_interpreter_is_offered_with_anything_behind_its_file_and_never_alone
 
 
 @pytest.mark.spec("requirements:X71", "reliability:PM19")
-@given(st.sampled_from(["awk", "sed", "ed", "vim", "gdb", "docker", "kubectl", "ssh", "npx", "uvx", "deno", "bun", "env", "sudo", "sh", "bash", "xargs", "nohup", "flock", "su", "tmux", "screen", "parallel", "eval", ".", "source", "psql", "sqlite3", "m4"]), st.lists(st.sampled_from(["run", "x", "-e", "p", "exec"]), max_size=4))  # fmt: skip
+@given(st.sampled_from(["awk", "sed", "ed", "vim", "gdb", "docker", "kubectl", "ssh", "npx", "uvx", "deno", "bun", "env", "sudo", "sh", "bash", "xargs", "nohup", "flock", "su", "tmux", "screen", "parallel", "eval", ".", "source", "psql", "sqlite3", "m4", "find", "fd", "fdfind", "rg", "cmd", "cmd.exe", "tar", "rsync", "sort", "make"]), st.lists(st.sampled_from(["run", "x", "-e", "p", "exec"]), max_size=4))  # fmt: skip
 def test_what_runs_whatever_its_arguments_say_is_offered_with_nothing_behind_it(program: str, words: list[str]) -> None:
     found = Call.wider_than(request("execute", {"command": [program, *words]}))
 
     assert [None] == [call.prefix for call in found]
+
+
+@pytest.mark.spec("requirements:X71", "reliability:PM19")
+@pytest.mark.parametrize(
+    "command",
+    [
+        "git", "git -c alias.x=!id x", "git -C a log", "git grep x", "git rebase -x", "git bisect run", "git submodule foreach", "git push origin", "GIT",
+        "/usr/bin/git", "uv", "uv run", "uv run python", "uv run -m x", "uv run --with x", "uv run find .", "uv run -", "uv tool run", "uv --directory x",
+        "npm", "npm exec x", "npm x y", "npm init x", "pnpm dlx x", "yarn exec x", "poetry run", "poetry run python", "pipenv run", "pipenv shell",
+        "bundle exec", "bundle exec ruby", "conda run x", "conda run -n", "nix run x", "nix shell x", "cargo run", "go run x", "go test -exec",
+        "coverage run", "python -m pdb", "python3 -m code", "python -m timeit x", "python -m runpy x", "python -m trace x", "python -m cProfile x",
+        "python -m profile x", "pypy3 -m idlelib.idle x", "python -m CPROFILE", "python -m coverage run", "python3.13 -m asyncio",
+        "cmd /c x", "CMD.EXE /c x", "hyperfine x", "hg",
+    ],
+)  # fmt: skip
+def test_no_beginning_of_a_command_behind_which_any_program_may_stand_is_offered(command: str) -> None:
+    words = command.split()
+
+    offered = [call.prefix for call in Call.wider_than(request("execute", {"command": [*words, "a", "b"]}))]
+
+    assert [] == [p for p in offered if p is not None and len(p) <= len(words)]
+
+
+@pytest.mark.spec("requirements:X71", "reliability:PM19")
+@pytest.mark.parametrize(
+    ("command", "offered"),
+    [
+        ("git log -5", ["git log -5", "git log"]),
+        ("git status", ["git status"]),
+        ("uv run pytest -q", ["uv run pytest"]),
+        ("uv sync", ["uv sync"]),
+        ("npm test", ["npm test"]),
+        ("poetry run mypy x", ["poetry run mypy"]),
+        ("python -m pytest -q", ["python -m pytest"]),
+        ("pytest -q", ["pytest -q", "pytest"]),
+        ("ls src", ["ls src", "ls"]),
+        ("cargo test", ["cargo test"]),
+    ],
+)
+def test_beginnings_that_say_what_runs_are_still_offered(command: str, offered: list[str]) -> None:
+    found = Call.wider_than(request("execute", {"command": command}))
+
+    assert offered == [" ".join(call.prefix) for call in found if call.prefix is not None]
