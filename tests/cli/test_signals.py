@@ -170,7 +170,10 @@ main()
 
 
 @pytest.mark.spec("ecosystem:EC141")
-@pytest.mark.parametrize("module", ["stepengine.cli.app", "stepengine.cli.exits", "typer"])
+@pytest.mark.parametrize(
+    "module",
+    ["stepengine.cli.app", *[pytest.param(m, marks=pytest.mark.deep) for m in ("stepengine.cli.exits", "typer")]],
+)
 @pytest.mark.parametrize(("ignored", "code", "said"), [(False, 130, "stepengine: interrupted\n"), (True, 0, "")])
 def test_ctrl_c_while_the_command_line_loads_ends_it_without_a_traceback_unless_it_is_ignored(
     tmp_path: Path, module: str, ignored: bool, code: int, said: str

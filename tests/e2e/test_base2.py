@@ -182,6 +182,7 @@ def test_the_events_of_every_run_come_in_the_reviewed_order(shown: Shown, events
     assert sorted(lasting, key=lambda e: (in_order(e.path), e.seq)) == events_snapshot
 
 
+@pytest.mark.deep
 @pytest.mark.spec("requirements:Q1", "generator-contract:B1")
 def test_the_command_line_runs_it_against_a_server(stepengine: Any, chat_server: Any) -> None:
     """

@@ -39,6 +39,7 @@ def script() -> ModuleType:
     return module
 
 
+@pytest.mark.deep
 @pytest.mark.spec("requirements:P13")
 def test_the_demo_needs_neither_network_nor_key(stepengine: Any, tmp_path: Path) -> None:
     (tmp_path / "temporary").mkdir()

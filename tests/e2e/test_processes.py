@@ -49,7 +49,9 @@ def test_code_searcher_finds_the_handlers_of_this_repository_without_a_model(ste
 
 
 @pytest.mark.spec("ecosystem:EC141")
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.deep)]
+)
 def test_a_signal_ends_the_run_cleanly_with_its_own_exit_code(stepengine: Any, number: int, code: int) -> None:
     (stepengine.folder / "waits.py").write_text(WAITS)
 
@@ -112,6 +114,7 @@ main()
     assert "sk-value" not in said
 
 
+@pytest.mark.deep
 @pytest.mark.spec("requirements:P8")
 def test_editor_runs_live_against_a_server_that_speaks_chat_completions(
     stepengine: Any, chat_server: Callable[..., Any]

@@ -524,6 +524,7 @@ def adder_with(steps: int, more: str = "") -> tuple[AgentDefinition[Any], list[A
     return AgentDefinition("a", model="scripted/m", system_prompt="Add.", tools=[add]), replies
 
 
+@pytest.mark.deep
 @pytest.mark.spec("performance:Q6", "replay:J40")
 def test_a_replay_makes_no_second_record_of_what_is_the_same(tmp_path: Path) -> None:
     def kept_by_replaying(steps: int) -> int:

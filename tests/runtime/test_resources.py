@@ -222,6 +222,7 @@ async def growth(steps: int, kept: list[Any] | None) -> int:
     return sizes[1] - sizes[0]
 
 
+@pytest.mark.deep
 @pytest.mark.spec("reliability:RS04")
 async def test_a_state_that_the_handler_keeps_costs_less_than_a_kilobyte():
     kept: list[Any] = []

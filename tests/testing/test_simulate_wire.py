@@ -74,6 +74,7 @@ def of_chat(message):
 OF_MESSAGE = {"anthropic": of_anthropic, "google": of_google, "openai_chat": of_chat}
 
 
+@pytest.mark.deep
 @pytest.mark.spec("reliability:I1", "reliability:R4", "requirements:G10")
 def test_every_state_of_a_simulated_run_pairs_its_calls_on_the_wire(transcripts):
     for name in FOUR:  # one test: to make the histories takes most of the time

@@ -71,6 +71,7 @@ line = st.lists(st.sampled_from(PIECES), min_size=1, max_size=5).map("".join)
 path = st.lists(st.sampled_from(NAMES), min_size=1, max_size=4).map("/".join)
 
 
+@pytest.mark.deep
 @pytest.mark.spec("ecosystem:EC33", "reliability:RS12")
 @pytest.mark.skipif(GIT is None, reason="asks git what it ignores")
 @settings(max_examples=100)
