@@ -144,6 +144,45 @@ class _Clouded(HttpProvider):
         return super()._failure(error, call)
 
 
+class _OnAws(_Clouded):
+    """What wires behind AWS's signatures share; *regional* is their address, with room for the region."""
+
+    regional: str
+    _aws: AwsAccess
+
+    @property
+    def _cloud(self) -> Access:
+        return self._aws
+
+    def _home(self) -> str | None:
+        region = self._aws.region()
+        return None if region is None else self.regional.format(region)
+
+    def _signing(self) -> dict[str, Any]:
+        """Return what Anthropic's clients for AWS sign with: a key, else what AWS's own packages found."""
+        bearer = self._aws.bearer()
+        if bearer is not None:
+            return {"api_key": bearer.reveal()}
+        return {f"aws_{name}": value for name, value in self._aws.keys().items()}
+
+
+class _OnGoogle(_Clouded):
+    """What wires behind Google's credentials share: a token that a request renewed is known for a secret after it."""
+
+    _google: GoogleAccess
+
+    @property
+    def _cloud(self) -> Access:
+        return self._google
+
+    async def _post(self, client: object, body: Body, *, stream: bool) -> object:
+        try:
+            return await super()._post(client, body, stream=stream)
+        finally:
+            token = getattr(self._google.credentials, "token", None)
+            given_to(self.name, Secret(token) if isinstance(token, str) else None, "access_token")
+
+
 class _CloudClaude(_WithoutFiles, _Clouded, AnthropicProvider):
     """Claude where its maker is not asked what a model takes."""
 
@@ -307,25 +346,16 @@ def _below(url: str | None, path: str) -> str | None:
     return None if url is None else url.rstrip("/") + path
 
 
-class _AwsClaude(_CloudClaude):
+class _AwsClaude(_OnAws, _CloudClaude):
     client_name: str
 
     def __init__(self, aws: AwsAccess, base_url: str | None, **options: Any) -> None:
         super().__init__(None, base_url, **options)
         self._aws = aws
 
-    @property
-    def _cloud(self) -> Access:
-        return self._aws
-
     def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
-        bearer = self._aws.bearer()
-        if bearer is not None:
-            access: dict[str, object] = {"api_key": bearer.reveal()}
-        else:
-            access = {f"aws_{name}": value for name, value in self._aws.keys().items()}
         return getattr(self._sdk(), self.client_name)(
-            **access,
+            **self._signing(),
             aws_region=self._aws.region(),
             base_url=base_url,
             max_retries=0,
@@ -341,10 +371,7 @@ class _RuntimeClaude(_AwsClaude):
     site = RUNTIME
     client_name = "AsyncAnthropicBedrock"
     base_url_variable = "ANTHROPIC_BEDROCK_BASE_URL"
-
-    def _home(self) -> str | None:
-        region = self._aws.region()
-        return None if region is None else f"https://bedrock-runtime.{region}.amazonaws.com"
+    regional = "https://bedrock-runtime.{}.amazonaws.com"
 
     def _path_of(self, model: str, *, stream: bool) -> str:
         return f"/model/{quote(model, safe=':;')}/invoke{'-with-response-stream' if stream else ''}"
@@ -359,29 +386,19 @@ class _MantleClaude(_AwsClaude):
     site = MANTLE
     client_name = "AsyncAnthropicBedrockMantle"
     base_url_variable = "ANTHROPIC_BEDROCK_MANTLE_BASE_URL"
-
-    def _home(self) -> str | None:
-        region = self._aws.region()
-        return None if region is None else f"https://bedrock-mantle.{region}.api.aws/anthropic"
+    regional = "https://bedrock-mantle.{}.api.aws/anthropic"
 
 
-class _BedrockOpenAI(_WithoutFiles, _Clouded, OpenAIProvider):
+class _BedrockOpenAI(_WithoutFiles, _OnAws, OpenAIProvider):
     """OpenAI's models by Responses, behind AWS's signatures."""
 
     base_url_variable = "AWS_BEDROCK_BASE_URL"
+    regional = "https://bedrock-mantle.{}.api.aws/openai/v1"
 
     def __init__(self, aws: AwsAccess, base_url: str | None, **options: Any) -> None:
         super().__init__(None, base_url, **options)
         self._aws = aws
         self._preset = attrs.evolve(OPENAI, name=self.name, holds_files=False, takes_batches=False)
-
-    @property
-    def _cloud(self) -> Access:
-        return self._aws
-
-    def _home(self) -> str | None:
-        region = self._aws.region()
-        return None if region is None else f"https://bedrock-mantle.{region}.api.aws/openai/v1"
 
     def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
         from openai.providers import bedrock
@@ -458,15 +475,10 @@ class VertexProvider(_Several):
         return self._wires["claude" if model.startswith("claude-") else "gemini"]
 
 
-class _OnVertex(_WithoutFiles, _Clouded):
+class _OnVertex(_WithoutFiles, _OnGoogle):
     """What the two wires of Vertex AI share: credentials are looked for before the first request."""
 
     location_variables: tuple[str, ...]
-    _google: GoogleAccess
-
-    @property
-    def _cloud(self) -> Access:
-        return self._google
 
     @property
     def _location(self) -> str:
@@ -493,13 +505,6 @@ class _OnVertex(_WithoutFiles, _Clouded):
         """
         await self._google.find(request.model)
         return await super().count_tokens(request)
-
-    async def _post(self, client: object, body: Body, *, stream: bool) -> object:
-        try:
-            return await super()._post(client, body, stream=stream)
-        finally:
-            token = getattr(self._google.credentials, "token", None)
-            given_to(self.name, Secret(token) if isinstance(token, str) else None, "access_token")
 
 
 class _VertexClaude(_OnVertex, _CloudClaude):
@@ -672,7 +677,7 @@ class _Platform(_Clouded, AnthropicProvider):
         return found
 
 
-class AnthropicAwsProvider(_Platform):
+class AnthropicAwsProvider(_OnAws, _Platform):
     """
     Claude as Anthropic runs it on AWS: ``anthropic_aws/claude-...``.
 
@@ -698,6 +703,7 @@ class AnthropicAwsProvider(_Platform):
 
     site = Site(name="Claude on AWS")
     base_url_variable = "ANTHROPIC_AWS_BASE_URL"
+    regional = "https://aws-external-anthropic.{}.api.aws"
     workspace_variable = "ANTHROPIC_AWS_WORKSPACE_ID"
 
     def __init__(
@@ -726,21 +732,9 @@ class AnthropicAwsProvider(_Platform):
         )
         super().__init__(base_url, workspace_id, transport=transport, name=name, **options)
 
-    @property
-    def _cloud(self) -> Access:
-        return self._aws
-
-    def _home(self) -> str | None:
-        region = self._aws.region()
-        return None if region is None else f"https://aws-external-anthropic.{region}.api.aws"
-
     def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
-        bearer = self._aws.bearer()
-        access: dict[str, Any] = {f"aws_{name}": value for name, value in self._aws.keys().items()}
-        if bearer is not None:
-            access = {"api_key": bearer.reveal()}
         return self._sdk().AsyncAnthropicAWS(
-            **access,
+            **self._signing(),
             aws_region=self._aws.region(),
             workspace_id=self._workspace,
             base_url=base_url,
@@ -751,7 +745,7 @@ class AnthropicAwsProvider(_Platform):
         )
 
 
-class AnthropicGoogleProvider(_Platform):
+class AnthropicGoogleProvider(_OnGoogle, _Platform):
     """
     Claude as Anthropic runs it on Google Cloud: ``anthropic_google/claude-...``.
 
@@ -789,10 +783,6 @@ class AnthropicGoogleProvider(_Platform):
         self._google = GooglePlatformAccess(name, project=project, location=location, credentials=credentials)
         super().__init__(base_url, workspace_id, transport=transport, name=name, **options)
 
-    @property
-    def _cloud(self) -> Access:
-        return self._google
-
     def _home(self) -> str:
         return "https://claude.googleapis.com"
 
@@ -805,13 +795,6 @@ class AnthropicGoogleProvider(_Platform):
     async def _on_files(self, ask: Callable[[Any], Awaitable[Any]]) -> Any:
         await self._google.find(self.name)
         return await super()._on_files(ask)
-
-    async def _post(self, client: Any, body: Body, *, stream: bool) -> Any:
-        try:
-            return await super()._post(client, body, stream=stream)
-        finally:
-            token = getattr(self._google.credentials, "token", None)
-            given_to(self.name, Secret(token) if isinstance(token, str) else None, "access_token")
 
     def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
         project, place = self._google.project or "", self._google.location("ANTHROPIC_GOOGLE_CLOUD_LOCATION")

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
+from typing import get_args
 
 import attrs
+
+from stepengine.data.tools import FIND_TOOLS, Action
 
 __all__ = ("MAKERS", "Maker", "line_for")
 
@@ -52,17 +55,9 @@ MAKERS: Mapping[str, Maker | None] = MappingProxyType(
         **_made(Maker("skill_tools", (ROOT,)), "skill"),
         **_made(Maker("memory_tools"), "remember", "recall", "forget"),
         **_made(Maker("followup_tools"), "suggest_followups"),
-        **_made(None, "ask_user", "spawn_agents", "spawn_agent_inline", "lookup_agent_info"),
-        **_made(
-            None,
-            "set_output",
-            "set_messages",
-            "add_message",
-            "end_turn",
-            "task_completed",
-            "write_todos",
-            "think_deeply",
-        ),
+        **_made(None, "ask_user", "spawn_agents", "spawn_agent_inline"),
+        # One that searches for tools is offered by itself: nobody names it.
+        **_made(None, *[action for action in get_args(Action) if action != FIND_TOOLS]),
     }
 )
 """What makes each bundled tool; ``None`` for those that every run knows."""
