@@ -27,9 +27,11 @@ from stepengine.machine.protocol import Flow
 from stepengine.machine.signals import Stopped, merged
 from stepengine.machine.state import RunState
 
-__all__ = ("called_by_model", "run_batch")
+__all__ = ("RUN_FREELY", "called_by_model", "run_batch")
 
 UNSAID = Answer()
+RUN_FREELY = ("ordinary", "yields")
+"""Calls that may run beside others of one reply: what they need is none of the run's own."""
 SPENT = "a limit of the run was spent"
 MAX_EDITS = 10
 UNSTEADY = "Not run: whenever a person approves an input of this call, a hook makes another one of it."
@@ -82,7 +84,7 @@ def run_batch(run: RunState, members: Sequence[Member], asked: Parallel[object] 
 
 def _is_parallel(calls: Sequence[Call]) -> bool:
     known = [(call.how, call.spec) for call in calls if call.spec is not None]
-    return all(spec.parallel_safe and not spec.ends_turn and how == "ordinary" for how, spec in known)
+    return all(spec.parallel_safe and not spec.ends_turn and how in RUN_FREELY for how, spec in known)
 
 
 def _in_turn(run: RunState, calls: Sequence[Call]) -> Flow[None]:
@@ -237,7 +239,7 @@ def _is_valid(call: Call) -> bool:
     try:
         call.validate()
     except StepEngineError as error:
-        if call.source == "handler":
+        if call.source != "model":
             raise
         call.fail(error)
         return False

@@ -8,6 +8,7 @@ Whatever happens, the handler is closed before the end of the run is told, and e
 from __future__ import annotations
 
 import json
+import traceback
 from collections.abc import Iterator
 from types import GeneratorType
 from typing import Any, NamedTuple, TypeVar, assert_never
@@ -19,12 +20,12 @@ from stepengine.data.json import compact, thaw
 from stepengine.data.messages import TextPart, UserMessage, quick_user
 from stepengine.data.outcomes import Stop
 from stepengine.data.state import AgentState, RunPhase, RunStatus
-from stepengine.errors import HandlerError, LimitExceeded, LimitReached, StepEngineError
+from stepengine.errors import HandlerError, LimitExceeded, LimitReached, StepEngineError, ToolError
 from stepengine.machine import hooks
 from stepengine.machine.author import Author, blamed
 from stepengine.machine.control import HANDLER_ONLY, offered_of
 from stepengine.machine.handler import converse, run_alone
-from stepengine.machine.plan import Finished, RunPlan, quick_finished
+from stepengine.machine.plan import Body, Finished, RunPlan, quick_finished
 from stepengine.machine.protocol import Flow
 from stepengine.machine.settling import output_of, settle_output, text_of
 from stepengine.machine.signals import Abort, Stopped, is_callers, status_of
@@ -61,6 +62,8 @@ def run_agent(plan: RunPlan, state: AgentState) -> Flow[Finished]:
         ``KeyboardInterrupt``; the handler is closed then, too.
     """
     run = RunState(plan, state, offered_of(plan))
+    if plan.body is not None:
+        return (yield from _run_body(run, plan.body))
     started = ev.RunStarted(
         path=plan.path, own_id=plan.run_id, agent_id=plan.definition.id, prompt=plan.prompt, params=plan.params_json
     )
@@ -72,6 +75,46 @@ def run_agent(plan: RunPlan, state: AgentState) -> Flow[Finished]:
         return (yield from exchange(run, _finish(run, ending)))
     finally:
         run.side_events.close()
+
+
+def _run_body(run: RunState, body: Body) -> Flow[Finished]:
+    """
+    Run the body of a tool: what a handler is without prompt, history, steps and output of its own.
+
+    Nobody is told that it begins and ends, since its call is shown; hooks and policies see the calls that it makes.
+    """
+    try:
+        run.begin_run()
+        ending = yield from exchange(run, _until_body_ends(run, body))
+        if ending.stop is not None and ending.status is RunStatus.SUSPENDED:
+            run.suspend(ending.stop.questions)
+        yield from map(Notify, run.side_events.take())
+        return _finished(run, ending)
+    finally:
+        run.side_events.close()
+
+
+def _until_body_ends(run: RunState, body: Body) -> Flow[_Ending]:
+    what = f"the tool {body.tool_name!r}"
+    try:
+        author = Author(what, _started(what, body.steps, _context(run)))
+        returned = yield from converse(run, author)
+    except Stopped as stopped:
+        return _stopped(stopped.stop)
+    except (Abort, LimitReached) as spent:
+        return _Ending(RunStatus.FAILED, spent.error)
+    except StepEngineError as error:
+        _log_failure(run, body, error)
+        return _Ending(RunStatus.FAILED, error)
+    return _Ending(RunStatus.COMPLETED, output=returned)
+
+
+def _log_failure(run: RunState, body: Body, error: StepEngineError) -> None:
+    """Log what a body raised with its traceback; whoever called the tool gets the message, as of any tool."""
+    cause = (isinstance(error, HandlerError) and error.__cause__) or error
+    log = run.side_events.debug if isinstance(cause, ToolError) else run.side_events.error
+    trace = "".join(traceback.format_exception(cause))
+    log(f"tool {body.tool_name!r} raised {type(cause).__name__}", traceback=trace)
 
 
 def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:
@@ -290,7 +333,7 @@ def _finished(run: RunState, ending: _Ending) -> Finished:
         state=run.frozen(),
         stop_reason=run.stop_reason,
         output=ending.output,
-        text="" if ending.status is RunStatus.SUSPENDED else text_of(run),
+        text="" if ending.status is RunStatus.SUSPENDED or run.plan.body is not None else text_of(run),
         error=ending.error,
         limit=run.budget.reached,
         pending=run.pending,
@@ -301,4 +344,5 @@ def _finished(run: RunState, ending: _Ending) -> Finished:
         children=tuple(run.spent.children),
         warnings=tuple(run.side_events.warnings),
         opening=run.history.opening,
+        changes=tuple(run.changes),
     )

@@ -106,6 +106,8 @@ def _calls(policy: Policy, name: str, journal: Journal, specs: Mapping[str, Tool
         if intent.type == "Spawn":
             child = "" if seq < 0 else f"{path}.{seq}" if path else str(seq)
             agents[child] = str(intent.effect["agent_id"])  # type: ignore[index]  # only a model call is no mapping
+        elif intent.begins_run:
+            agents[f"{path}.{seq}" if path else str(seq)] = agents.get(path, "")
         if intent.type != "CallTool":
             continue
         form: Any = history.form(intent)
