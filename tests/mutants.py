@@ -112,6 +112,7 @@ ERROR_TYPES = ("tests/models/test_error_types.py",)
 TRUNCATING = ("tests/context/test_truncating.py", "tests/context/test_policy_properties.py")
 HUB = ("tests/runtime/test_hub.py",)
 DRIVER = ("tests/runtime/test_driver.py", "tests/runtime/test_leaves.py")
+YIELDING = ("tests/engine/test_tools_that_yield.py",)
 LIMITS = ("tests/runtime/test_limits.py", "tests/engine/test_spawn_limits.py")
 
 MUTANTS = (
@@ -187,6 +188,105 @@ MUTANTS = (
         "        self.children.append(child if child.left is None else attrs.evolve(child, left=None))\n"
         "        others = self._children = self._children + attrs.evolve(child.spending, credits_used=0)\n",
         TOOL_CONTEXTS,
+    ),
+    # --- tools that yield -------------------------------------------------------------------------------------------
+    Mutant(
+        "a body may ask for a step",
+        "stepengine/machine/handler.py",
+        "(YIELDS if run.plan.body is None else OF_TOOLS).get(type(asked))",
+        "YIELDS.get(type(asked))",
+        YIELDING,
+    ),
+    Mutant(
+        "a body may touch a conversation",
+        "stepengine/machine/handler.py",
+        "if body is not None and _is_of_conversation(binding):",
+        "if False:",
+        YIELDING,
+    ),
+    Mutant(
+        "changes of a body are lost",
+        "stepengine/machine/state.py",
+        "                self.apply(change, by)\n                if self.plan.body is None",
+        "                if self.plan.body is None",
+        YIELDING,
+    ),
+    Mutant(
+        "what a body spent is not its caller's",
+        "stepengine/machine/state.py",
+        "        self.spent.count_body(body)\n",
+        "",
+        YIELDING,
+    ),
+    Mutant(
+        "children of a body are not listed",
+        "stepengine/machine/spent.py",
+        "        self.children += body.children\n",
+        "",
+        YIELDING,
+    ),
+    Mutant(
+        "children of a model's body count as a handler's",
+        "stepengine/machine/calls.py",
+        '"" if body is None or not body.by_model else body.tool_call_id',
+        '""',
+        YIELDING,
+    ),
+    Mutant(
+        "a body without a result is in doubt",
+        "stepengine/journal/recorder.py",
+        "        if type(item.effect) in RUNS:\n            return self._start_run(item, io)\n",
+        "        if type(item.effect) is Spawn:\n            return self._start_run(item, io)\n",
+        (*YIELDING, "tests/engine/test_trees_of_tools.py"),
+    ),
+    Mutant(
+        "another result of a body goes unnoticed",
+        "stepengine/journal/replayer.py",
+        "            same = type(outcome) is Value and past.same_result(recorded, outcome)\n",
+        "            same = type(outcome) is Value\n",
+        YIELDING,
+    ),
+    Mutant(
+        "a body is no level",
+        "stepengine/runtime/limits.py",
+        "            elif type(effect) is CallBody:\n                self._refuse_too_deep(item, effect)\n",
+        "",
+        YIELDING,
+    ),
+    Mutant(
+        "the time that people take counts as work of a body",
+        "stepengine/machine/run.py",
+        "worked += 0 if _waits(effect) else run.now - began",
+        "worked += run.now - began",
+        YIELDING,
+    ),
+    Mutant(
+        "all bodies of a run share their chance",
+        "stepengine/engine/planning.py",
+        'random=Random(f"{self.seed}:{path}"),  # noqa: S311\n            model=parent.model',
+        'random=Random(f"{self.seed}"),  # noqa: S311\n            model=parent.model',
+        YIELDING,
+    ),
+    Mutant(
+        "a rule holds whoever asks for the call",
+        "stepengine/permissions/policy.py",
+        'if rule.source is not None and request.source not in ("", rule.source):',
+        "if False:",
+        YIELDING,
+    ),
+    Mutant(
+        "a body runs agents that nobody gave it",
+        "stepengine/engine/planning.py",
+        "if isinstance(given, AgentDefinition) and effect.tool_call_id and parent.body is None:",
+        "if isinstance(given, AgentDefinition) and effect.tool_call_id:",
+        YIELDING,
+    ),
+    Mutant(
+        "a name in uses= that means nothing is passed over",
+        "stepengine/engine/catalog.py",
+        '            if key is None:\n                msg = (\n                    f"the tool {name!r} of agent',
+        '            if key is None:\n                continue\n                msg = (\n                    f"the tool {name!r} of agent',
+        YIELDING,
     ),
     # --- logs -------------------------------------------------------------------------------------------------------
     Mutant(
