@@ -232,7 +232,7 @@ def application(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     for name in ("page.html", "page.js"):
         Path(name).write_text("")
     made: dict[str, Any] = {"__name__": "app", "__file__": str(tmp_path / "app.py")}
-    exec(compile(BLOCKS[0].text, "app.py", "exec"), made)
+    exec(compile(BLOCKS[0].text, "app.py", "exec", dont_inherit=True), made)
     return made["app"]
 
 
