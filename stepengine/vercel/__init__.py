@@ -162,7 +162,7 @@ def answers_of(messages: Sequence[object]) -> dict[str, AnswerLike]:
     """
     Return what a page answers to permissions, by question id: parts of its last message in the state ``approval-responded``.
 
-    Empty when the last message is the user's. Questions that are no permissions are answered by the application's own request.
+    An approval has the id ``RUN:QUESTION``. Empty when the last message is the user's. Questions that are no permissions are answered by the application's own request.
 
     Args:
         messages: The member ``messages`` of the request's body.
@@ -176,9 +176,9 @@ def answers_of(messages: Sequence[object]) -> dict[str, AnswerLike]:
         if part.get("state") != "approval-responded":
             continue
         match part.get("approval"):
-            case {"id": str(question), "approved": bool(approved), **more}:
+            case {"id": str(approval), "approved": bool(approved), **more}:
                 reason = more.get("reason")
-                found[question] = Answer(
+                found[approval.partition(":")[2] or approval] = Answer(
                     text="yes" if approved else "no", reason=reason if isinstance(reason, str) else ""
                 )
             case _:
@@ -480,9 +480,10 @@ class _Page:
             yield from self._asked(event)
             return
         call = _call_id(event)
-        self._approvals[call] = event.question.id
+        # The runs of one message count their questions each from the beginning; its approvals are told apart by their ids.
+        self._approvals[call] = approval = f"{event.run_id}:{event.question.id}"
         yield from self._available(call, event.tool_name, event.input)
-        yield {"type": "tool-approval-request", "approvalId": event.question.id, "toolCallId": call}
+        yield {"type": "tool-approval-request", "approvalId": approval, "toolCallId": call}
 
     def _asked(self, event: QuestionAsked | PermissionRequested) -> Iterator[Chunk]:
         question = event.question
@@ -499,9 +500,9 @@ class _Page:
     def _decided(self, event: PermissionDecided) -> Iterator[Chunk]:
         call = _call_id(event)
         self._decided_calls.add(call)
-        question = self._approvals.pop(call, "")
-        if question and self._version >= DECISIONS_FROM:  # before, a page learns it from what becomes of the call
-            answer = {"approvalId": question, "approved": event.decision == "allow"}
+        approval = self._approvals.pop(call, "")
+        if approval and self._version >= DECISIONS_FROM:  # before, a page learns it from what becomes of the call
+            answer = {"approvalId": approval, "approved": event.decision == "allow"}
             yield {"type": "tool-approval-response", **answer, **({"reason": event.reason} if event.reason else {})}
 
     def _file_changed(self, event: FileChanged) -> Iterator[Chunk]:

@@ -43,12 +43,14 @@ async def served(folder: Path, **names: Any) -> AsyncIterator[str]:
         names = {"engine": engine, **names}
     app.update(names)
     config = uvicorn.Config(app["app"], port=0, log_level="warning", timeout_graceful_shutdown=1)
+    config.load()
     server = uvicorn.Server(config)
-    task = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.01)
+    server.lifespan = config.lifespan_class(config)
+    await server.startup()
+    task = asyncio.create_task(server.main_loop())
     try:
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
         server.should_exit = True
         await task
+        await server.shutdown()

@@ -40,15 +40,16 @@ class Painter:
     """
 
     def __init__(self, *replies: Any) -> None:
-        self.gate = asyncio.Event()
+        self.gate, self.has_painted = asyncio.Event(), asyncio.Event()
         self.painted: list[str] = []
 
         @tool
-        def paint(what: str) -> str:
+        async def paint(what: str) -> str:
             """
             Paint something.
             """
             self.painted.append(what)
+            self.has_painted.set()
             return f"The {what} is red now."
 
         @tool
@@ -68,9 +69,11 @@ class Painter:
 @asynccontextmanager
 async def chatting(painter: Painter, version: int, packages: Path, folder: Path) -> AsyncIterator[Script]:
     names = {"engine": painter.engine, "sessions": painter.sessions, "VERSION": version}
-    async with served(folder, **names) as address:
-        async with running("ai_sdk_chat.mjs", packages, version=version, api=f"{address}/chat", id="c 1") as page:
-            yield page
+    async with (
+        served(folder, **names) as address,
+        running("ai_sdk_chat.mjs", packages, version=version, api=f"{address}/chat", id="c 1") as page,
+    ):
+        yield page
 
 
 def parts(told: Any, kind: str = "") -> list[Any]:
@@ -89,6 +92,7 @@ def open_of(told: Any) -> list[Any]:
     return [part for part in parts(told) if part.get("state") == "approval-requested"]
 
 
+@pytest.mark.spec("interfaces:IF22", "interfaces:IF27", "interfaces:IF29")
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_a_conversation_goes_on_and_its_texts_and_tools_are_shown(
     version: int, packages: Path, tmp_path: Path
@@ -106,6 +110,7 @@ async def test_a_conversation_goes_on_and_its_texts_and_tools_are_shown(
     assert ({"what": "door"}, "The door is dry.", "output-available") == (call["input"], call["output"], call["state"])
 
 
+@pytest.mark.spec("interfaces:IF30", "interfaces:IF44")
 @pytest.mark.parametrize("version", WITH_APPROVALS)
 @pytest.mark.parametrize("approved", [True, False])
 async def test_a_permission_is_given_or_refused_and_the_same_message_goes_on(
@@ -125,6 +130,7 @@ async def test_a_permission_is_given_or_refused_and_the_same_message_goes_on(
     assert (["door"] if approved else []) == painter.painted
 
 
+@pytest.mark.spec("interfaces:IF30", "interfaces:IF108")
 @pytest.mark.parametrize("version", WITH_APPROVALS)
 async def test_two_permissions_of_one_reply_are_answered_each_in_its_own_way(
     version: int, packages: Path, tmp_path: Path
@@ -143,6 +149,7 @@ async def test_two_permissions_of_one_reply_are_answered_each_in_its_own_way(
     assert "Ended." == texts(told)[-1]
 
 
+@pytest.mark.spec("interfaces:IF30")
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_who_types_instead_of_deciding_refuses_with_these_words(
     version: int, packages: Path, tmp_path: Path
@@ -162,6 +169,7 @@ async def test_who_types_instead_of_deciding_refuses_with_these_words(
         assert "paint" == parts(asked, "data-question")[0]["data"]["toolName"]
 
 
+@pytest.mark.spec("interfaces:IF109")
 @pytest.mark.parametrize(
     ("how", "version"), [(how, v) for how in ("cut", "stop", "reload") for v in VERSIONS if (how, v) != ("cut", 5)]
 )
@@ -185,18 +193,20 @@ async def test_a_page_that_lost_its_connection_has_the_whole_message_in_the_end_
     assert [("dry", "output-available")] == tools(told)
 
 
+@pytest.mark.spec("interfaces:IF109")
 @pytest.mark.parametrize("version", WITH_APPROVALS)
 async def test_a_page_that_comes_back_after_an_approval_is_shown_what_was_before_it_too(
     version: int, packages: Path, tmp_path: Path
 ) -> None:
-    painter = Painter(tool_call("paint", {"what": "door"}, text="I will."), tool_call("dry", {"what": "door"}), "Ended.")
+    painter = Painter(
+        tool_call("paint", {"what": "door"}, text="I will."), tool_call("dry", {"what": "door"}), "Ended."
+    )
     async with chatting(painter, version, packages, tmp_path) as page:
         await page("send", text="Paint the door.")
         again = await page("resume")
         assert 1 == len(open_of(again))
         decided = asyncio.create_task(page("decide", approved=True))
-        while not painter.painted:
-            await asyncio.sleep(0.01)
+        await painter.has_painted.wait()
         painter.gate.set()
         await decided
         told = await page("resume")
@@ -206,6 +216,7 @@ async def test_a_page_that_comes_back_after_an_approval_is_shown_what_was_before
     assert [("paint", "output-available"), ("dry", "output-available")] == tools(told)
 
 
+@pytest.mark.spec("interfaces:IF109")
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_a_page_without_a_run_has_nothing_to_come_back_to(version: int, packages: Path, tmp_path: Path) -> None:
     async with chatting(Painter(), version, packages, tmp_path) as page:
@@ -214,6 +225,7 @@ async def test_a_page_without_a_run_has_nothing_to_come_back_to(version: int, pa
     assert ("ready", [], []) == (told["status"], told["problems"], told["messages"])
 
 
+@pytest.mark.spec("interfaces:IF110")
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_history_that_a_page_wants_rewritten_is_refused_in_words_and_the_conversation_stays(
     version: int, packages: Path, tmp_path: Path
