@@ -319,7 +319,9 @@ class _Page:
         if self.history is not None:
             yield self._core.MessagesSnapshotEvent(messages=self.history)
         if self._page is not None and self._page.shares:
-            yield self._core.StateSnapshotEvent(snapshot=self._state)
+            yield self._core.StateSnapshotEvent(snapshot=dict(self._state))
+        for warning in () if self._page is None else self._page.warnings:
+            yield self._core.CustomEvent(name="stepengine.warned", value={"message": warning})
 
     def rest(self) -> Iterator[BaseEvent]:
         """Give a run in which nothing happens: where nothing is under way, it ends as the last one did."""
@@ -352,7 +354,7 @@ class _Page:
         held = {name: plain(value) for name, value in state.context.items() if name in page.shares}
         if held != self._state:
             self._state = held
-            yield self._core.StateSnapshotEvent(snapshot=held)
+            yield self._core.StateSnapshotEvent(snapshot=dict(held))
         if missing := [name for name in page.tools if name not in state.tool_definitions]:
             told = (
                 f"the page's tools {', '.join(missing)} were not offered: Engine(hooks=page_hooks()) gives them to runs"

@@ -22,10 +22,10 @@ from stepengine.data.questions import Answer, AnswerLike, Question
 from stepengine.data.state import AgentState, suspended_at
 from stepengine.data.tools import Asking, ToolSpec
 from stepengine.errors import DefinitionError, InputError
-from stepengine.runtime.logs import LOGGER
 from stepengine.sessions import Session
 from stepengine.tooling.control import CONTROL_TOOLS, checked
 from stepengine.tooling.definition import Tool, check_name
+from stepengine.tooling.schemas import SchemaInputs
 
 if TYPE_CHECKING:
     from stepengine.runtime.handle import RunHandle
@@ -56,6 +56,7 @@ class Asked:
         session: The session as the page found it.
         shares: The members of ``AgentState.context`` that the page shares.
         results: What calls of the page's tools gave, by call id; those that wait are answered one after the other.
+        warnings: What the page sent that nothing reads; ``ag_ui`` tells the page.
     """
 
     thread_id: str
@@ -66,6 +67,7 @@ class Asked:
     session: Session
     shares: tuple[str, ...] = ()
     results: Mapping[str, Answer] = attrs.field(factory=dict)
+    warnings: tuple[str, ...] = ()
 
     @property
     def tools(self) -> tuple[str, ...]:
@@ -99,10 +101,10 @@ def asked_of(given: Any, session: Session, *, shares: Collection[str] = ()) -> A
     answers = {**page_answers(session.state, results), **answers_of(given)}
     says_more = bool(answers) and not given.resume and bool(given.messages) and given.messages[-1].role == "user"
     prompt = "" if answers and not says_more else prompt_of(given)
-    metadata = _metadata(given, session, tuple(shares))
-    if given.forwarded_props:
-        LOGGER.warning("a page sent forwardedProps, which no run reads; the application may")
-    return Asked(given.thread_id, given.run_id, prompt, answers, metadata, session, tuple(shares), results)
+    metadata = _metadata(given, tuple(shares))
+    sent = {"forwardedProps": given.forwarded_props, "parentRunId": given.parent_run_id}
+    unread = tuple([f"{name} of the page is read by no run" for name, value in sent.items() if value])
+    return Asked(given.thread_id, given.run_id, prompt, answers, metadata, session, tuple(shares), results, unread)
 
 
 def prompt_of(given: Any) -> str:
@@ -239,7 +241,8 @@ def page_tool(name: str, description: str, schema: Mapping[str, Any]) -> Tool:
     if not isinstance(schema, Mapping):
         msg = f"the parameters of the tool {name!r} are no JSON Schema of an object"
         raise DefinitionError(msg)
-    spec = ToolSpec(name, description, freeze_object({**NO_INPUT, **schema}), category=PAGE, requires_permission=False)
+    inputs = SchemaInputs(name, schema).schema
+    spec = ToolSpec(name, description, inputs, category=PAGE, requires_permission=False)
 
     def questions(value: JsonDict) -> Sequence[Question]:
         return [
@@ -285,7 +288,7 @@ async def turns(
 # --- what a run is given ----------------------------------------------------------------------------------------------
 
 
-def _metadata(given: Any, session: Session, shares: tuple[str, ...]) -> dict[str, Any]:
+def _metadata(given: Any, shares: tuple[str, ...]) -> dict[str, Any]:
     tools = [
         {"name": tool.name, "description": tool.description, "parameters": tool.parameters or NO_INPUT}
         for tool in given.tools or ()
@@ -296,8 +299,7 @@ def _metadata(given: Any, session: Session, shares: tuple[str, ...]) -> dict[str
     if len(size := repr(page)) > MAX_PROMPT:
         msg = f"a page sent {len(size)} characters of tools, context and state; at most {MAX_PROMPT} are taken"
         raise InputError(msg, issues=("tools, context and state are too long",))
-    # Without an empty one, a session would keep what the page sent last.
-    return {KEY: page} if page or KEY in session.info.metadata else {}
+    return {KEY: page} if page else {}
 
 
 def _offered(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:

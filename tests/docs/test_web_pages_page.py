@@ -191,9 +191,15 @@ SAID: dict[str, list[dict[str, Any]]] = {
     "/agent": [
         {"threadId": "t", "runId": "r", "messages": [{"id": "m", "role": "user", "content": "Paint"}], "state": {}, "tools": [], "context": [], "forwardedProps": {}},
         {"threadId": "t", "runId": "r", "messages": [], "resume": [{"interruptId": "q", "status": "resolved", "payload": {"approved": True}}], "state": {}, "tools": [], "context": [], "forwardedProps": {}},
+        {
+            "threadId": "t2", "runId": "r", "state": {"colours": {"all": ["red"]}}, "context": [{"description": "d", "value": "v"}], "forwardedProps": {"a": 1},
+            "tools": [{"name": "where", "description": "Say where.", "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}}}],
+            "messages": [{"id": "a", "role": "assistant", "toolCalls": [{"id": "c1", "type": "function", "function": {"name": "where", "arguments": "{}"}}]}, {"id": "b", "role": "tool", "toolCallId": "c1", "content": "Rome", "error": "x"}, {"id": "m", "role": "user", "content": "Paint"}],
+        },
     ],
+    "/agent/connect": [{"threadId": "t", "runId": "r", "messages": [], "state": {}, "tools": [], "context": []}],
     "/chat": [
-        {"id": "c", "messages": [{"id": "m", "role": "user", "parts": [{"type": "text", "text": "Paint"}]}]},
+        {"id": "c", "messages": [{"id": "m", "role": "user", "parts": [{"type": "text", "text": "Paint"}]}], "trigger": "submit-message", "messageId": None},
         {"id": "c", "messages": [{"id": "m", "role": "assistant", "parts": [{"type": "tool-paint", "toolCallId": "t", "state": "approval-responded", "approval": {"id": "q", "approved": True}, "input": {}}]}]},
     ],
 }  # fmt: skip

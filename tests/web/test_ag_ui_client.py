@@ -254,7 +254,7 @@ async def test_the_context_of_a_page_is_what_the_model_is_told_and_no_history(pa
         await page("run", text="Go.", context=[{"description": "the open file", "value": "a.txt"}])
         await page("run", text="On.")
 
-    first, second = [" ".join([m.text for m in request.messages]) for request in painter.model.calls]
+    first, second = [" ".join([m.text for m in request.tail]) for request in painter.model.calls]
     assert "the open file: a.txt" in first
     assert "a.txt" not in second
 
