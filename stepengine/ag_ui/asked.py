@@ -55,7 +55,7 @@ class Asked:
         metadata: For ``engine.start``: the page's tools, context and state, which ``page_hooks`` gives to the run.
         session: The session as the page found it.
         shares: The members of ``AgentState.context`` that the page shares.
-        results: What calls of the page's tools gave, by call id; those that wait are answered one after the other.
+        results: What waiting calls of the page's tools gave, by call id; they are answered one after the other.
         warnings: What the page sent that nothing reads; ``ag_ui`` tells the page.
     """
 
@@ -97,7 +97,8 @@ def asked_of(given: Any, session: Session, *, shares: Collection[str] = ()) -> A
         InputError: for what ``prompt_of`` and ``answers_of`` refuse, state that is not shared, tools that cannot be offered, and more
             than 1,048,576 characters of tools, context and state.
     """
-    results = dict(_results(given.messages))
+    waiting = {message.tool_call_id for message in waiting_calls(session.state)}
+    results = dict(_results([m for m in given.messages if m.role == "tool" and m.tool_call_id in waiting]))
     answers = {**page_answers(session.state, results), **answers_of(given)}
     says_more = bool(answers) and not given.resume and bool(given.messages) and given.messages[-1].role == "user"
     prompt = "" if answers and not says_more else prompt_of(given)
@@ -187,12 +188,13 @@ def _answer(payload: Any, number: int) -> AnswerLike:
 
 def _results(messages: Sequence[Any]) -> Iterator[tuple[str, Answer]]:
     for message in messages:
-        if message.role == "tool":
-            text = _text(message.content)
-            if text is None or len(text) > MAX_PROMPT:
-                msg = f"the result of the call {message.tool_call_id!r:.80} is too long, or holds something that is not text"
-                raise InputError(msg, issues=("messages: a result that cannot be read",))
-            yield message.tool_call_id, Answer(text=text, reason=message.error or "", by=PAGE)
+        text = _text(message.content)
+        if text is None or len(text) > MAX_PROMPT:
+            msg = (
+                f"the result of the call {message.tool_call_id!r:.80} is too long, or holds something that is not text"
+            )
+            raise InputError(msg, issues=("messages: a result that cannot be read",))
+        yield message.tool_call_id, Answer(text=text, reason=message.error or "", by=PAGE)
 
 
 def page_tool_of(question: Question) -> str:

@@ -93,6 +93,7 @@ def results(told: Any) -> list[tuple[str, str]]:
     return [(m["toolCallId"], m["content"]) for m in told["messages"] if m["role"] == "tool"]
 
 
+@pytest.mark.spec("interfaces:IF22", "interfaces:IF27", "interfaces:IF29")
 async def test_a_conversation_goes_on_and_its_texts_and_tools_are_shown(packages: Path, tmp_path: Path) -> None:
     painter = Painter(tool_call("dry", {"what": "door"}, text="Let me see."), "It is dry.", "You are welcome.")
     painter.gate.set()
@@ -106,6 +107,7 @@ async def test_a_conversation_goes_on_and_its_texts_and_tools_are_shown(packages
     assert ([("c1", "dry")], [("c1", "The door is dry.")]) == (calls(told), results(told))
 
 
+@pytest.mark.spec("interfaces:IF43", "interfaces:IF44", "interfaces:IF114")
 @pytest.mark.parametrize(
     ("payload", "expected"),
     [({"approved": True}, "The door is red now."), ({"approved": False, "reason": "not today"}, "not today"), ("later", "later")],
@@ -128,6 +130,7 @@ async def test_a_permission_is_an_interrupt_that_is_resolved_and_no_call_is_show
     assert ("assistant", "Ended.") == said(told)[-1]
 
 
+@pytest.mark.spec("interfaces:IF111", "interfaces:IF113")
 async def test_what_is_shared_goes_both_ways_and_nothing_else_does(packages: Path, tmp_path: Path) -> None:
     mixing = [tool_call("mix", {"colour": "red"}), tool_call("mix", {"colour": "blue"}), "Mixed."]
     painter = Painter(*mixing, tool_call("mix", {"colour": "green"}), "Mixed.")
@@ -146,6 +149,7 @@ async def test_what_is_shared_goes_both_ways_and_nothing_else_does(packages: Pat
     assert "which is not shared" in str(refused["problems"]) or "only what is shared" in str(refused["problems"])
 
 
+@pytest.mark.spec("interfaces:IF112")
 async def test_the_page_carries_out_its_own_tools_and_the_run_goes_on_with_what_they_gave(
     packages: Path, tmp_path: Path
 ) -> None:
@@ -179,6 +183,7 @@ def asking(ctx: Any) -> Any:
     return f"size {size}"
 
 
+@pytest.mark.spec("interfaces:IF112")
 async def test_an_agent_with_a_handler_waits_for_the_page_s_tools_and_for_its_questions_alike(
     packages: Path, tmp_path: Path
 ) -> None:
@@ -196,6 +201,7 @@ async def test_an_agent_with_a_handler_waits_for_the_page_s_tools_and_for_its_qu
     assert ([], "size L") == (told["problems"], told["outcome"]["result"])
 
 
+@pytest.mark.spec("interfaces:IF112")
 async def test_who_speaks_instead_of_the_page_s_tool_is_heard(packages: Path, tmp_path: Path) -> None:
     painter = Painter(tool_call("where", {}), "As you like.")
     async with talking(painter, packages, tmp_path) as page:
@@ -206,6 +212,7 @@ async def test_who_speaks_instead_of_the_page_s_tool_is_heard(packages: Path, tm
     assert "Never mind." in painter.model.calls[-1].messages[-1].text
 
 
+@pytest.mark.spec("interfaces:IF114")
 async def test_a_page_that_comes_back_is_shown_the_conversation_and_the_run_that_is_under_way(
     packages: Path, tmp_path: Path
 ) -> None:
@@ -228,6 +235,7 @@ async def test_a_page_that_comes_back_is_shown_the_conversation_and_the_run_that
     assert "success" == told["outcome"]["is"]
 
 
+@pytest.mark.spec("interfaces:IF114")
 async def test_a_page_that_comes_back_to_a_question_is_asked_it_again(packages: Path, tmp_path: Path) -> None:
     painter = Painter(tool_call("paint", {"what": "door"}), tool_call("where", {}), "Ended.")
     async with talking(painter, packages, tmp_path) as page:
@@ -248,6 +256,7 @@ async def test_a_page_that_comes_back_to_a_question_is_asked_it_again(packages: 
     assert [("c1", "paint"), ("c2", "where")] == calls(told)
 
 
+@pytest.mark.spec("interfaces:IF113")
 async def test_the_context_of_a_page_is_what_the_model_is_told_and_no_history(packages: Path, tmp_path: Path) -> None:
     painter = Painter("One.", "Two.")
     async with talking(painter, packages, tmp_path) as page:
@@ -259,6 +268,7 @@ async def test_the_context_of_a_page_is_what_the_model_is_told_and_no_history(pa
     assert "a.txt" not in second
 
 
+@pytest.mark.spec("interfaces:IF112", "interfaces:IF113")
 @pytest.mark.parametrize("tools", [[{**PICK, "name": "paint"}], [PICK, PICK], [{**PICK, "name": "a b"}], [{**PICK, "name": "end_turn"}]])  # fmt: skip
 async def test_tools_of_a_page_that_cannot_be_offered_are_refused(tools: Any, packages: Path, tmp_path: Path) -> None:
     painter = Painter("One.")

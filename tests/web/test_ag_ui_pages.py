@@ -289,3 +289,25 @@ async def test_a_page_that_comes_back_in_the_middle_of_a_run_sees_it_from_its_be
     (snapshot,) = of(events, "MESSAGES_SNAPSHOT")
     assert ["Hi.", "Hello.", "How are you?"] == [m["content"] for m in snapshot["messages"]]
     assert "Fine." == "".join([event["delta"] for event in of(events, "TEXT_MESSAGE_CONTENT")])
+
+
+@pytest.mark.spec("interfaces:IF113")
+async def test_a_result_that_cannot_be_read_is_refused_where_it_is_waited_for_and_the_call_goes_on_waiting() -> None:
+    app = App(tool_call("where", {"x": 1}), "Done.")
+    await app(given("Go."))
+    image = [{"type": "image", "source": {"type": "url", "value": "https://example.org/a.png"}}]
+    for wrong in ("x" * 1_048_577, image):
+        with pytest.raises(InputError, match="result of the call 'c1'"):
+            await app(given("Go.", result("c1", wrong)))
+    events = await app(given("Go.", result("c1", "Rome"), result("c0", image)))
+
+    assert {"type": "success"} == events[-1]["outcome"]
+
+
+@pytest.mark.spec("interfaces:IF112")
+async def test_who_says_something_instead_of_the_page_s_result_is_heard_as_a_person() -> None:
+    app = App(tool_call("where", {"x": 1}), "Done.")
+    await app(given("Go."))
+    await app(given("Go.", "Never mind."))
+
+    assert "The page gave no result; its user said: Never mind." == app.model.calls[-1].messages[-1].text
