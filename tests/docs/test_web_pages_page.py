@@ -41,7 +41,7 @@ def served(folder: Path) -> Iterator[int]:
     """
     Run the application of the page in a process of its own, and give its port.
     """
-    for name, block in zip(("app.py", "page.html", "page.js"), BLOCKS, strict=True):
+    for name, block in zip(("app.py", "page.html", "page.js"), BLOCKS, strict=False):
         (folder / name).write_text(block.text, encoding="utf-8")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -78,7 +78,7 @@ def posted(port: int, path: str, body: Any) -> tuple[int, list[Any]]:
 @pytest.mark.deep
 @pytest.mark.spec("interfaces:IF42", "interfaces:IF43", "interfaces:IF44")
 def test_the_application_of_the_page_asks_over_both_protocols_and_goes_on_after_a_restart(tmp_path: Path) -> None:
-    assert ["python", "html", "js"] == [block.kind for block in BLOCKS]
+    assert ["python", "html", "js", "ts"] == [block.kind for block in BLOCKS]
     user = {"id": "1", "role": "user", "content": "Paint."}
     with served(tmp_path) as port:
         assert 422 == posted(port, "/agent", {"threadId": "t", "runId": "r", "messages": []})[0]
