@@ -102,7 +102,7 @@ def asked_of(given: Any, session: Session, *, shares: Collection[str] = ()) -> A
     answers = {**page_answers(session.state, results), **answers_of(given)}
     says_more = bool(answers) and not given.resume and bool(given.messages) and given.messages[-1].role == "user"
     prompt = "" if answers and not says_more else prompt_of(given)
-    metadata = _metadata(given, tuple(shares))
+    metadata = _metadata(given, session.state, tuple(shares))
     sent = {"forwardedProps": given.forwarded_props, "parentRunId": given.parent_run_id}
     unread = tuple([f"{name} of the page is read by no run" for name, value in sent.items() if value])
     return Asked(given.thread_id, given.run_id, prompt, answers, metadata, session, tuple(shares), results, unread)
@@ -290,11 +290,13 @@ async def turns(
 # --- what a run is given ----------------------------------------------------------------------------------------------
 
 
-def _metadata(given: Any, shares: tuple[str, ...]) -> dict[str, Any]:
+def _metadata(given: Any, state: AgentState | None, shares: tuple[str, ...]) -> dict[str, Any]:
     tools = [
         {"name": tool.name, "description": tool.description, "parameters": tool.parameters or NO_INPUT}
         for tool in given.tools or ()
     ]
+    # A page that is loaded again may offer nothing any more; a call that waits for it goes on nevertheless.
+    tools += [tool for tool in _waited_for(state) if tool["name"] not in {own["name"] for own in tools}]
     context = [{"description": each.description, "value": each.value} for each in given.context or ()]
     page = {"tools": _offered(tools), "context": context, "state": _shared(given.state, shares)}
     page = {name: value for name, value in page.items() if value}
@@ -302,6 +304,16 @@ def _metadata(given: Any, shares: tuple[str, ...]) -> dict[str, Any]:
         msg = f"a page sent {len(size)} characters of tools, context and state; at most {MAX_PROMPT} are taken"
         raise InputError(msg, issues=("tools, context and state are too long",))
     return {KEY: page} if page else {}
+
+
+def _waited_for(state: AgentState | None) -> list[dict[str, Any]]:
+    calls = set(page_calls(state))
+    names = {message.tool_name for message in waiting_calls(state) if message.tool_call_id in calls}
+    specs = {} if state is None else state.tool_definitions
+    return [
+        {"name": name, "description": specs[name].description, "parameters": plain(specs[name].input_schema)}
+        for name in sorted(names)
+    ]
 
 
 def _offered(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -311,3 +311,27 @@ async def test_who_says_something_instead_of_the_page_s_result_is_heard_as_a_per
     await app(given("Go.", "Never mind."))
 
     assert "The page gave no result; its user said: Never mind." == app.model.calls[-1].messages[-1].text
+
+
+@pytest.mark.spec("interfaces:IF42", "interfaces:IF112")
+async def test_words_that_come_after_a_result_are_heard_as_well() -> None:
+    app = App(tool_call("where", {"x": 1}), "Done.")
+    await app(given("Go."))
+    events = await app(given("Go.", result("c1", "Rome"), "And be quick."))
+
+    assert {"type": "success"} == events[-1]["outcome"]
+    assert [("tool", "Rome"), ("user", "And be quick.")] == [(m.role, m.text) for m in app.model.calls[-1].messages][
+        -2:
+    ]
+
+
+@pytest.mark.spec("interfaces:IF112")
+async def test_a_result_counts_also_where_the_page_offers_its_tool_no_more() -> None:
+    app = App(tool_call("where", {"x": 1}), "Done.", "Bye.")
+    await app(given("Go."))
+    events = await app(given("Go.", result("c1", "Rome"), tools=[]))
+    await app(given("On.", tools=[]))
+
+    assert {"type": "success"} == events[-1]["outcome"]
+    assert "Rome" == app.model.calls[1].messages[-1].text
+    assert [True, True, False] == ["where" in {spec.name for spec in call.tools} for call in app.model.calls]

@@ -5,6 +5,7 @@ Pages made with the AI SDK: the real ``Chat`` of ``@ai-sdk/react``, in three ver
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,7 +22,12 @@ from .npm import Script, running
 from .served import served
 
 COUNTERPARTS = (
-    ("npm:ai", "5.0.277", "works", "text, tools, questions answered by typing, reconnect; permissions are questions"),
+    (
+        "npm:ai",
+        "5.0.277",
+        "partly",
+        "text, tools, questions answered by typing, reconnect with a new Chat; it has no approvals",
+    ),
     ("npm:ai", "6.0.326", "works", "text, tools, approve, deny, typing instead, reconnect"),
     ("npm:ai", "7.0.173", "works", "text, tools, approve, deny, typing instead, reconnect"),
     ("npm:@ai-sdk/react", "2.0.280", "works", "its Chat, with ai 5"),
@@ -31,7 +37,7 @@ COUNTERPARTS = (
 """Whose program is used here: package, version that was seen, what came of it, what is covered."""
 VERSIONS = (5, 6, 7)
 WITH_APPROVALS = (6, 7)
-pytestmark = [pytest.mark.deep, pytest.mark.anyio]
+pytestmark = pytest.mark.deep
 
 
 class Painter:
@@ -241,3 +247,13 @@ async def test_history_that_a_page_wants_rewritten_is_refused_in_words_and_the_c
         assert "only what the user says next is taken" in each["problems"][0]
     assert "Two." == texts(after)[-1]
     assert ["First.", "Second."] == [m.text for m in painter.sessions.load("c 1").messages if m.role == "user"]
+
+
+def test_the_versions_that_are_named_are_those_that_are_used(packages: Path) -> None:
+    for version in VERSIONS:
+        named = [each for name, each, *_ in COUNTERPARTS if name == "npm:ai" and each.startswith(f"{version}.")]
+        installed = json.loads((packages / "node_modules" / f"ai{version}" / "package.json").read_text())["version"]
+        react = json.loads((packages / "node_modules" / f"react{version}" / "package.json").read_text())
+
+        assert [f"{version}"] == [each.split(".")[0] for each in named] == [installed.split(".")[0]]
+        assert react["dependencies"]["ai"].lstrip("^~").startswith(f"{version}.")

@@ -16,6 +16,13 @@ from stepengine.vercel import answers_of, sse, vercel
 
 from .scenes import SCENES, engine
 
+COUNTERPARTS = tuple(
+    [
+        ("npm:ai", version, "works", "its transport and reader: every kind of run")
+        for version in ("5.0.277", "6.0.326", "7.0.173")
+    ]
+)
+"""Whose program is used here: package, version that was seen, what came of it, what is covered."""
 VERSIONS = (5, 6, 7)
 pytestmark = pytest.mark.deep
 
