@@ -96,7 +96,12 @@ def engine_for(steps: int, handler: Callable[[StepContext], Steps], **options: A
     limits = Limits(max_steps=steps + 1, max_actions=steps + 1, max_total_children=2 * steps)
     model = Counting(0 if handler.__qualname__.startswith("leading") else steps)
     walker = AgentDefinition(
-        "walker", model="counting/m", tools=[add, twice], spawnable_agents=["child"], limits=limits, handle_steps=handler
+        "walker",
+        model="counting/m",
+        tools=[add, twice],
+        spawnable_agents=["child"],
+        limits=limits,
+        handle_steps=handler,
     )
     return Engine([walker, AgentDefinition("child", model="counting/m")], models=model, pricing=None, **options)
 

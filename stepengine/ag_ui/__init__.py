@@ -594,8 +594,16 @@ class _Page:
             if self._lanes[event.path].calls[event.tool_call_id]:
                 yield self._arguments(event.path, event.tool_call_id, _json(event.input))
         yield from self._end_call(event.path, event.tool_call_id)
+        if event.child_path:
+            # What a tool that yields asks for stands below its call, as what a child does.
+            call = self._call_id(event.path, event.tool_call_id)
+            yield from self._open_lane(event.child_path, event.tool_name, call=call)
 
     def _tool_finished(self, event: ToolFinished) -> Iterator[BaseEvent]:
+        if event.child_path and event.result.status != "pending":
+            failed = event.result.is_error
+            status = RunStatus.FAILED if failed else RunStatus.COMPLETED
+            yield from self._end_lanes(event.child_path, status, event.result.text if failed else "")
         if event.tool_call_id not in self._lanes[event.path].calls:
             yield from self._begin_call(event.path, event.tool_call_id, event.tool_name)
         yield from self._end_call(event.path, event.tool_call_id)

@@ -278,12 +278,13 @@ class ToolStarted(Event):
 
 @attrs.frozen(kw_only=True)
 class ToolFinished(Event):
-    """A tool call ended; *result* has ``is_error`` when it failed."""
+    """A tool call ended; *result* has ``is_error`` when it failed, *child_path* is as in ``ToolStarted``."""
 
     tool_name: str
     tool_call_id: str = ""
     result: ToolResult
     duration_ms: int = 0
+    child_path: str = ""
 
 
 @attrs.frozen(kw_only=True)

@@ -450,6 +450,17 @@ class _Page:
 
     def _tool_started(self, event: ToolStarted) -> Iterator[Chunk]:
         yield from self._available(_call_id(event), event.tool_name, event.input)
+        yield from self._body_started(event)
+
+    def _body_started(self, event: ToolStarted) -> Iterator[Chunk]:
+        if event.child_path:
+            # What a tool that yields asks for is shown as what a child does.
+            name = event.tool_name
+            yield self._agent(event.child_path, agentId=name, name=name, status="running", text="", tool="")
+
+    def _body_finished(self, event: ToolFinished) -> Iterator[Chunk]:
+        if event.child_path and event.result.status != "pending":
+            yield self._agent(event.child_path, status="failed" if event.result.is_error else "completed", tool="")
 
     def _available(self, call: str, name: str, given: object) -> Iterator[Chunk]:
         if self._calls.get(call, True):
@@ -462,6 +473,7 @@ class _Page:
         if result.status != "pending":
             self._over.add(call)
         yield from self._available(call, event.tool_name, None)
+        yield from self._body_finished(event)
         if result.status == "denied" and self._version >= APPROVALS_FROM and call in self._decided_calls:
             yield {"type": "tool-output-denied", "toolCallId": call}
         elif result.is_error:
@@ -525,6 +537,10 @@ class _Page:
         # What a person was asked about has a part of its own, which would wait for ever.
         if _call_id(event) in self._decided_calls:
             yield from self._tool_started(event) if isinstance(event, ToolStarted) else self._tool_finished(event)
+        elif isinstance(event, ToolStarted):
+            yield from self._body_started(event)
+        else:
+            yield from self._body_finished(event)
 
     def _agent_finished(self, event: AgentFinished) -> Iterator[Chunk]:
         why = {"error": event.error} if event.error else {}
