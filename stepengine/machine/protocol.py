@@ -302,8 +302,8 @@ PHASES: Mapping[type, Callable[[Any], Phase]] = MappingProxyType({row.kind: row.
 
 FIRST, LAST, STOPPED = "start", "ended", "stopped"
 
-ANYWHERE = ("Compacted", "LogLine", "Notification", "PhaseChanged", "TodosChanged")
-"""What says something on the side: log lines, notifications, todos, smaller prompts, and the phase before an effect."""
+ANYWHERE = ("Compacted", "LogLine", "Notification", "PhaseChanged", "TodosChanged", "Warned")
+"""What says something on the side: log lines, warnings, notifications, todos, smaller prompts, and the phase before an effect."""
 
 HOOKS = ("CallFunction", "CallModel:complete", "CallTool:hook", "HookFailed")
 """What hooks may cause at their points."""
@@ -341,7 +341,6 @@ ORDER: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "CallModel:step": "asking",
             "ThinkingCompleted": "thought",
             "TextCompleted": "tools",
-            "Warned": "tools",
             "StepFinished": "handler",
         },
         "thought": {"TextCompleted": "tools"},
@@ -354,7 +353,6 @@ ORDER: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "CallModel:final_answer": "asking_last",
             "ThinkingCompleted": "last_thought",
             "TextCompleted": "handler",
-            "Warned": "handler",
         },
         "last_thought": {"TextCompleted": "handler"},
         "failed": {"PhaseChanged:failed": "post_run"},

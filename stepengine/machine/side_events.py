@@ -79,6 +79,16 @@ class SideEvents:
             self.warn(text)
             self.warning(text)
 
+    def unread(self, model: str, names: object) -> None:
+        """Warn once of what came with a reply of *model* and is neither read nor kept."""
+        run = self._run
+        for name in names if isinstance(names, tuple | list) else ():
+            text = f"the reply of {model} came with {str(name)!r}, which this version of stepengine does not read; the rest counts"
+            if text not in self.warnings:
+                self.warn(text)
+                if run is not None and run.plan.watched():
+                    self.waiting.append(ev.Warned(path=run.plan.path, seq=run.seq, message=text))
+
     def closed_with(self, problems: tuple[str, ...]) -> None:
         """Take note of what went wrong with closing the handler, and tell it."""
         self.problems = problems

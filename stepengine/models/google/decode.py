@@ -35,9 +35,9 @@ from stepengine.models._failures import (
     truncated,
     unsigned_call,
 )
-from stepengine.models._json import call_part, count_of, object_at, objects_at, read_json, text_at
+from stepengine.models._json import call_part, count_of, newer_in, object_at, objects_at, read_json, text_at
 from stepengine.models._reading import Accumulator
-from stepengine.models._reply import UNKNOWN, made_part, reply_of, seen, shown_text, word_at
+from stepengine.models._reply import MOST_UNREAD, UNKNOWN, made_part, reply_of, seen, shown_text, word_at
 from stepengine.models.google.calls import IN_PIECES, NewestCall, joined_call
 from stepengine.models.keys import printable
 
@@ -79,6 +79,13 @@ KEPT = (
     "urlContextMetadata",
     *("avgLogprobs", "continuationToken", "tokenCount"),
 )
+OF_REPLY = ("promptFeedback", "modelStatus")
+IN_REPLY = frozenset(
+    {"candidates", "usageMetadata", "modelVersion", "responseId", "createTime", "sdkHttpResponse", "error", *OF_REPLY}
+)
+IN_CANDIDATE = frozenset({"content", "finishReason", "index", *KEPT})
+IN_CONTENT = frozenset({"parts", "role"})
+"""What is read of a reply, of its candidate and of that one's content; whatever else they hold is kept as it came."""
 TOOLS = {
     "GOOGLE_SEARCH_WEB": "web_search",
     "GOOGLE_SEARCH": "web_search",
@@ -128,7 +135,8 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
     content = (*content, *_citations(candidate))
     kept: Json = {"id": data.get("responseId"), "usage": data.get("usageMetadata")}
     kept.update({name: candidate[name] for name in KEPT if candidate.get(name)})
-    kept.update({name: data[name] for name in ("promptFeedback", "modelStatus") if data.get(name)})
+    kept.update({name: data[name] for name in OF_REPLY if data.get(name)})
+    kept.update(_newer(data, candidate))
     return reply_of(
         content,
         call,
@@ -140,6 +148,17 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
         request_id=request_id or printable(text_at(data, "responseId"), MAX_ID) or None,
         kept=kept,
     )
+
+
+def _newer(data: Mapping[str, object], candidate: Mapping[str, object]) -> Json:
+    """Return what a reply holds that is newer than this package, and by name the candidates that are not taken."""
+    found = {
+        "more": newer_in(data, IN_REPLY),
+        "more_of_candidate": newer_in(candidate, IN_CANDIDATE),
+        "more_of_content": newer_in(object_at(candidate, "content"), IN_CONTENT),
+        "unread": [f"candidates[{index}]" for index in range(1, len(objects_at(data, "candidates")))][:MOST_UNREAD],
+    }
+    return {name: value for name, value in found.items() if value}
 
 
 def _refuse_unusable(candidate: Mapping[str, object], raw: str | None, call: Call, usage: Usage | None) -> None:
@@ -210,7 +229,7 @@ def _is_text(part: Mapping[str, object]) -> bool:
 
 def _beside(part: Mapping[str, object], known: frozenset[str]) -> Json:
     """Return the members of a part that are newer than this package: they go back, and what is said is no less said."""
-    more = {name: value for name, value in part.items() if name not in known}
+    more = newer_in(part, known)
     return {"more": more} if more else {}
 
 
@@ -297,6 +316,7 @@ class GoogleAccumulator(Accumulator):
         super().__init__(call, model, request_id)
         self._data: Json = {}
         self._candidate: Json = {}
+        self._content: Json = {}
         self._parts: list[Mapping[str, Any]] = []
         self._texts: list[list[str]] = []
         self._likely: dict[str, list[Any]] = {}
@@ -328,12 +348,15 @@ class GoogleAccumulator(Accumulator):
         self._data.update({key: value for key, value in chunk.items() if key != "candidates" and value is not None})
         deltas: list[ModelDelta] = []
         for candidate in objects_at(chunk, "candidates"):
-            if not candidate.get("index"):
+            if index := candidate.get("index"):
+                self._skip(f"candidates[{index}]")
+            else:
                 deltas += self._told(candidate)
         return deltas
 
     def _told(self, candidate: Mapping[str, object]) -> list[ModelDelta]:
         self._candidate.update({k: v for k, v in candidate.items() if k != "content" and v is not None})
+        self._content.update(newer_in(object_at(candidate, "content"), IN_CONTENT))
         for member in LIKELY:
             if tokens := seen(candidate, "logprobsResult", member):
                 self._likely.setdefault(member, []).extend(tokens)
@@ -411,7 +434,7 @@ class GoogleAccumulator(Accumulator):
                 {**part, "text": "".join(texts)} if len(texts) > 1 else part
                 for part, texts in zip(self._parts, self._texts, strict=True)
             ]
-            data["candidates"] = [{**self._candidate, "content": {"parts": parts}}]
+            data["candidates"] = [{**self._candidate, "content": {**self._content, "parts": parts}}]
             if self._likely:
                 data["candidates"][0]["logprobsResult"] = {
                     **object_at(self._candidate, "logprobsResult"),
