@@ -217,6 +217,17 @@ def test_an_empty_reply_counts_as_a_step_and_is_reported(parts):
     assert [e.message for e in played.seen(Warned)] == ["The model sent an empty reply."]
 
 
+@pytest.mark.spec("reliability:MP59")
+def test_what_of_a_reply_was_not_read_is_told_once_in_the_result_and_as_an_event():
+    odd = {"provider_data": {"unread": ["choices[1]", "response.tomorrow"]}}
+    played = run(reply(call("add"), **odd), reply("x", provider_data={"unread": ["choices[1]"]}), tools=["add"])
+    told = [event.message for event in played.seen(Warned)]
+
+    assert ["'choices[1]'", "'response.tomorrow'"] == [text.split()[6].strip(",") for text in told]
+    assert told == list(played.warnings)
+    assert () == run(reply("x", provider_data={"unread": 3})).warnings
+
+
 @pytest.mark.spec("requirements:X25", "reliability:MP53", "requirements:D25")
 def test_a_refusal_ends_the_turn_and_is_seen():
     played = run(reply(RefusalPart("I will not."), stop_reason="refusal"))

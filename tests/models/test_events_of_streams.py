@@ -146,6 +146,7 @@ SAID_AGAIN = {
 IN_ANOTHER_WAY = {
     "output": "output_item.done has the item",
     "input": "the pieces that follow take the place of the input that a block begins with",
+    "args": "what stands there is an argument",
     "partialArgs": "a piece of arguments is its path and its value",
 }
 """Events and members below which a member that nobody knows may be lost, and why."""

@@ -161,3 +161,62 @@ def test_that_a_model_itself_called_is_not_said_again() -> None:
     ]
 
     assert "direct" not in json.dumps(sent("anthropic", *history))
+
+
+SAID = {
+    "anthropic": {
+        "model": "m",
+        "stop_reason": "end_turn",
+        "content": [
+            {"type": "thinking", "thinking": "Hm", "signature": "c2ln", "in_thinking": 1},
+            {"type": "redacted_thinking", "data": "eA==", "in_redacted": 2},
+            {"type": "text", "text": "Yes", "citations": None, "in_text": {"x": [3]}},
+        ],
+    },
+    "openai": {
+        "model": "m",
+        "status": "completed",
+        "output": [
+            {
+                "type": "message",
+                "id": "i",
+                "role": "assistant",
+                "status": "completed",
+                "content": [{"type": "output_text", "text": "Yes", "annotations": [], "in_text": {"x": [3]}}],
+                "in_item": 4,
+            },
+        ],
+    },
+    "google": {
+        "candidates": [
+            {
+                "finishReason": "STOP",
+                "content": {"parts": [{"text": "Hm", "thought": True, "in_thinking": 1}, {"text": "Yes", "in_text": [3]}]},
+            }
+        ],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.spec("reliability:MP59")
+@pytest.mark.parametrize("name", SAID)
+@pytest.mark.parametrize("came", WAYS)
+@pytest.mark.parametrize("same", [True, False], ids=["the same model", "another one"])
+def test_what_texts_and_thoughts_hold_that_is_newer_goes_back_to_the_model_that_made_it_alone(name, came, same) -> None:
+    reply = WAYS[came](name, SAID[name])
+    model = MODEL[name] if same else "another"
+    content = [
+        attrs.evolve(part, provider_data={**part.provider_data, "model": model}) if part.provider_data else part
+        for part in reply.content
+    ]
+    items = sent(name, UserMessage("go"), AssistantMessage(content), UserMessage("on"))
+    words = {
+        member for path in objects_in(SAID[name]) for member in held_at(SAID[name], path) if member.startswith("in_")
+    }
+
+    assert words
+    assert (words if same else set()) == {word for word in words if f'"{word}"' in json.dumps(items)}
+    if same and name != "google":
+        (written,) = [item for item in items if item.get("role") == "assistant"]
+        blocks = SAID[name]["content"] if name == "anthropic" else SAID[name]["output"][0]["content"]
+        assert [{k: v for k, v in block.items() if v is not None} for block in blocks] == written["content"]
