@@ -39,14 +39,17 @@ from stepengine.models._json import call_part, count_of, newer_in, object_at, ob
 from stepengine.models._reading import Accumulator
 from stepengine.models._reply import MOST_UNREAD, UNKNOWN, made_part, reply_of, seen, shown_text, word_at
 from stepengine.models.google.calls import IN_PIECES, NewestCall, joined_call
+from stepengine.models.google.encode import GOES_ON_WITH
 from stepengine.models.keys import printable
 
 __all__ = ("GoogleAccumulator", "decode", "usage_of")
 
+CONTINUATION = "CONTINUATION"
+"""What is said of a reply that is longer than one request gives (providers:PV114)."""
 STOPS = {
     "STOP": StopReason.END_TURN,
     "MAX_TOKENS": StopReason.MAX_TOKENS,
-    "CONTINUATION": StopReason.MAX_TOKENS,
+    CONTINUATION: StopReason.MAX_TOKENS,
     **dict.fromkeys(
         (
             "SAFETY",
@@ -77,7 +80,7 @@ KEPT = (
     "groundingMetadata",
     "citationMetadata",
     "urlContextMetadata",
-    *("avgLogprobs", "continuationToken", "tokenCount"),
+    *("avgLogprobs", GOES_ON_WITH, "tokenCount"),
 )
 OF_REPLY = ("promptFeedback", "modelStatus")
 IN_REPLY = frozenset(
@@ -133,6 +136,8 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
     parts = _whole_parts(objects_at(object_at(candidate, "content"), "parts"), stop, call, usage)
     content = tuple([part for part in [_part(part, mark) for part in parts] if part is not None])
     content = (*content, *_citations(candidate))
+    if raw == CONTINUATION and (token := text_at(candidate, GOES_ON_WITH)) and not any(map(_is_open, parts)):
+        content, stop = (*content, OpaquePart(call.provider, freeze({GOES_ON_WITH: token}))), StopReason.PAUSE
     kept: Json = {"id": data.get("responseId"), "usage": data.get("usageMetadata")}
     kept.update({name: candidate[name] for name in KEPT if candidate.get(name)})
     kept.update({name: data[name] for name in OF_REPLY if data.get(name)})
@@ -189,12 +194,17 @@ def _whole_parts(
         TruncatedReply: for another call that is not whole.
     """
     whole = [joined_call(part) if isinstance(part.get("functionCall"), Mapping) else part for part in parts]
-    cut = [part for part in whole if object_at(part, "functionCall").get("willContinue") is True]
+    cut = [part for part in whole if _is_open(part)]
     if cut and stop is StopReason.REFUSAL:
         return [part for part in whole if part not in cut]
     if cut and (stop is not StopReason.MAX_TOKENS or cut != whole[-1:]):
         raise truncated(call, f"its call of {text_at(cut[0]['functionCall'], 'name')!r} is not whole", usage)
     return whole
+
+
+def _is_open(part: Mapping[str, object]) -> bool:
+    """Return whether *part* is a call of which more is to come."""
+    return object_at(part, "functionCall").get("willContinue") is True
 
 
 def _part(part: Mapping[str, Any], mark: Json) -> AssistantPart | None:

@@ -52,6 +52,7 @@ INCOMPLETE = {
     "max_output_tokens": StopReason.MAX_TOKENS,
     "max_messages": StopReason.MAX_TOKENS,
     "content_filter": StopReason.REFUSAL,
+    "steered": StopReason.END_TURN,
 }
 KEPT = (
     *("service_tier", "status", "incomplete_details", "conversation", "previous_response_id", "moderation"),
