@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, get_args
 
 import attrs
 import pytest
@@ -20,7 +20,10 @@ from stepengine.data.codec import to_json
 from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
 from stepengine.data.models import ModelReply
 from stepengine.errors import ModelError
-from stepengine.models.anthropic.decode import decode as decode_anthropic
+from stepengine.models.anthropic import decode as anthropic
+from stepengine.models.google import decode as google
+from stepengine.models.openai import decode as openai
+from stepengine.models.openai_chat import decode as openai_chat
 from tests.models.members import (
     DECODE,
     NAMED,
@@ -91,6 +94,24 @@ def test_a_member_that_is_lost_is_noticed() -> None:
     assert not dreams & lost_by(lambda body: to_json(at_once("openai_chat", body)), Tomorrow, *path)
 
 
+@pytest.mark.spec("ecosystem:EC97")
+def test_every_word_for_the_end_of_a_reply_that_an_sdk_knows_has_a_meaning() -> None:
+    from anthropic.types.beta import BetaStopReason
+    from google.genai.types import FinishReason
+    from openai.types.chat.chat_completion import Choice
+    from openai.types.responses import ResponseStatus
+    from openai.types.responses.response import IncompleteDetails
+
+    gemini = {word.value for word in FinishReason} - {"FINISH_REASON_UNSPECIFIED"}
+    (why,) = [kind for kind in get_args(IncompleteDetails.model_fields["reason"].annotation) if kind is not type(None)]
+
+    assert set() == set(get_args(BetaStopReason)) - {*anthropic.STOPS, anthropic.OVERFLOW}
+    assert set() == gemini - {*google.STOPS, *google.MALFORMED, *google.GIVEN_UP, google.UNSIGNED}
+    assert set() == set(get_args(Choice.model_fields["finish_reason"].annotation)) - openai_chat.STOPS.keys()
+    assert set() == set(get_args(ResponseStatus)) - {*openai.STOPS, "incomplete"}
+    assert set() == set(get_args(why)) - openai.INCOMPLETE.keys()
+
+
 # --- what no SDK knows yet --------------------------------------------------------------------------------------------
 
 
@@ -153,7 +174,7 @@ def test_what_a_call_holds_beside_its_arguments_goes_back_to_the_model_that_made
 @pytest.mark.spec("reliability:MP59")
 def test_that_a_model_itself_called_is_not_said_again() -> None:
     call = {**CALLS["anthropic"], "caller": {"type": "direct"}}
-    (part,) = decode_anthropic(REPLIES["anthropic"](call), made("anthropic"), MODEL["anthropic"], None).tool_calls
+    (part,) = anthropic.decode(REPLIES["anthropic"](call), made("anthropic"), MODEL["anthropic"], None).tool_calls
     history = [
         UserMessage("go"),
         AssistantMessage([attrs.evolve(part, tool_call_id="c1")]),

@@ -6,7 +6,7 @@ import json
 import logging
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
@@ -355,3 +355,22 @@ def test_old_spellings_ask_for_the_same_as_the_words():
 def test_every_word_of_the_tables_belongs_to_a_service_and_every_service_has_a_table():
     forms = {preset.thinking for preset in PRESETS.values()}
     assert forms - {"openrouter", "qwen"} == table.TABLES.keys()
+
+
+@pytest.mark.spec("providers:PV15", "providers:PV10", "providers:PV11")
+def test_every_word_for_how_much_to_think_that_an_sdk_knows_is_sent_to_some_model():
+    from anthropic.types.beta import BetaOutputConfigParam
+    from google.genai.types import ThinkingLevel
+    from openai.types.shared import ReasoningEffort
+
+    efforts = get_args(get_type_hints(BetaOutputConfigParam)["effort"])
+    known = {
+        # "xhigh" is less than "max" there, and ours has no word between "high" and "max".
+        "anthropic": {word for kind in efforts for word in get_args(kind)} - {"xhigh"},
+        "google": {word.value.lower() for word in ThinkingLevel} - {"thinking_level_unspecified"},
+        "openai": {word for kind in get_args(ReasoningEffort) for word in get_args(kind)},
+    }
+    for name, words in known.items():
+        sent = json.dumps([said(name, model, Thinking(effort)) for model, effort in product(MODELS[name], EFFORTS)])
+
+        assert words == {word for word in words if f'"{word}"' in sent}, name
