@@ -175,6 +175,8 @@ class AnthropicAccumulator(Accumulator):
                 opened.pieces.append(text)
                 if opened.call is not None and text:
                     return [ToolCallChunk(opened.call, text)]
+            case _:
+                pass  # of an unknown kind: what it holds is its block's by now
         return []
 
     def _block_stop(self, opened: _Open) -> list[ModelDelta]:
