@@ -362,7 +362,7 @@ class RunState:
         if used is not None and used.prompt_tokens and effect.purpose in OF_A_STEP:
             self.measured = Measured(request.system_prompt, request.messages, used.prompt_tokens)
         if "unread" in reply.provider_data:
-            self.side_events.unread(reply.model or request.model, reply.provider_data["unread"])
+            self.side_events.unread(reply)
         return reply
 
     # --- steps and turns --------------------------------------------------------------------------------------------
