@@ -148,6 +148,9 @@ def _result(outcome: Single, error: str) -> ToolResult:
     if type(outcome) is Value:
         result: ToolResult = outcome.value
         return result
+    if type(outcome) is Stop and outcome.kind == "suspended":
+        # The body of a tool waits for somebody, and goes on where it is.
+        return ToolResult.pending(outcome.questions[0].id if outcome.questions else "")
     return ToolResult.error(error, status="cancelled" if type(outcome) is Stop else "error")
 
 
