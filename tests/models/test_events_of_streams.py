@@ -15,6 +15,7 @@ import attrs
 import pytest
 
 from stepengine.data.codec import to_json
+from stepengine.data.messages import CitationPart
 from stepengine.data.models import ModelReply
 from stepengine.models._reply import MOST_UNREAD
 from stepengine.models.openai.decode import IN_EVENT, READ, REPEATED
@@ -229,6 +230,24 @@ def test_what_a_gateway_says_beside_a_streamed_message_counts():
     told = piece("stop", content="Hi.", provider_metadata={"gateway": {"cost": "0.5"}})
 
     assert "0.5" == str(in_pieces("openai_chat", [told]).cost)
+
+
+@pytest.mark.spec("reliability:MP59", "providers:PV62")
+def test_what_a_chunk_of_gemini_told_is_not_taken_back_by_one_that_says_nothing_of_it():
+    """Most chunks have an empty ``groundingMetadata``, and each has the quotations of its own text."""
+    found = {"groundingChunks": [{"web": {"uri": "u"}}]}
+    quoted = [
+        {"citationMetadata": {"citationSources": sources}} for sources in ([{"uri": "a"}], [{"uri": "a"}, {"uri": "b"}])
+    ]
+    end = {"groundingMetadata": {}, "citationMetadata": {}, "finishReason": "STOP"}
+    pieces = [
+        parts({"text": "x"}, groundingMetadata=found, **quoted[0]),
+        parts({"text": "y"}, **quoted[1]),
+        parts(**end),
+    ]
+    reply = in_pieces("google", pieces)
+
+    assert ["u", "a", "b"] == [part.url for part in reply.content if isinstance(part, CitationPart)]
 
 
 def test_texts_and_lists_of_tomorrow_grow_and_anything_else_is_replaced():

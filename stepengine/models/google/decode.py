@@ -110,6 +110,8 @@ OTHERS = frozenset(
 """What a part holds that is neither text nor a call."""
 MADE = frozenset({"inlineData", "thoughtSignature"})
 BLOB = frozenset({"mimeType", "data"})
+QUOTED = "citationMetadata"
+"""What is quoted; a chunk tells of its own text alone, or of all before it once more."""
 LIKELY = ("chosenCandidates", "topCandidates")
 """The lists of probabilities of tokens, which come in pieces."""
 
@@ -330,6 +332,7 @@ class GoogleAccumulator(Accumulator):
         self._parts: list[Mapping[str, Any]] = []
         self._texts: list[list[str]] = []
         self._likely: dict[str, list[Any]] = {}
+        self._quoted: dict[str, list[Any]] = {}
         self._calls = 0
         self._call_at: int | None = None
         self._newest: NewestCall | None = None
@@ -365,7 +368,12 @@ class GoogleAccumulator(Accumulator):
         return deltas
 
     def _told(self, candidate: Mapping[str, object]) -> list[ModelDelta]:
-        self._candidate.update({k: v for k, v in candidate.items() if k != "content" and v is not None})
+        told = {name: value for name, value in candidate.items() if name != "content" and value not in (None, {})}
+        self._candidate.update(told)
+        for member, sources in object_at(candidate, QUOTED).items():
+            if isinstance(sources, list):
+                known = self._quoted.setdefault(member, [])
+                known += [source for source in sources if source not in known]
         self._content.update(newer_in(object_at(candidate, "content"), IN_CONTENT))
         for member in LIKELY:
             if tokens := seen(candidate, "logprobsResult", member):
@@ -445,9 +453,7 @@ class GoogleAccumulator(Accumulator):
                 for part, texts in zip(self._parts, self._texts, strict=True)
             ]
             data["candidates"] = [{**self._candidate, "content": {**self._content, "parts": parts}}]
-            if self._likely:
-                data["candidates"][0]["logprobsResult"] = {
-                    **object_at(self._candidate, "logprobsResult"),
-                    **self._likely,
-                }
+            for member, lists in (("logprobsResult", self._likely), (QUOTED, self._quoted)):
+                if lists:
+                    data["candidates"][0][member] = {**object_at(self._candidate, member), **lists}
         return self._decoded(data)
