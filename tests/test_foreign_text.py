@@ -1348,6 +1348,7 @@ APART: dict[str, str] = {
     "models/_reply.py:FIGURE": "at most 40 characters of a price; each repeat has one character class and ends at another",
     "models/_thinking.py:_words_of": "the name of a model, which its author gave; each repeat has one character class",
     "models/_thinking.py:UNMINIMAL": "the name of a model, which its author gave; each repeat has one character class",
+    "models/_thinking.py:MORE_THAN_HIGH": "the name of a model, which its author gave; nothing in it repeats",
     "models/_thinking.py:VERSION": "the name of a model, which its author gave; each repeat has one character class",
     "models/_thinking.py:LATEST": "the name of a model, which its author gave; each repeat has one character class",
     "models/anthropic/families.py:family_of": "the name of a model, which its author gave; each pattern ends at its first other character",

@@ -394,6 +394,7 @@ def _take_replies(member: Completed | Candidates, outcomes: Sequence[Single]) ->
     for effect, outcome in zip(member.handed_out, outcomes, strict=True):
         if type(outcome) is Value:
             member.run.spent.count_reply(effect, outcome.value)  # type: ignore[arg-type]
+            member.run.side_events.unread(outcome.value)
             replies.append(outcome.value)
     stops = [outcome for outcome in outcomes if type(outcome) is Stop]
     if stops:

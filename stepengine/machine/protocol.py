@@ -337,8 +337,8 @@ PHASES: Mapping[type, Callable[[Any], Phase]] = MappingProxyType({row.kind: row.
 FIRST, BODY, LAST, STOPPED = "start", "body", "ended", "stopped"
 """In which state a run begins, in which the body of a tool, and in which they end."""
 
-ANYWHERE = ("Compacted", "LogLine", "Notification", "PhaseChanged", "TodosChanged")
-"""What says something on the side: log lines, notifications, todos, smaller prompts, and the phase before an effect."""
+ANYWHERE = ("Compacted", "LogLine", "Notification", "PhaseChanged", "TodosChanged", "Warned")
+"""What says something on the side: log lines, warnings, notifications, todos, smaller prompts, and the phase before an effect."""
 
 HOOKS = ("CallFunction", "CallModel:complete", "CallTool:hook", "HookFailed")
 """What hooks may cause at their points."""
@@ -384,7 +384,6 @@ ORDER: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "CallModel:step": "asking",
             "ThinkingCompleted": "thought",
             "TextCompleted": "tools",
-            "Warned": "tools",
             "StepFinished": "handler",
         },
         "thought": {"TextCompleted": "tools"},
@@ -397,7 +396,6 @@ ORDER: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "CallModel:final_answer": "asking_last",
             "ThinkingCompleted": "last_thought",
             "TextCompleted": "handler",
-            "Warned": "handler",
         },
         "last_thought": {"TextCompleted": "handler"},
         "failed": {"PhaseChanged:failed": "post_run"},

@@ -368,6 +368,8 @@ class RunState:
         self.spent.count(reply.model or request.model, used, reply.cost, 1)
         if used is not None and used.prompt_tokens and effect.purpose in OF_A_STEP:
             self.measured = Measured(request.system_prompt, request.messages, used.prompt_tokens)
+        if "unread" in reply.provider_data:
+            self.side_events.unread(reply)
         return reply
 
     # --- steps and turns --------------------------------------------------------------------------------------------
