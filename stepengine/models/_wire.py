@@ -33,6 +33,8 @@ from stepengine.redaction import SECRET_HEADERS
 __all__ = (
     "MADE",
     "NUDGE",
+    "OFFICE",
+    "Kind",
     "RolesInTurn",
     "ToolsCache",
     "Turn",

@@ -93,7 +93,7 @@ class Models:
         Return a registry of the package's own adapters with keys and base URLs from the environment.
 
         Prefixes: ``anthropic``, ``openai`` (Responses), ``google``, ``openai_chat`` (Chat Completions), the services of
-        ``stepengine.models.PRESETS``, and the clouds ``bedrock``, ``bedrock_mantle``, ``vertex``, ``foundry``,
+        ``stepengine.models.PRESETS``, and the clouds ``bedrock``, ``bedrock_mantle``, ``bedrock_converse``, ``vertex``, ``foundry``,
         ``anthropic_aws`` and ``anthropic_google``. Nothing is read or imported before a provider is first used.
         """
         from stepengine.models.anthropic import AnthropicProvider
@@ -118,6 +118,7 @@ class Models:
                 models.register(name, partial(OpenAIChatProvider, name))
         models.register("bedrock", BedrockProvider)
         models.register("bedrock_mantle", partial(BedrockProvider, name="bedrock_mantle", endpoint="mantle"))
+        models.register("bedrock_converse", partial(BedrockProvider, name="bedrock_converse", endpoint="converse"))
         models.register("vertex", VertexProvider)
         models.register("foundry", FoundryProvider)
         models.register("anthropic_aws", AnthropicAwsProvider)

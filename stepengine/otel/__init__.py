@@ -64,6 +64,7 @@ PROVIDERS = {
     "azure": "azure.ai.openai",
     "azure_responses": "azure.ai.openai",
     "bedrock": "aws.bedrock",
+    "bedrock_converse": "aws.bedrock",
     "bedrock_mantle": "aws.bedrock",
     "foundry": "azure.ai.inference",
     "vertex": "gcp.vertex_ai",

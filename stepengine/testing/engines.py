@@ -119,8 +119,11 @@ def recorded_models(transport: Callable[[], object], key: str | None) -> Models:
         adapter = OpenAIProvider if preset.adapter == "openai" else OpenAIChatProvider
         variables = (preset.key_variable,) if preset.key_variable else ()
         models.register(name, partial(made, adapter, name, preset.base_url, variables, required=preset.key_required))
+    in_aws: dict[str, object] = {"api_key": key, "region": "us-east-1"}
     in_clouds: tuple[tuple[str, Callable[..., Provider], dict[str, object]], ...] = (
-        ("bedrock", BedrockProvider, {"api_key": key, "region": "us-east-1"}),
+        ("bedrock", BedrockProvider, in_aws),
+        ("bedrock_mantle", partial(BedrockProvider, name="bedrock_mantle", endpoint="mantle"), in_aws),
+        ("bedrock_converse", partial(BedrockProvider, name="bedrock_converse", endpoint="converse"), in_aws),
         ("vertex", VertexProvider, {"credentials": key, "project": "replay"}),
         ("foundry", FoundryProvider, {"api_key": key, "resource": "replay"}),
         ("anthropic_aws", AnthropicAwsProvider, {"api_key": key, "region": "us-east-1", "workspace_id": "replay"}),
