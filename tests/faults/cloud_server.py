@@ -29,6 +29,8 @@ from tests.faults.scripts import (
     anthropic_stream,
     chat_reply,
     chat_stream,
+    converse_events,
+    converse_reply,
     google_reply,
     google_stream,
     responses_reply,
@@ -223,7 +225,11 @@ class CloudServer(FaultServer):
         text, calls, stop = self.said
         asked = json.loads(body)
         if "count" in path:
-            return json_answer(b'{"input_tokens": 7, "totalTokens": 7}')
+            return json_answer(b'{"input_tokens": 7, "totalTokens": 7, "inputTokens": 7}')
+        if "/converse" in path:
+            if path.endswith("-stream"):
+                return converse_stream(*converse_events(text, calls, stop))
+            return json_answer(converse_reply(text, calls, stop))
         if kind == "bedrock":
             if not {"model", "stream", "cache_control"}.isdisjoint(asked) or "anthropic_version" not in asked:
                 return aws_error(400, "ValidationException", "extraneous key is not permitted")
@@ -272,6 +278,17 @@ def aws_stream(*events: bytes) -> Answer:
     metrics = b'"amazon-bedrock-invocationMetrics": {"inputTokenCount": 25, "outputTokenCount": 12}}'
     ended = last.rstrip().removesuffix(b"}") + b", " + metrics
     return Answer((*[chunk_of(event) for event in (*before, ended)], "fin"), content_type=AWS_STREAM)
+
+
+def converse_frames(*events: tuple[str, Json]) -> list[bytes]:
+    """Return events of Converse as messages of an AWS event stream."""
+    about = {"content_type": "application/json", "message_type": "event"}
+    return [message(json.dumps(told).encode(), event_type=name, **about) for name, told in events]
+
+
+def converse_stream(*events: tuple[str, Json]) -> Answer:
+    """Return a stream of Converse."""
+    return Answer((*converse_frames(*events), "fin"), content_type=AWS_STREAM)
 
 
 def aws_error(status: int, kind: str, why: str, **headers: str) -> Answer:

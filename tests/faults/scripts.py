@@ -1,4 +1,4 @@
-"""Replies of the four wires as bytes, in the form that providers send: streams, whole replies, errors."""
+"""Replies of the wires as bytes, in the form that providers send: streams, whole replies, errors."""
 
 from __future__ import annotations
 
@@ -188,6 +188,45 @@ def google_stream(text: str, calls: list[tuple[str, str]], stop: str) -> list[by
 def google_reply(text: str, calls: list[tuple[str, str]], stop: str) -> bytes:
     parts = ([{"text": text}] if text else []) + google_calls(calls)
     return json.dumps(google_chunk(parts, GOOGLE_STOPS[stop])).encode()
+
+
+CONVERSE_USAGE = {
+    "inputTokens": 25,
+    "outputTokens": 12,
+    "totalTokens": 44,
+    "cacheReadInputTokens": 5,
+    "cacheWriteInputTokens": 2,
+    "serverToolUsage": {},
+}
+
+
+def converse_events(text: str, calls: list[tuple[str, str]], stop: str) -> list[tuple[str, dict[str, Any]]]:
+    """A stream of Bedrock's Converse: the types of its events, and what they hold."""
+    blocks: list[tuple[dict[str, Any] | None, list[dict[str, Any]]]] = []
+    if text:
+        blocks.append((None, [{"text": piece} for piece in (text[:3], text[3:])]))
+    for number, (name, arguments) in enumerate(calls):
+        deltas = [{"toolUse": {"input": piece}} for piece in ("", arguments[:4], arguments[4:])]
+        blocks.append(({"toolUse": {"toolUseId": f"tooluse_{number}", "name": name}}, deltas))
+    events: list[tuple[str, dict[str, Any]]] = [("messageStart", {"role": "assistant", "p": "abcd"})]
+    for index, (start, pieces) in enumerate(blocks):
+        at = {"contentBlockIndex": index, "p": "abcdefgh"}
+        events += [("contentBlockStart", {"start": start, **at})] if start else []
+        events += [("contentBlockDelta", {"delta": delta, **at}) for delta in pieces]
+        events.append(("contentBlockStop", at))
+    told = {"usage": CONVERSE_USAGE, "metrics": {"latencyMs": 431}, "p": "abc"}
+    return [*events, ("messageStop", {"stopReason": stop, "p": "ab"}), ("metadata", told)]
+
+
+def converse_reply(text: str, calls: list[tuple[str, str]], stop: str) -> bytes:
+    content: list[dict[str, Any]] = [{"text": text}] if text else []
+    content += [
+        {"toolUse": {"toolUseId": f"tooluse_{n}", "name": name, "input": given(arguments)}}
+        for n, (name, arguments) in enumerate(calls)
+    ]
+    message = {"role": "assistant", "content": content}
+    told = {"usage": CONVERSE_USAGE, "metrics": {"latencyMs": 431}}
+    return json.dumps({"output": {"message": message}, "stopReason": stop, **told}).encode()
 
 
 @attrs.frozen

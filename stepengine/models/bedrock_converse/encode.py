@@ -272,6 +272,8 @@ def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> Turn: 
     calls = message.tool_calls
     ids = wire_ids(calls, flags.provider, own=own_ids)
     blocks = [block for block in [_assistant_block(part, flags, ids) for part in message.content] if block is not None]
+    if not flags.calls:
+        blocks = [block for block in blocks if not _is_call(block)]
     made = made_by_model(message)
     shown = _told([{"text": MADE}, *[_content(part, flags) for part in made]]) if made else []
     more: Json = {"after": joined(shown), "kinds": _kinds(shown), "last": _last(shown)}
