@@ -756,10 +756,7 @@ def test_each_kind_of_block_streamed_is_the_block_in_one_piece(what):
 
 # --- a walk over AWS's own description of the API ------------------------------------------------------------------------------
 
-NAMED = {
-    "Message.role": "the same for every reply",
-    "ImageBlock.error": "stands in place of the source, in a block that is kept as it came",
-}
+NAMED = {"Message.role": "the same for every reply"}
 """What of AWS's description of a reply is not found again, and why."""
 
 
