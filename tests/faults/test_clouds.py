@@ -1252,7 +1252,7 @@ def test_nothing_of_a_cloud_is_imported_before_somebody_asks_for_it():
     program = (
         "import sys, stepengine; from stepengine.models import Models; models = Models.standard(); "
         "[models.provider_for(f'{name}/any').settings() for name in models.providers if name not in "
-        "('anthropic_aws', 'bedrock', 'bedrock_mantle')]; models.parse('bedrock/us.anthropic.claude-sonnet-4-5'); "
+        "('anthropic_aws', 'bedrock', 'bedrock_converse', 'bedrock_mantle')]; models.parse('bedrock/us.anthropic.claude-sonnet-4-5'); "
         "print(sorted({'anthropic', 'azure', 'boto3', 'botocore', 'google.auth', 'google.genai', 'httpx2', 'openai'} "
         "& set(sys.modules)))"
     )

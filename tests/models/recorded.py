@@ -207,7 +207,7 @@ def take(entry: dict[str, Any], number: int, i: dict[str, Any], folder: Path = F
     return Recording(
         f"{entry['file']}#{number}",
         i["provider"],
-        i["model"],
+        i["model"] or unquote(i["path"].split("/")[-2]),
         i["stream"],
         i["status"],
         i["tool_calls"],

@@ -61,7 +61,7 @@ from stepengine.models._wire import (
 from stepengine.models._wire import Turn as BaseTurn
 from stepengine.models.bedrock_converse.families import Family
 
-__all__ = ("Flags", "Messages", "encode_message", "encode_messages")
+__all__ = ("BETWEEN", "Flags", "Messages", "document_name", "encode_message", "encode_messages")
 
 Json = dict[str, Any]
 
@@ -400,10 +400,13 @@ def _media(part: ImagePart | DocumentPart, flags: Flags) -> Json:
     source = _source(part, flags)
     if kind in FORMS:
         return {kind: {"format": form, "source": source}}
-    told = getattr(part, "name", "")
-    name = NOT_IN_NAMES.sub(" ", told.rpartition(".")[0] or told).strip()[:MAX_NAME].strip()
     # The character before it is in no other name: it says that the name is to be made the only one of its kind.
-    return {"document": {"format": form, "name": f"\0{name or UNNAMED}", "source": source}}
+    return {"document": {"format": form, "name": f"\0{document_name(getattr(part, 'name', ''))}", "source": source}}
+
+
+def document_name(told: str) -> str:
+    """Return what the service takes for the name of a file: without its ending, and of few kinds of characters."""
+    return NOT_IN_NAMES.sub(" ", told.rpartition(".")[0] or told).strip()[:MAX_NAME].strip() or UNNAMED
 
 
 def _form_of(kind: Kind, mime: str) -> str:

@@ -43,6 +43,7 @@ class _Open:
         kind: The member that it will be: ``"text"``, ``"toolUse"`` and so on; ``""`` before anything of it came.
         block: What stands in that member so far.
         pieces: Its text, or its arguments.
+        blobs: Its bytes, as base64.
         call: Which call it is, for those who watch.
         closed: Whether it is whole.
     """
@@ -50,6 +51,7 @@ class _Open:
     kind: str = ""
     block: Json = attrs.field(factory=dict)
     pieces: list[str] = attrs.field(factory=list)
+    blobs: list[str] = attrs.field(factory=list)
     call: int | None = None
     closed: bool = False
 
@@ -173,7 +175,7 @@ class ConverseAccumulator(Accumulator):
                 opened.pieces.append(text)
                 return [ToolCallChunk(opened.call, text)] if opened.call is not None and text else []
             case _:
-                _add(opened.block, kind, delta)
+                _add(opened, kind, delta)
                 return []
 
     def _stop(self, opened: _Open) -> list[ModelDelta]:
@@ -192,12 +194,14 @@ class ConverseAccumulator(Accumulator):
                 said = {"content": [{"text": text}]} if text else {}
                 return {opened.kind: {**said, **opened.block}}
             case "reasoningContent":
-                if "redactedContent" in opened.block:
-                    return {opened.kind: opened.block}
+                if opened.blobs:
+                    return {opened.kind: {"redactedContent": _joined(opened.blobs), **opened.block}}
                 return {opened.kind: {"reasoningText": {"text": text, **opened.block}}}
             case "toolUse":
                 given = read_json(utf8(text)) if text and opened.call is None else text
                 return {opened.kind: {**opened.block, "input": given}}
+            case "image" if opened.blobs:
+                return {opened.kind: {**opened.block, "source": {"bytes": _joined(opened.blobs)}}}
             case _:
                 return {opened.kind: opened.block}
 
@@ -206,7 +210,7 @@ def _thought(opened: _Open, thought: Mapping[str, Any]) -> list[ModelDelta]:
     """Add a piece of thinking: of its text, its signature, or what hides it."""
     for name, value in thought.items():
         if name == "redactedContent":
-            opened.block[name] = _joined(text_at(opened.block, name), text_at(thought, name))
+            opened.blobs.append(text_at(thought, name))
         elif name != "text":
             _grow(opened.block, name, value)
     text = text_at(thought, "text")
@@ -214,15 +218,15 @@ def _thought(opened: _Open, thought: Mapping[str, Any]) -> list[ModelDelta]:
     return [ThinkingChunk(text)] if text else []
 
 
-def _add(block: Json, kind: str, delta: Mapping[str, Any]) -> None:
+def _add(opened: _Open, kind: str, delta: Mapping[str, Any]) -> None:
     """Add to a block what nobody watches."""
+    block = opened.block
     if kind == "citation":
-        block["citations"] = [*list_at(block, "citations"), delta[kind]]
+        block.setdefault("citations", []).append(delta[kind])
     elif kind == "toolResult":
-        block["content"] = [*list_at(block, "content"), *list_at(delta, kind)]
+        block.setdefault("content", []).extend(list_at(delta, kind))
     elif kind == "image" and "bytes" in object_at(object_at(delta, kind), "source"):
-        before = text_at(object_at(block, "source"), "bytes")
-        block["source"] = {"bytes": _joined(before, text_at(delta[kind]["source"], "bytes"))}
+        opened.blobs.append(text_at(delta[kind]["source"], "bytes"))
     elif kind:
         for name, value in object_at(delta, kind).items():
             _grow(block, name, value)
@@ -236,8 +240,8 @@ def _grow(block: Json, name: str, value: Any) -> None:
         block[name] = old + value if grows else value
 
 
-def _joined(before: str, more: str) -> str:
-    """Return two pieces of base64 as one."""
-    if not before:
-        return more
-    return base64.b64encode(base64.b64decode(before) + base64.b64decode(more)).decode("ascii")
+def _joined(blobs: list[str]) -> str:
+    """Return pieces of bytes, each of them base64, as one."""
+    if len(blobs) == 1:
+        return blobs[0]
+    return base64.b64encode(b"".join([base64.b64decode(blob) for blob in blobs])).decode("ascii")
