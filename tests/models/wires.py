@@ -12,7 +12,7 @@ from stepengine.data.messages import (
 from stepengine.data.models import ModelRequest, ModelSettings, Thinking
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
-from stepengine.models import AnthropicProvider, GoogleProvider, OpenAIChatProvider, OpenAIProvider
+from stepengine.models import AnthropicProvider, BedrockProvider, GoogleProvider, OpenAIChatProvider, OpenAIProvider
 from stepengine.models._failures import Call
 from stepengine.models._reading import ReplyReader
 from stepengine.models.anthropic.stream import AnthropicAccumulator
@@ -38,6 +38,8 @@ TOOL = ToolSpec("look", "Looks.", {"type": "object", "properties": {"at": {"type
 
 
 def provider_of(name: str, **options: Any) -> Any:
+    if name == "bedrock_converse":
+        return BedrockProvider("k", region="us-east-1", name=name, endpoint="converse", **options)._of("")
     return OWN[name]("k", **options) if name in OWN else OpenAIChatProvider(name, "k", **options)
 
 
