@@ -181,6 +181,9 @@ def test_any_transcript_is_a_body_that_aws_s_program_takes_and_a_legal_conversat
 
     assert "" == faults_of(sent, model)
     check_conversation(sent["messages"], model)
+    asked = sent.get("additionalModelRequestFields", {}).get("thinking", {})
+    for one in sent["messages"] if asked.get("type") == "enabled" else ():
+        assert "reasoningContent" in one["content"][0] or not list(blocks_in(one["content"], "toolUse"))
     if not tools:
         assert "toolConfig" not in sent
         assert [] == [*blocks_in(sent["messages"], "toolUse"), *blocks_in(sent["messages"], "toolResult")]
@@ -577,6 +580,20 @@ def test_events_in_an_impossible_order_are_no_reply(events):
         read(events)
 
     assert ("protocol", True) == (caught.value.kind, caught.value.retryable)
+
+
+@pytest.mark.spec("providers:PV132")
+def test_blocks_stand_by_their_numbers_and_a_usage_that_comes_early_ends_nothing():
+    """Numbers may be left out, as others' are; what is between two blocks says nothing of them."""
+    later = [
+        ("contentBlockDelta", {"contentBlockIndex": 7, "delta": {"text": "b"}}),
+        ("contentBlockStop", {"contentBlockIndex": 7}),
+    ]
+    early = ("metadata", {"usage": CONVERSE_USAGE})
+    reply = read([START, *later, early, ("ofTomorrow", {"a": 1}), TEXT, END, STOP])
+
+    assert ["a", "b"] == [part.text for part in reply.content]
+    assert 12 == reply.usage.output_tokens
 
 
 @pytest.mark.spec("providers:PV132")

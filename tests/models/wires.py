@@ -22,6 +22,7 @@ from stepengine.models.openai.decode import ResponsesAccumulator
 from stepengine.models.openai_chat.decode import ChatAccumulator
 
 FOUR = ("anthropic", "openai", "openai_chat", "google")
+EACH = (*FOUR, "bedrock_converse")
 MODEL = {
     "anthropic": "claude-sonnet-4-5",
     "openai": "gpt-5",
@@ -29,6 +30,7 @@ MODEL = {
     "google": "gemini-3-pro",
     "openrouter": "vendor/model",
     "ollama": "llama3",
+    "bedrock_converse": "amazon.nova-pro-v1:0",
 }
 HISTORY = {"anthropic": "messages", "openai": "input", "google": "contents"}
 OWN = {"anthropic": AnthropicProvider, "openai": OpenAIProvider, "google": GoogleProvider}
