@@ -170,7 +170,12 @@ class CloudServer(FaultServer):
         wrong = "Credential should be scoped to another service or region."
         need((region, named, end) == (REGION, service, "aws4_request"), 403, "InvalidSignatureException", wrong)
         names = fields["SignedHeaders"].split(";")
-        need({"host", "x-amz-date"} <= set(names), 403, "InvalidSignatureException", "A header must be signed.")
+        need(
+            {"host", *[name for name in headers if name.startswith("x-amz-")]} <= set(names),
+            403,
+            "InvalidSignatureException",
+            "A header must be signed.",
+        )
         stamp = headers["x-amz-date"]
         age = self.now() - datetime.strptime(stamp, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
         need(abs(age) < PATIENCE and stamp[:8] == day, 403, "InvalidSignatureException", "Signature expired")

@@ -675,7 +675,7 @@ async def test_boto3_sends_what_we_send_and_reads_what_we_read(server):
         ToolMessage("c1", "add", ["5", png]),
     ]
     request = asked(f"bedrock/{model}", *history, stop_sequences=("x",), temperature=0.5)
-    provider = signed(server, None)
+    provider = signed(server, None, headers={"x-amz-of-tomorrow": "yes"})
     whole = await provider.complete(request)
     streamed = [delta async for delta in provider.stream(request)][-1].reply
     await provider.close()
@@ -691,6 +691,7 @@ async def test_boto3_sends_what_we_send_and_reads_what_we_read(server):
 
     reply, events = await asyncio.to_thread(theirs)
 
+    assert ["yes", "yes"] == [one.headers["x-amz-of-tomorrow"] for one in ours]
     assert [one.json for one in ours] == [one.json for one in server.asked_for[2:]]
     assert [one.path for one in ours] == [unquote(one.path) for one in server.asked_for[2:]]
     assert whole == streamed
