@@ -502,7 +502,10 @@ def test_a_stream_is_the_reply_in_one_piece_however_it_is_cut():
 
 @pytest.mark.spec("providers:PV132", "reliability:MP20")
 def test_a_stream_that_breaks_off_before_the_message_stops_does_not_count_and_one_behind_it_does():
-    frames = converse_frames(*converse_events(*SAID))
+    frames = [
+        framed(b"", event_type="initial-response", message_type="event"),
+        *converse_frames(*converse_events(*SAID)),
+    ]
     for end in range(len(frames) - 1):
         for half in (b"", frames[end][: len(frames[end]) // 2]):
             with pytest.raises(TruncatedReply):
@@ -860,6 +863,16 @@ def test_a_reply_costs_what_the_cloud_lists_with_what_the_cache_took_and_gave(pr
     assert cost_of.of_reply(f"{prefix}/{LLAMA}", reply, AT) is not None
     assert cost_of.of_reply(f"{prefix}/ai21.jamba-1-5-large-v1:0", reply, AT) is None
     assert 300_000 == info_of(f"{prefix}/{NOVA}").context_window
+
+
+@pytest.mark.spec("providers:PV135")
+def test_a_prompt_that_is_cached_for_an_hour_costs_what_the_cloud_lists_for_that():
+    def cost(lifetime: str) -> Decimal | None:
+        written = {"cacheWriteInputTokens": 1_000_000, "cacheDetails": [{"ttl": lifetime, "inputTokens": 1_000_000}]}
+        reply = whole({"text": "x"}, usage={"inputTokens": 0, "outputTokens": 0, **written})
+        return cost_of.of_reply(f"{NAME}/{CLAUDE}", reply, AT)
+
+    assert [Decimal("4.125"), Decimal("6.6")] == [cost("5m"), cost("1h")]
 
 
 @pytest.mark.spec("providers:PV135")
