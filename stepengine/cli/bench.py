@@ -339,6 +339,7 @@ def _provider(prefix: str, address: str | None, variable: str | None) -> Provide
     from stepengine.models import (
         AnthropicProvider,
         FoundryProvider,
+        GoogleInteractionsProvider,
         GoogleProvider,
         OpenAIChatProvider,
         OpenAIProvider,
@@ -350,8 +351,8 @@ def _provider(prefix: str, address: str | None, variable: str | None) -> Provide
     given: dict[str, Any] = {"base_url": address, "key_env": variable}
     if prefix == "anthropic":
         return AnthropicProvider(**given)
-    if prefix == "google":
-        return GoogleProvider(**given)
+    if prefix in ("google", "google_interactions"):
+        return (GoogleProvider if prefix == "google" else GoogleInteractionsProvider)(**given)
     if prefix == "foundry":
         return FoundryProvider(**given)
     if prefix in PRESETS and PRESETS[prefix].adapter == "openai":

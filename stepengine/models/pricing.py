@@ -35,6 +35,7 @@ PRICE_LISTS = {
     "bedrock_mantle_openai": "aws",
     "bedrock_openai": "aws",
     "foundry": "azure",
+    "google_interactions": "google",
     "moonshot": "moonshotai",
     "openai_chat": "openai",
     "vertex": "google",

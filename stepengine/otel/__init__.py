@@ -59,6 +59,7 @@ PROVIDERS = {
     "anthropic_aws": "anthropic",
     "anthropic_google": "anthropic",
     "google": "gcp.gemini",
+    "google_interactions": "gcp.gemini",
     "mistral": "mistral_ai",
     "xai": "x_ai",
     "azure": "azure.ai.openai",

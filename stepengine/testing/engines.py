@@ -93,6 +93,7 @@ def recorded_models(transport: Callable[[], object], key: str | None) -> Models:
         VertexProvider,
     )
     from stepengine.models.google import GoogleProvider
+    from stepengine.models.google.interactions import GoogleInteractionsProvider
     from stepengine.models.openai import OpenAIProvider
     from stepengine.models.openai_chat import OpenAIChatProvider
     from stepengine.models.presets import PRESETS
@@ -110,7 +111,7 @@ def recorded_models(transport: Callable[[], object], key: str | None) -> Models:
         return cloud(transport=transport(), **given)
 
     models = Models()
-    for own in (AnthropicProvider, GoogleProvider):
+    for own in (AnthropicProvider, GoogleProvider, GoogleInteractionsProvider):
         sample = own("replay")
         settings = sample.settings()
         make = partial(made, own, sample.name, settings.base_url, settings.key_variables, required=True)

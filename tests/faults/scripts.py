@@ -229,6 +229,53 @@ def converse_reply(text: str, calls: list[tuple[str, str]], stop: str) -> bytes:
     return json.dumps({"output": {"message": message}, "stopReason": stop, **told}).encode()
 
 
+INTERACTION_USAGE = {
+    "total_tokens": 109,
+    "total_input_tokens": 53,
+    "total_output_tokens": 15,
+    "total_cached_tokens": 3,
+    "total_tool_use_tokens": 0,
+    "total_thought_tokens": 41,
+}
+INTERACTION_STOPS = {"end_turn": "completed", "tool_use": "requires_action", "max_tokens": "incomplete"}
+
+
+def interaction(stop: str, **more: Any) -> dict[str, Any]:
+    told = {"status": INTERACTION_STOPS[stop], "usage": INTERACTION_USAGE, "object": "interaction"}
+    return {"id": "v1_abc", "model": "gemini-3-pro", **told, **more}
+
+
+def interactions_reply(text: str, calls: list[tuple[str, str]], stop: str) -> bytes:
+    said = {"type": "model_output", "content": [{"type": "text", "text": text}]}
+    steps: list[dict[str, Any]] = [said] if text else []
+    steps += [
+        {"type": "function_call", "id": f"call_{n}", "name": name, "arguments": given(arguments)}
+        for n, (name, arguments) in enumerate(calls)
+    ]
+    return json.dumps(interaction(stop, steps=steps)).encode()
+
+
+def interactions_stream(text: str, calls: list[tuple[str, str]], stop: str) -> list[bytes]:
+    def told(kind: str, **more: Any) -> bytes:
+        return b"event: %s\ndata: %s\n\n" % (kind.encode(), json.dumps({"event_type": kind, **more}).encode())
+
+    steps: list[tuple[dict[str, Any], list[dict[str, Any]]]] = []
+    if text:
+        pieces = [{"type": "text", "text": piece} for piece in (text[:3], text[3:])]
+        steps.append(({"type": "model_output"}, pieces))
+    for number, (name, arguments) in enumerate(calls):
+        start = {"type": "function_call", "id": f"call_{number}", "name": name, "arguments": {}}
+        steps.append((start, [{"type": "arguments_delta", "arguments": p} for p in (arguments[:4], arguments[4:])]))
+    events = [
+        told("interaction.created", interaction={"id": "v1_abc", "status": "in_progress", "model": "gemini-3-pro"})
+    ]
+    for index, (step, deltas) in enumerate(steps):
+        events.append(told("step.start", index=index, step=step))
+        events += [told("step.delta", index=index, delta=delta) for delta in deltas]
+        events.append(told("step.stop", index=index))
+    return [*events, told("interaction.completed", interaction=interaction(stop)), b"event: done\ndata: [DONE]\n\n"]
+
+
 @attrs.frozen
 class Wire:
     """

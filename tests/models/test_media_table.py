@@ -31,7 +31,7 @@ SOURCES = ("bytes", "address", "uploaded")
 
 def part(name: str, kind: str, source: str) -> Any:
     cls, mime = KINDS[kind]
-    holder = "openai" if name == "openai_chat" else name
+    holder = {"openai_chat": "openai", "google_interactions": "google"}.get(name, name)
     given = {
         "bytes": {"data": b"x"},
         "address": {"url": "https://a/x"},

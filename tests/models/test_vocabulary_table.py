@@ -37,6 +37,7 @@ MODELS = {
     "mistral": "mistral-large-latest",
     "ollama": "llama3",
     "bedrock_converse": "amazon.nova-2-lite-v1:0",
+    "google_interactions": "gemini-3-pro",
 }
 ROWS: dict[str, dict[str, Any]] = {
     "`temperature`": {"temperature": 0.5},
@@ -182,7 +183,10 @@ def test_nothing_that_is_set_is_dropped_silently(name: str, row: str):
     if cell(name, **ROWS[row]) == "by itself":
         cache, tier = ROWS[row].get("cache"), ROWS[row].get("service_tier")
         assert cache == "5m" or tier == "auto"
-        assert name in {"anthropic", "google"} or provider_of(name)._preset.caches
+        assert (
+            name in {"anthropic", "google", "google_interactions", "bedrock_converse"}
+            or provider_of(name)._preset.caches
+        )
 
 
 @pytest.mark.spec("requirements:A15", "requirements:A16")

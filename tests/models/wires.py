@@ -12,7 +12,14 @@ from stepengine.data.messages import (
 from stepengine.data.models import ModelRequest, ModelSettings, Thinking
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
-from stepengine.models import AnthropicProvider, BedrockProvider, GoogleProvider, OpenAIChatProvider, OpenAIProvider
+from stepengine.models import (
+    AnthropicProvider,
+    BedrockProvider,
+    GoogleInteractionsProvider,
+    GoogleProvider,
+    OpenAIChatProvider,
+    OpenAIProvider,
+)
 from stepengine.models._failures import Call
 from stepengine.models._reading import ReplyReader
 from stepengine.models.anthropic.stream import AnthropicAccumulator
@@ -31,9 +38,15 @@ MODEL = {
     "openrouter": "vendor/model",
     "ollama": "llama3",
     "bedrock_converse": "amazon.nova-pro-v1:0",
+    "google_interactions": "gemini-3-pro",
 }
 HISTORY = {"anthropic": "messages", "openai": "input", "google": "contents"}
-OWN = {"anthropic": AnthropicProvider, "openai": OpenAIProvider, "google": GoogleProvider}
+OWN = {
+    "anthropic": AnthropicProvider,
+    "openai": OpenAIProvider,
+    "google": GoogleProvider,
+    "google_interactions": GoogleInteractionsProvider,
+}
 ACCUMULATORS = {"anthropic": AnthropicAccumulator, "openai": ResponsesAccumulator, "google": GoogleAccumulator}
 PNG = b"\x89PNG"
 TOOL = ToolSpec("look", "Looks.", {"type": "object", "properties": {"at": {"type": "string"}}})
