@@ -172,7 +172,8 @@ def test_media_thinking_and_tools_go_out_in_the_api_s_words():
     parts = [DocumentPart(data=b"x", name="a.pdf"), DocumentPart("https://x/v.mp4", mime_type="video/mp4")]
     uploaded = ImagePart(file_id="https://g/files/1", provider="google")
     tools = (WebSearch(), FileSearch(stores=("s",)))
-    settings = ModelSettings(thinking=Thinking(effort="max"), server_tools=tools, tool_choice="required")
+    safety = {"harassment": "only_high", "HARM_CATEGORY_HATE_SPEECH": "OFF"}
+    settings = ModelSettings(thinking=Thinking(effort="max"), server_tools=tools, tool_choice="required", safety=safety)
     sent = body(UserMessage([TextPart("?"), *parts, uploaded]), settings=settings)
 
     assert [
@@ -182,6 +183,10 @@ def test_media_thinking_and_tools_go_out_in_the_api_s_words():
         {"type": "image", "mime_type": "image/png", "uri": "https://g/files/1"},
     ] == sent["input"][0]["content"]
     assert {"thinking_level": "high", "thinking_summaries": "auto", "tool_choice": "any"} == sent["generation_config"]
+    limits = [{"type": "harassment", "threshold": "block_only_high"}, {"type": "hate_speech", "threshold": "off"}]
+    assert limits == sent["safety_settings"]
+    taken = CreateModelInteraction.model_validate(sent).model_dump(mode="json", by_alias=True, exclude_none=True)
+    assert sent == taken
     names = [tool["type"] for tool in sent["tools"]]
     assert ["function", "google_search", "file_search"] == names
     with pytest.raises(ModelError, match="it takes images"):

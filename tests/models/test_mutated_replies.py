@@ -15,12 +15,12 @@ from stepengine.data.codec import bare
 from stepengine.data.messages import AssistantMessage, OpaquePart, ToolCallPart
 from stepengine.data.models import ReplyDone, TextChunk, ThinkingChunk, ToolCallChunk, ToolCallStarted
 from stepengine.errors import ModelError
-from stepengine.models import BedrockProvider
+from stepengine.models import BedrockProvider, GoogleInteractionsProvider
 from stepengine.models._json import read_json
 from stepengine.models.base import deltas_of
 from tests.faults.cloud_server import AWS_STREAM
 from tests.faults.cloud_server import message as framed
-from tests.faults.scripts import WIRES, Wire, converse_events, converse_reply
+from tests.faults.scripts import WIRES, Wire, converse_events, converse_reply, interactions_reply, interactions_stream
 
 pytestmark = pytest.mark.anyio
 ODD = [
@@ -70,7 +70,19 @@ CONVERSE = Wire(
     (b"", 0),
     b"",
 )
-EACH = [*WIRES, CONVERSE]
+INTERACTIONS = Wire(
+    "google_interactions",
+    GoogleInteractionsProvider,
+    "google_interactions/gemini-3-pro",
+    "",
+    "",
+    interactions_stream,
+    interactions_reply,
+    None,
+    (b"", 0),
+    b"",
+)
+EACH = [*WIRES, CONVERSE, INTERACTIONS]
 CALLS = [("add", '{"a": 2, "b": 3}'), ("add", '{"a": 40, "b": "nothing"}')]
 
 

@@ -29,7 +29,7 @@ from stepengine.models.openai.decode import ResponsesAccumulator
 from stepengine.models.openai_chat.decode import ChatAccumulator
 
 FOUR = ("anthropic", "openai", "openai_chat", "google")
-EACH = (*FOUR, "bedrock_converse")
+EACH = (*FOUR, "bedrock_converse", "google_interactions")
 MODEL = {
     "anthropic": "claude-sonnet-4-5",
     "openai": "gpt-5",

@@ -85,11 +85,18 @@ def said_by(request: ModelRequest, model: str, provider: str) -> Said:
         "service_tier": lambda tier: _tier(tier) if tier in TIERS else None,
         "seed": lambda seed: {"generation_config": {"seed": seed}},
         "store": lambda keep: {"store": keep},
+        "safety": lambda safety: {"safety_settings": [_safety(name, word) for name, word in safety.items()]},
         # It caches by itself for minutes.
         "cache": lambda lifetime: {} if lifetime == "5m" else None,
         "server_tools": lambda items: _server_tools(items, model, provider),
     }
     return said_of(request.settings, ways)
+
+
+def _safety(category: str, threshold: str) -> Json:
+    """Return a threshold in the API's words; words that are its own already are left as they are."""
+    word, limit = category.lower().removeprefix("harm_category_"), threshold.lower()
+    return {"type": word, "threshold": limit if limit == "off" or limit.startswith("block_") else f"block_{limit}"}
 
 
 def _tier(tier: str) -> Json:
