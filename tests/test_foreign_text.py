@@ -1468,6 +1468,7 @@ APART: dict[str, str] = {
     "models/bedrock_converse/families.py:NAME": "a model's name, given by the author",
     "models/bedrock_converse/families.py:family_of": "a model's name, given by the author",
     "models/bedrock_converse/stream.py:_joined": "base64, read once behind the end of its block",
+    "models/google/interactions/decode.py:_source": "UTF-8 of at most 4,000 bytes",
     "models/google/encode.py:GENERATION": "a model's name, given by the author",
     "models/google/encode.py:LATEST": "a model's name, given by the author",
     "models/openai/encode.py:_call": "UTF-8 that was just made",

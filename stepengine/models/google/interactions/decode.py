@@ -27,7 +27,17 @@ from stepengine.data.models import (
 )
 from stepengine.data.usage import Usage
 from stepengine.models._failures import Call, body_failure, protocol_failure, unanswerable
-from stepengine.models._json import call_part, count_of, index_at, list_at, object_at, objects_at, read_json, text_at
+from stepengine.models._json import (
+    call_part,
+    count_of,
+    index_at,
+    list_at,
+    object_at,
+    objects_at,
+    read_json,
+    text_at,
+    utf8,
+)
 from stepengine.models._reading import Accumulator
 from stepengine.models._reply import UNKNOWN, made_part, reply_of, seen, shown_text, word_at
 
@@ -48,6 +58,8 @@ NOT_KEPT = frozenset({"steps", "status", "object", "input", "tools", "system_ins
 TOOLS = {"google_search": "web_search"}
 """The API's words for its tools, and ours."""
 DONE = b"[DONE]"
+MAX_SAID = 4_000
+"""Bytes of a text that are shown beside a source of it."""
 
 Json = dict[str, Any]
 
@@ -111,7 +123,9 @@ def _said(piece: Mapping[str, Any], mark: Json) -> list[AssistantPart]:
         if not text and not more:
             return []
         part = TextPart(text, provider_data=freeze({**mark, "more": more}) if more else None)
-        return [part, *[_source(one, text) for one in seen(piece, "annotations")]]
+        notes = seen(piece, "annotations")
+        content = utf8(text) if notes else b""
+        return [part, *[_source(one, content) for one in notes]]
     if "data" in piece and MEDIUM.issuperset(piece):
         made = made_part(piece.get("data"), word_at(piece, "mime_type") or UNKNOWN, mark)
         if made is not None:
@@ -119,10 +133,10 @@ def _said(piece: Mapping[str, Any], mark: Json) -> list[AssistantPart]:
     return [OpaquePart(mark["provider"], freeze({"type": "model_output", "content": [piece]}))]
 
 
-def _source(annotation: Mapping[str, object], text: str) -> CitationPart:
+def _source(annotation: Mapping[str, object], text: bytes) -> CitationPart:
     """Return a source; its offsets are in bytes of the text (providers:PV62)."""
-    start, end = count_of(annotation.get("start_index")), count_of(annotation.get("end_index"))
-    said = "" if end is None else text.encode()[start or 0 : end].decode("utf-8", "ignore")
+    start, end = count_of(annotation.get("start_index")) or 0, count_of(annotation.get("end_index"))
+    said = "" if end is None else text[start : min(end, start + MAX_SAID)].decode("utf-8", "ignore")
     url = word_at(annotation, "url") or word_at(annotation, "source") or word_at(annotation, "document_uri")
     return CitationPart(url, word_at(annotation, "title") or word_at(annotation, "file_name"), said=said)
 
