@@ -304,9 +304,13 @@ def test_a_call_is_demanded_where_the_model_takes_that_and_else_said_to_be_left_
 @pytest.mark.spec("providers:PV134")
 def test_without_a_call_wanted_no_tool_is_offered_and_earlier_calls_are_told_as_text():
     history = [UserMessage("Look."), AssistantMessage([TextPart("So."), call(1)]), result(1, "gone")]
-    sent = body(NOVA, *history, settings=ModelSettings(tool_choice="none"), prompt_cache=False)
+    extra = {"toolConfig": {"tools": [{"systemTool": {"name": "of_tomorrow"}}]}}
+    settings = ModelSettings(tool_choice="none", extra=extra)
+    sent = body(NOVA, *history, settings=settings, prompt_cache=False)
+    alone = body(NOVA, tools=(), settings=ModelSettings(extra={"toolConfig": {"toolChoice": {"auto": {}}}}))
 
     assert "toolConfig" not in sent
+    assert "toolConfig" not in alone
     assert [{"text": "So."}] == sent["messages"][1]["content"]
     told = 'The tool look was called with {"at":"1"}. Its result:'
     assert [{"text": told}, {"text": "gone"}] == sent["messages"][2]["content"]

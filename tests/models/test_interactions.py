@@ -360,6 +360,7 @@ def test_a_status_is_one_of_our_reasons_to_stop(status, stop):
         ("cancelled", {}, "http", True),
         ("in_progress", {}, "unanswerable", False),
         ("completed", {"steps": None}, "protocol", True),
+        ("completed", {"steps": [{"type": "model_output", "error": {"code": 8, "message": "Gone."}}]}, "http", True),
     ],
 )
 def test_an_interaction_without_a_reply_is_a_typed_error_with_its_usage(status, told, kind, retryable):

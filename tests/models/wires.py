@@ -1,4 +1,4 @@
-"""The four wires by name, and what tests ask of their encoders."""
+"""The wires by name, and what tests ask of their encoders."""
 
 from __future__ import annotations
 

@@ -97,6 +97,7 @@ def encode(request: ModelRequest, ways: Ways, tools: bytes) -> bytes:
         **{name: value for name, value in said.items() if name != "toolConfig"},
     }
     members = members_of(attrs.evolve(request, tools=()), head, b"")
+    members.pop("toolConfig", None)
     members.update(_prompt(request, ways, tools, said.get("toolConfig", {}).get("tools", ())))
     return join_members(members)
 
