@@ -46,6 +46,11 @@ MODELS = {
     "lmstudio": ("whatever",),
     "azure": ("gpt-5.4", "my-deployment"),
     "together": ("vendor/model",),
+    "google_interactions": ("gemini-3-pro-preview", "gemini-2.5-flash"),
+    "bedrock_converse": (
+        *("amazon.nova-2-lite-v1:0", "amazon.nova-pro-v1:0", "openai.gpt-oss-120b-1:0", "qwen.qwen3-32b-v1:0"),
+        *("deepseek.r1-v1:0", "meta.llama4-scout-17b-instruct-v1:0"),
+    ),
 }  # fmt: skip
 LOOK = ToolSpec("look", "Looks.", {"type": "object", "properties": {}})
 
@@ -325,6 +330,7 @@ def cell(name: str, model: str, wish: Thinking, notes: Any) -> str:
     sent = said(name, model, wish)
     if "generationConfig" in sent:
         sent = sent["generationConfig"]["thinkingConfig"]
+    sent = sent.get("additionalModelRequestFields") or sent.get("generation_config") or sent
     words = "; ".join(f"`{key}: {shown(value)}`" for key, value in sent.items()) or "nothing"
     return f"{words} (!)" if len(notes()) > before else words
 
