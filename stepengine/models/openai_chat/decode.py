@@ -68,6 +68,7 @@ KEPT = (
     *("citations", "search_results", "related_questions", "videos"),
 )
 TEXTS = ("text", "summary")
+IN_CALL = MEMBERS | {"custom"}
 
 Json = dict[str, Any]
 
@@ -168,12 +169,13 @@ def _parts(message: Mapping[str, Any], provider: str, model: str) -> list[Assist
 
 
 def _is_custom(entry: Mapping[str, object]) -> bool:
-    return entry.get("type") == "custom" or isinstance(entry.get("custom"), Mapping)
+    """Return whether an entry calls a custom tool; Snowflake's calls of functions hold such a call that says nothing."""
+    return entry.get("type") == "custom" or any(object_in(entry, "custom").values())
 
 
 def _call(entry: Mapping[str, object], function: Mapping[str, object], mark: Json) -> AssistantPart:
     """Return a call with its id and what else it holds, such as the signature of Gemini's thoughts behind Google's endpoint."""
-    newer = {name: value for name, value in entry.items() if name not in MEMBERS and value is not None}
+    newer = {name: value for name, value in entry.items() if name not in IN_CALL and value is not None}
     inside = {name: value for name, value in function.items() if name not in FUNCTION_MEMBERS and value is not None}
     found = {"id": text_at(entry, "id"), "more": newer, "more_of_function": inside}
     data = {**mark, **{name: value for name, value in found.items() if value}}
@@ -299,7 +301,10 @@ class ChatAccumulator(Accumulator):
         chunk = read_json(data)
         if chunk.get("error") or name == "error":
             raise self._failed(chunk)
+        named = self._data.get("id")
         self._data.update({key: value for key, value in chunk.items() if key != "choices" and value is not None})
+        if named:
+            self._data["id"] = named  # the last chunk of Groq's own tools says 'stub'
         deltas: list[ModelDelta] = []
         for choice in objects_at(chunk, "choices"):
             if not choice.get("index"):
