@@ -6,8 +6,9 @@ A bill is a number of US dollars that stands in a reply. Where there is none, ou
 
 from __future__ import annotations
 
-import json
+from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import UTC, datetime
 from decimal import Decimal
 from email.utils import parsedate_to_datetime
@@ -17,10 +18,14 @@ import attrs
 
 from stepengine.data.json import thaw
 from stepengine.data.models import ModelReply
+from stepengine.models._iterations import ran_beside
+from stepengine.models._unpriced import tier_of
 from stepengine.models.pricing import DEFAULT_FLAVORS, FLAVORS, PRICE_LISTS, cost_of
+from stepengine.models.pricing import _searches_of as searches_of
 from tests.models.recorded import Recording
 
 TICKS = 10**10
+ROUNDING = Decimal("1e-12")
 LATELY = datetime(2026, 11, 1, tzinfo=UTC)
 """When a reply was made that does not say so."""
 
@@ -39,6 +44,7 @@ class Bill:
         library: What the library of prices makes of the body by itself.
         beside: What of it no list has a price for, by the provider's names.
         tokens: The service's total of tokens, and ours where that is another one.
+        why: What the library leaves out, where it comes to another figure than we do.
     """
 
     name: str
@@ -49,6 +55,7 @@ class Bill:
     library: Decimal | None
     beside: tuple[str, ...] = ()
     tokens: str = ""
+    why: str = ""
 
 
 def bill_of(recording: Recording, reply: ModelReply) -> Bill:
@@ -60,7 +67,23 @@ def bill_of(recording: Recording, reply: ModelReply) -> Bill:
     ours = reply.cost if reply.cost is not None else listed
     beside = cost_of.unpriced(call.model, reply, at)
     library = by_library(recording, raw, reply, at)
-    return Bill(recording.name, call.model, stated, ours, listed, library, beside, total_of(raw, reply))
+    why = "" if listed == library else why_of(recording, reply, listed, library)
+    return Bill(recording.name, call.model, stated, ours, listed, library, beside, total_of(raw, reply), why)
+
+
+def why_of(recording: Recording, reply: ModelReply, listed: Decimal | None, library: Decimal | None) -> str:
+    """What the library leaves out of a reply that it prices otherwise than we do."""
+    data, provider = reply.provider_data, recording.call.model.partition("/")[0]
+    if library is None:
+        return "a body or a name that it does not know"
+    if listed is None:
+        return "a tier whose price nobody lists, which it takes for the ordinary one"
+    searches = searches_of(reply, provider, reply.model or recording.call.model)
+    if searches and abs(listed - library - searches) < ROUNDING:
+        return "searches"
+    if ran_beside(data["usage"]):
+        return "what ran beside the message"
+    return "the service tier" if tier_of(data, data["usage"]) else ""
 
 
 def when(recording: Recording) -> datetime:
@@ -89,16 +112,16 @@ def by_library(recording: Recording, raw: Any, reply: ModelReply, at: datetime) 
     """What the library's own reader of bodies and its prices come to."""
     from genai_prices import calc_price, extract_usage
 
-    provider, _, model = recording.call.model.partition("/")
-    answered = (reply.model or recording.call.model).partition("/")[2]
+    provider, _, asked = recording.call.model.partition("/")
     flavor = FLAVORS.get(provider, "default" if provider in DEFAULT_FLAVORS else "chat")
-    body = {"usage": raw, "usageMetadata": raw, "model": answered, "modelVersion": answered}
+    flavor = "responses" if recording.wire == "openai-responses" else flavor
     listed = PRICE_LISTS.get(provider, provider)
-    try:
-        found = extract_usage(body, provider_id=listed, api_flavor=flavor)
-        return Decimal(calc_price(found.usage, model, provider_id=listed, genai_request_timestamp=at).total_price)
-    except (LookupError, ValueError, TypeError, AttributeError):
-        return None
+    for name in dict.fromkeys([(reply.model or "").partition("/")[2] or asked, asked]):
+        body = {"usage": raw, "usageMetadata": raw, "model": name, "modelVersion": name}
+        with suppress(LookupError, ValueError, TypeError, AttributeError):
+            found = extract_usage(body, provider_id=listed, api_flavor=flavor)
+            return Decimal(calc_price(found.usage, name, provider_id=listed, genai_request_timestamp=at).total_price)
+    return None
 
 
 def total_of(raw: Any, reply: ModelReply) -> str:
@@ -133,6 +156,12 @@ def summed(figures: list[Decimal | None]) -> str:
     return f"{sum(known):.6f}" + ("" if len(known) == len(figures) else f" ({len(known)} of {len(figures)})")
 
 
-def written(bills: Iterable[Bill]) -> str:
-    """Every bill as a line of JSON, for whoever looks into one."""
-    return "\n".join([json.dumps(attrs.asdict(bill), default=str) for bill in bills])
+def left_out(bills: Iterable[Bill]) -> list[str]:
+    """What the library leaves out, by reason, and in how many replies of whom."""
+    counted = Counter([(bill.model.partition("/")[0], bill.why or "unexplained") for bill in bills if differs(bill)])
+    return [f"  {count:>4}  {name}: the library leaves out {why}" for (name, why), count in sorted(counted.items())]
+
+
+def differs(bill: Bill) -> bool:
+    """Whether the library comes to another figure than we do."""
+    return bill.listed != bill.library

@@ -133,7 +133,9 @@ def cassette(file: str, folder: Path = FOLDER) -> list[dict[str, Any]]:
     whole = yaml.load((folder / file).read_text(encoding="utf-8"), Loader=loader)
     found = whole.get("interactions") if isinstance(whole, dict) else None
     listed = found if isinstance(found, list) else []
-    is_http = all(isinstance(i, dict) and all(isinstance(i.get(k), dict) for k in ("request", "response")) for i in listed)
+    is_http = all(
+        isinstance(i, dict) and all(isinstance(i.get(k), dict) for k in ("request", "response")) for i in listed
+    )
     return listed if is_http else []
 
 
@@ -194,7 +196,16 @@ def shown(file: str, folder: Path) -> dict[str, Any]:
         if not exchanges:
             return {"file": file, "interactions": [], "foreign": NO_EXCHANGES}
         return {"file": file, "interactions": [seen(i) for i in exchanges]}
-    except (yaml.YAMLError, LookupError, TypeError, ValueError, AttributeError, OSError, zlib.error) as error:
+    except (
+        yaml.YAMLError,
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        OSError,
+        RecursionError,
+        zlib.error,
+    ) as error:
         lines = str(error).splitlines() or [""]
         return {"file": file, "interactions": [], "unreadable": f"{type(error).__name__}: {lines[0][:200]}"}
 
@@ -215,7 +226,8 @@ def seen(exchange: dict[str, Any]) -> dict[str, Any]:
         "model": str(
             (asked if isinstance(asked, dict) else {}).get("model") or url.path.rpartition("/")[2].partition(":")[0]
         ),
-        "stream": "event-stream" in headers_of(response).get("content-type", "") or body_of(response).startswith((b"data: ", b"event: ")),
+        "stream": "event-stream" in headers_of(response).get("content-type", "")
+        or body_of(response).startswith((b"data: ", b"event: ")),
         "status": status["code"] if isinstance(status, dict) else status,
         "tool_calls": 0,
     }
@@ -236,7 +248,7 @@ def json_in(content: bytes) -> Any:
     """The JSON of a body; of an upload and of anything else that is none, ``None``."""
     try:
         return json.loads(content or b"null")
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

@@ -16,7 +16,6 @@ import attrs
 
 from stepengine.data.json import thaw
 from stepengine.data.messages import (
-    CitationPart,
     DocumentPart,
     ImagePart,
     OpaquePart,
