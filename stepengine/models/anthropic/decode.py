@@ -21,7 +21,7 @@ from stepengine.models._iterations import STOOD_IN, iterations_of, ran_beside
 from stepengine.models._json import call_part, count_of, objects_at, text_at
 from stepengine.models._reply import kept_of, listed, reply_of, seen, shown_text, word_at
 
-__all__ = ("KEPT", "decode", "usage_of")
+__all__ = ("KEPT", "decode", "program_of", "usage_of")
 
 STOPS = {
     "end_turn": StopReason.END_TURN,
@@ -69,7 +69,8 @@ def decode(message: Mapping[str, Any], call: Call, model: str, request_id: str |
     if message.get("content") is None:
         raise protocol_failure(call, "it holds no content", usage)
     blocks = _standing(objects_at(message, "content"))
-    content = tuple([part for block in blocks for part in _parts(block, call.provider, model)])
+    container = word_at(message, "container", "id")
+    content = tuple([part for block in blocks for part in _parts(block, call.provider, model, container)])
     return reply_of(
         content,
         call,
@@ -102,8 +103,8 @@ def _answered(message: Mapping[str, object], blocks: list[Mapping[str, object]])
     return next((name for name in [*reversed(named), *reversed(served)] if name), text_at(message, "model"))
 
 
-def _parts(block: Mapping[str, object], provider: str, model: str) -> list[AssistantPart]:
-    part = _part(block, provider, model)
+def _parts(block: Mapping[str, object], provider: str, model: str, container: str) -> list[AssistantPart]:
+    part = _part(block, provider, model, container)
     cited = seen(block, "citations") if block["type"] == "text" else []
     return [part, *[_citation(citation, word_at(block, "text")) for citation in cited]]
 
@@ -116,7 +117,7 @@ def _citation(citation: Mapping[str, object], said: str) -> CitationPart:
     )
 
 
-def _part(block: Mapping[str, Any], provider: str, model: str) -> AssistantPart:
+def _part(block: Mapping[str, Any], provider: str, model: str, container: str) -> AssistantPart:
     kind = block["type"]
     mark: Json = {"provider": provider}
     if kind == "text":
@@ -129,11 +130,17 @@ def _part(block: Mapping[str, Any], provider: str, model: str) -> AssistantPart:
         return ThinkingPart("", provider_data=freeze({**mark, "redacted": block["data"]}))
     if kind == "tool_use":
         newer = {name: value for name, value in block.items() if name not in IN_CALL and value is not None}
-        given = {"id": block.get("id"), "more": newer}
+        where = container if program_of(block) else ""
+        given = {"id": block.get("id"), "more": newer, "container": where}
         kept = {name: value for name, value in given.items() if value}
         return call_part(block["name"], block.get("input"), {**mark, **kept})
     tool = _tool_of(block, kind)
     return OpaquePart(provider, freeze(block), tool=tool, text=_shown(block) if tool else "")
+
+
+def program_of(block: Mapping[str, object]) -> str:
+    """Return the id of the program that made a call; ``""`` for one of the model itself."""
+    return word_at(block, "caller", "tool_id")
 
 
 def _tool_of(block: Mapping[str, object], kind: str) -> str:

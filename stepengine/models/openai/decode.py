@@ -80,6 +80,8 @@ TOOLS = {
     "file_search_call": "file_search",
     "image_generation_call": "image_generation",
     "mcp_call": "mcp",
+    "program": "program",
+    "program_output": "program",
     "tool_search_call": SEARCH,
     "tool_search_output": SEARCH,
 }
@@ -193,7 +195,7 @@ def _image(item: Mapping[str, object], mark: Json) -> AssistantPart | None:
 def _shown(item: Mapping[str, object]) -> str:
     """Return for people what a tool of the provider was asked, and what came of it."""
     action = item.get("action")
-    asked = [word_at(action, "query"), word_at(action, "url"), word_at(item, "code")]
+    asked = [word_at(action, "query"), word_at(action, "url"), word_at(item, "code"), word_at(item, "result")]
     arguments = item.get("arguments")
     for queries in (item.get("queries"), arguments.get("paths") if isinstance(arguments, Mapping) else None):
         asked += [query for query in queries if isinstance(query, str)] if isinstance(queries, list | tuple) else []

@@ -35,7 +35,7 @@ from stepengine.data.messages import (
 )
 from stepengine.data.models import ModelRequest
 from stepengine.models._deferring import is_search, referred
-from stepengine.models._json import utf8
+from stepengine.models._json import object_in, utf8
 from stepengine.models._wire import (
     MADE,
     NUDGE,
@@ -93,9 +93,11 @@ class Turn(BaseTurn):
 
     Attributes:
         refers: The tools that a result refers to.
+        callers: Who made each call, as its result has to say, too; by our ids, for calls of programs.
     """
 
     refers: tuple[str, ...] = ()
+    callers: Mapping[str, bytes] = attrs.field(factory=dict)
 
 
 NUDGE_ITEM = encoded({"role": "user", "content": NUDGE})
@@ -111,11 +113,12 @@ def encode_messages(request: ModelRequest, flags: Flags, define: Callable[[str],
     out: list[bytes] = []
     loading = _Loading(flags.hidden or frozenset(), define)
     ids: Mapping[str, bytes] = {}
+    callers: Mapping[str, bytes] = {}
     role = ""
     after = b""
     for turn in turns_of(request, flags, encode_message):
         if turn.role == "tool":
-            out.append(OUTPUT + ids[turn.call_id] + turn.body)
+            out.append(OUTPUT + ids[turn.call_id] + callers.get(turn.call_id, b"") + turn.body)
             role = "tool"
             if turn.refers:
                 after = loading.behind(after, turn.refers)
@@ -126,7 +129,7 @@ def encode_messages(request: ModelRequest, flags: Flags, define: Callable[[str],
                 out.append(NUDGE_ITEM)
             out += [body] if body else []
             role = whose if body else role
-        after, ids = turn.after, turn.ids or ids
+        after, ids, callers = turn.after, turn.ids or ids, turn.callers if turn.ids else callers
     return b"[" + b",".join([*out, *_end(after, role, is_over=not is_paused(request))]) + b"]"
 
 
@@ -193,7 +196,18 @@ def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> Turn: 
     made = [part for part in made_by_model(message) if not _own_items(part, flags)]
     moved = [{"type": "input_text", "text": MADE}, *[_media(part, flags) for part in made]]
     after = encoded({"role": "user", "content": moved}) if made else b""
-    return Turn("assistant", joined(items), ids={ours: encoded(theirs) for ours, theirs in ids.items()}, after=after)
+    wire = {ours: encoded(theirs) for ours, theirs in ids.items()}
+    return Turn("assistant", joined(items), ids=wire, after=after, callers=_callers(message, flags))
+
+
+def _callers(message: AssistantMessage, flags: Flags) -> dict[str, bytes]:
+    """Return what the results of calls of programs say of who made these."""
+    return {
+        call.tool_call_id: b',"caller":' + encoded(caller)
+        for call in message.tool_calls
+        if is_own(data := call.provider_data, flags.provider, flags.model)
+        and (caller := object_in(data, "more", "caller")).get("type") == "program"
+    }
 
 
 def _followed(items: list[Json]) -> list[Json]:
