@@ -96,14 +96,14 @@ class Turn(BaseTurn):
         texts: Each call as text of the user, where it is not sent as a call.
         as_text: A result as text of the user.
         waits: The programs that wait for results of the calls.
-        goes_on: The programs of earlier messages that this one goes on with, or tells the end of.
+        ends: The programs that it tells the end of.
         container: Where they run.
     """
 
     texts: Mapping[str, bytes] = attrs.field(factory=dict)
     as_text: bytes = b""
     waits: frozenset[str] = frozenset()
-    goes_on: frozenset[str] = frozenset()
+    ends: frozenset[str] = frozenset()
     container: str = ""
 
 
@@ -147,27 +147,31 @@ def encode_history(request: ModelRequest, flags: Flags, *, lost: bool = False) -
 
 def _given_up(request: ModelRequest, turns: list[Turn], flags: Flags, *, lost: bool) -> list[Turn]:
     """Return *turns* with those as text whose programs are not gone on with."""
-    history, found, is_lost = len(request.messages), list[Turn](), False
+    history = len(request.messages)
+    gone, is_gone, found = _gone(turns, history, lost=lost), False, list[Turn]()
     for index, turn in enumerate(turns):
-        if turn.role != "tool":
-            is_lost = bool(turn.waits) and not _is_gone_on(
-                turns[index + 1 :], turn.waits, history - index - 1, lost=lost
-            )
-        if is_lost and turn.role != "user":
-            message = request.messages[index] if index < history else request.tail[index - history]
-            turn = _as_text(message, flags)  # noqa: PLW2901 - the same one, in other words
-        found.append(turn)
+        is_gone = index in gone or (is_gone and turn.role == "tool")
+        message = request.messages[index] if index < history else request.tail[index - history]
+        found.append(_as_text(message, flags) if is_gone else turn)
     return found
 
 
-def _is_gone_on(later: list[Turn], waits: frozenset[str], history: int, *, lost: bool) -> bool:
-    """Return whether programs that wait were gone on with, or can be; of the turns *later* the first *history* are kept ones."""
-    for index, turn in enumerate(later):
-        if turn.role == "assistant":
-            return not waits.isdisjoint(turn.goes_on)
+def _gone(turns: list[Turn], history: int, *, lost: bool) -> set[int]:
+    """Return which of *turns* have programs that no later one goes on with; the first *history* of them are kept ones."""
+    gone, follows = set[int](), frozenset[str]()
+    is_last, is_spoken_over = True, False
+    for index in range(len(turns) - 1, -1, -1):
+        turn = turns[index]
         if turn.role == "user" and turn.body and index < history:
-            return False
-    return not lost
+            is_spoken_over = True
+        if turn.role != "assistant":
+            continue
+        is_alive = not is_spoken_over and (not lost if is_last else not turn.waits.isdisjoint(follows))
+        if turn.waits and not is_alive:
+            gone.add(index)
+        follows = turn.ends | (frozenset() if index in gone else turn.waits)
+        is_last = is_spoken_over = False
+    return gone
 
 
 THINKING = frozenset(("thinking", "redacted_thinking"))
@@ -228,7 +232,7 @@ def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> Turn: 
     made = made_by_model(message)
     after = joined([_text(MADE), *[_content(part, flags) for part in made]]) if made else b""
     if not calls:
-        return Turn("assistant", joined(_ended(_answered(blocks))), after=after, goes_on=_ended_in(blocks))
+        return Turn("assistant", joined(_ended(_answered(blocks))), after=after, ends=_ended_in(blocks))
     waits = frozenset(filter(None, [program_of(block) for block in blocks if block["type"] == "tool_use"]))
     if flags.manual and not waits and blocks[0]["type"] not in THINKING:
         said = joined([block for block in blocks if block["type"] != "tool_use"])
@@ -239,7 +243,7 @@ def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> Turn: 
         ids={ours: encoded(theirs) for ours, theirs in ids.items()},
         after=after,
         waits=waits,
-        goes_on=waits | _ended_in(blocks),
+        ends=_ended_in(blocks),
         container=next(filter(None, [word_at(call.provider_data, "container") for call in calls]), "") if waits else "",
     )
 
@@ -261,7 +265,7 @@ def _as_text(message: Message, flags: Flags) -> Turn:
     blocks = [block for block in [_assistant_block(part, flags, ids) for part in message.content] if block is not None]
     answered = _ended_in(blocks)
     said = [b for b in blocks if b["type"] != "tool_use" and (b["type"] != "server_tool_use" or b["id"] in answered)]
-    return Turn("assistant", joined(_ended(said)), texts=_call_texts(message.tool_calls), goes_on=answered)
+    return Turn("assistant", joined(_ended(said)), texts=_call_texts(message.tool_calls), ends=answered)
 
 
 def _answered(blocks: list[Json]) -> list[Json]:
