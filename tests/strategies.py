@@ -272,7 +272,7 @@ searches = some(
     location=st.none() | st.fixed_dictionaries({"city": text}),
 )
 readings = some(UrlContext, max_uses=st.none() | counts, allowed_domains=tuples(names, 2))
-programs = some(Programs, tools=st.just(("look", "find")), direct=st.sampled_from([(), ("look",)]))
+programs = some(Programs, st.just(("look", "find")), direct=st.sampled_from([(), ("look",)]))
 server_tools = searches | readings | programs | some(CodeExecution, files=tuples(names))
 settings = some(
     ModelSettings,
@@ -464,6 +464,7 @@ STORED: dict[str, st.SearchStrategy[Any]] = {
     "ModelRequest": requests,
     "ModelSettings": settings,
     "OpaquePart": opaque_parts,
+    "Programs": programs,
     "Question": questions,
     "RefusalPart": refusal_parts,
     "ReplyDone": st.builds(ReplyDone, replies),

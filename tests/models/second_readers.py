@@ -16,6 +16,7 @@ import attrs
 
 from stepengine.data.json import thaw
 from stepengine.data.messages import (
+    AssistantPart,
     DocumentPart,
     ImagePart,
     OpaquePart,
@@ -91,8 +92,8 @@ def ours_of(reply: ModelReply) -> Reading:
     return Reading(
         text="".join([p.text for p in reply.content if isinstance(p, TextPart | RefusalPart)]),
         thinking="".join([p.text for p in reply.content if isinstance(p, ThinkingPart)]),
-        calls=tuple([called(p) for p in reply.content if isinstance(p, ToolCallPart)]),
-        others=tuple([kind_of(p) for p in reply.content if isinstance(p, OpaquePart | ImagePart | DocumentPart)]),
+        calls=tuple([called(p) for p in reply.content if isinstance(p, ToolCallPart) and not kind_of(p)]),
+        others=tuple(filter(None, [kind_of(p) for p in reply.content])),
         stop=reply.raw_stop_reason or "",
         id=str(reply.provider_data.get("id") or ""),
         prompt=None if usage is None else usage.prompt_tokens - sum(more[:3]),
@@ -110,7 +111,12 @@ def called(part: ToolCallPart) -> str:
     return a_call(part.tool_name, given, str((part.provider_data or {}).get("id") or ""))
 
 
-def kind_of(part: OpaquePart | ImagePart | DocumentPart) -> str:
+def kind_of(part: AssistantPart) -> str:
+    """The kind of a part that is neither said nor thought nor a call of a function."""
+    if isinstance(part, ToolCallPart):
+        return "tool_search_call" if "search" in (part.provider_data or {}) else ""
+    if not isinstance(part, OpaquePart | ImagePart | DocumentPart):
+        return ""
     data = part.data if isinstance(part, OpaquePart) else (part.provider_data or {}).get("item")
     if data is None:
         return "inlineData" if not (part.provider_data or {}).get("audio") else "audio"

@@ -19,7 +19,7 @@ from stepengine.models._thinking import asked_of_responses
 from stepengine.models._wire import ToolsCache
 from stepengine.models.keys import Secret
 from stepengine.models.openai.decode import ResponsesAccumulator
-from stepengine.models.openai.request import TOOL_SEARCH, encode, encode_count, encode_tool, said_by
+from stepengine.models.openai.request import TOOL_SEARCH, encode, encode_count, encode_tool, said_by, searches_here
 
 __all__ = ("OpenAIProvider",)
 
@@ -69,16 +69,17 @@ class OpenAIProvider(PresetProvider):
             headers=headers,
             token_provider=token_provider,
         )
-        self._tools: dict[Programs | None, ToolsCache] = {}
+        self._tools: dict[tuple[Programs | None, bool], ToolsCache] = {}
 
     def _tools_of(self, request: ModelRequest) -> bytes:
         """Return the encoded tools, for each way of calling them from programs kept by itself."""
-        programs = programs_of(request.settings)
-        if programs not in self._tools:
+        programs, search = programs_of(request.settings), None if searches_here(request) else TOOL_SEARCH
+        key = (programs, search is None)
+        if key not in self._tools:
             if len(self._tools) >= MOST_WAYS:
                 self._tools.clear()
-            self._tools[programs] = ToolsCache(partial(encode_tool, programs=programs), search=TOOL_SEARCH)
-        return self._tools[programs](request.tools)
+            self._tools[key] = ToolsCache(partial(encode_tool, programs=programs), search=search)
+        return self._tools[key](request.tools)
 
     def _searches(self, model: str) -> bool:
         return bool(self._preset.searches and re.match(self._preset.searches, model))

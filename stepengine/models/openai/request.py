@@ -15,6 +15,7 @@ from stepengine.errors import ModelError
 from stepengine.models._deferring import hidden_names
 from stepengine.models._failures import DANGLING_REASONING, INVALID_SIGNATURE, UNKNOWN_FIELD
 from stepengine.models._programs import called_by, check_programs, programs_of
+from stepengine.models._reply import seen
 from stepengine.models._schemas import strict_form
 from stepengine.models._settings import DROPPED, Said, Way, cache_members, located, no_tool, said_of
 from stepengine.models._thinking import asked_of_responses
@@ -22,7 +23,7 @@ from stepengine.models._wire import join_members, members_of, schema_name, tool_
 from stepengine.models.openai.encode import Flags, encode_messages
 from stepengine.models.presets import Preset
 
-__all__ = ("TOOL_SEARCH", "encode", "encode_count", "encode_tool", "said_by")
+__all__ = ("TOOL_SEARCH", "encode", "encode_count", "encode_tool", "said_by", "searches_here")
 
 TOOL_SEARCH = {"type": "tool_search"}
 """The API's search of tools (providers:PV64)."""
@@ -96,6 +97,13 @@ def _definitions(request: ModelRequest) -> Callable[[str], Json]:
     """Return what gives the definition of a hidden tool by its name."""
     programs = programs_of(request.settings)
     return lambda name: encode_tool(next(tool for tool in request.tools if tool.name == name), programs)
+
+
+def searches_here(request: ModelRequest) -> bool:
+    """Return whether the author gives the API's search of tools in its own words, such as one that is asked of the client."""
+    extra = request.settings.extra
+    given = [*seen(extra, "tools"), *seen(extra, "body", "tools")]
+    return any(tool.get("type") == TOOL_SEARCH["type"] for tool in given)
 
 
 def encode_tool(spec: ToolSpec, programs: Programs | None = None) -> Json:
