@@ -18,7 +18,7 @@ from stepengine.data.models import (
     ToolCallEnded,
     ToolCallStarted,
 )
-from stepengine.data.server_tools import CodeExecution, FileSearch, ServerTool, UrlContext, WebSearch
+from stepengine.data.server_tools import CodeExecution, FileSearch, Programs, ServerTool, UrlContext, WebSearch
 from stepengine.models._reading import Timeouts
 from stepengine.models.anthropic import AnthropicProvider
 from stepengine.models.base import BatchMember, ModelInfo, ModelRef, Provider, ProviderSettings
@@ -64,6 +64,7 @@ __all__ = (
     "OpenAIChatProvider",
     "OpenAIProvider",
     "Preset",
+    "Programs",
     "Provider",
     "ProviderSettings",
     "ReplyDone",

@@ -243,6 +243,9 @@ def usage_in_totals(raw: object, prompt: str, completion: str, *, hits: tuple[st
     written = min(whole - read, _figure(inside, "cache_write_tokens"))
     if reasoning and total == whole + output + reasoning:
         output += reasoning  # xAI counts it beside the completion (providers:PV81)
+    elif not (reasoning or unsure) and total is not None and total - whole - output != cached:
+        reasoning = max(0, total - whole - output)  # Google counts it in the total of its OpenAI endpoint alone
+        output += reasoning
     reasoning = min(output, reasoning)
     return Usage(whole - read - written, output - reasoning, read, written, reasoning, at_least=unsure)
 

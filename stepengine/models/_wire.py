@@ -380,7 +380,7 @@ class ToolsCache:
             return data
         definitions = [self._encode(tool) for tool in tools if not tool.defer_loading]
         hidden = [{**self._encode(tool), "defer_loading": True} for tool in tools if tool.defer_loading]
-        if hidden:
+        if hidden and self._search is not None:
             definitions.append(self._search)
         if definitions and self._on_last:
             definitions[-1] = {**definitions[-1], **self._on_last}

@@ -74,9 +74,18 @@ RUNTIME = Site(
     opens_pages=False,
     searches=False,
     stands_in=False,
+    runs_programs=False,
 )
-MANTLE = Site(name="Amazon Bedrock", is_fast=False, stands_in=False)
-VERTEX = Site(name="Vertex AI", names_model=False, marks_whole=False, is_fast=False, has_tiers=False, stands_in=False)
+MANTLE = Site(name="Amazon Bedrock", is_fast=False, stands_in=False, runs_programs=False)
+VERTEX = Site(
+    name="Vertex AI",
+    names_model=False,
+    marks_whole=False,
+    is_fast=False,
+    has_tiers=False,
+    stands_in=False,
+    runs_programs=False,
+)
 FOUNDRY = Site(name="Foundry", is_fast=False, stands_in=False)
 MULTI_REGIONS = frozenset({"us", "eu"})
 

@@ -14,7 +14,7 @@ from stepengine.data.models import ModelReply, ModelRequest, ModelSettings
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.errors import ModelError
-from stepengine.models import CodeExecution, FileSearch, UrlContext, WebSearch
+from stepengine.models import CodeExecution, FileSearch, Programs, UrlContext, WebSearch
 from tests.models.wires import provider_of
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
@@ -71,6 +71,7 @@ ROWS: dict[str, dict[str, Any]] = {
     '`WebSearch(location={"city": "Bonn"})`': {"server_tools": [WebSearch(location={"city": "Bonn"})]},
     "`UrlContext()`": {"server_tools": [UrlContext()]},
     "`CodeExecution()`": {"server_tools": [CodeExecution()]},
+    '`Programs("hear")`': {"server_tools": [Programs("hear")]},
     '`FileSearch("store")`': {"server_tools": [FileSearch("store")]},
     '`extra={"top_k": 7}`': {"extra": {"top_k": 7}},
     '`extra={"background": True}`': {"extra": {"background": True}},
@@ -156,7 +157,9 @@ def named(tool: dict[str, Any]) -> str:
     function = tool.get("toolSpec") or tool.get("function", tool)
     if "description" not in function:
         return shown(tool)
-    return shown({name: function[name] for name in ("name", "strict", "cache_control") if name in function})
+    return shown(
+        {name: function[name] for name in ("name", "strict", "allowed_callers", "cache_control") if name in function}
+    )
 
 
 def strict_cell(name: str) -> str:

@@ -21,7 +21,7 @@ from stepengine.models._iterations import STOOD_IN, iterations_of, ran_beside
 from stepengine.models._json import call_part, count_of, newer_in, objects_at, text_at
 from stepengine.models._reply import kept_of, listed, reply_of, seen, shown_text, word_at
 
-__all__ = ("KEPT", "decode", "usage_of")
+__all__ = ("KEPT", "decode", "program_of", "usage_of")
 
 STOPS = {
     "end_turn": StopReason.END_TURN,
@@ -75,7 +75,8 @@ def decode(message: Mapping[str, Any], call: Call, model: str, request_id: str |
         raise protocol_failure(call, "it holds no content", usage)
     blocks = _standing(objects_at(message, "content"))
     newer = newer_in(message, IN_MESSAGE)
-    content = tuple([part for block in blocks for part in _parts(block, call.provider, model)])
+    container = word_at(message, "container", "id")
+    content = tuple([part for block in blocks for part in _parts(block, call.provider, model, container)])
     return reply_of(
         content,
         call,
@@ -113,8 +114,8 @@ def _answered(message: Mapping[str, object], blocks: list[Mapping[str, object]])
     return next((name for name in [*reversed(named), *reversed(served)] if name), text_at(message, "model"))
 
 
-def _parts(block: Mapping[str, object], provider: str, model: str) -> list[AssistantPart]:
-    part = _part(block, provider, model)
+def _parts(block: Mapping[str, object], provider: str, model: str, container: str) -> list[AssistantPart]:
+    part = _part(block, provider, model, container)
     cited = seen(block, "citations") if block["type"] == "text" else []
     return [part, *[_citation(citation, word_at(block, "text")) for citation in cited]]
 
@@ -127,7 +128,7 @@ def _citation(citation: Mapping[str, object], said: str) -> CitationPart:
     )
 
 
-def _part(block: Mapping[str, Any], provider: str, model: str) -> AssistantPart:
+def _part(block: Mapping[str, Any], provider: str, model: str, container: str) -> AssistantPart:
     kind = block["type"]
     mark: Json = {"provider": provider}
     if kind == "text":
@@ -144,7 +145,8 @@ def _part(block: Mapping[str, Any], provider: str, model: str) -> AssistantPart:
         kept = {"redacted": block["data"], **_beside(block, IN_REDACTED)}
         return ThinkingPart("", provider_data=freeze({**mark, **kept}))
     if kind == "tool_use":
-        given = {"id": block["id"]} if block.get("id") else {}
+        where = container if program_of(block) else ""
+        given = {name: value for name, value in (("id", block.get("id")), ("container", where)) if value}
         return call_part(block["name"], block.get("input"), {**mark, **given, **_beside(block, IN_CALL)})
     tool = _tool_of(block, kind)
     return OpaquePart(provider, freeze(block), tool=tool, text=_shown(block) if tool else "")
@@ -154,6 +156,11 @@ def _beside(block: Mapping[str, object], known: frozenset[str]) -> Json:
     """Return the members of a block that are newer than this package: they go back to the model that made it."""
     newer = newer_in(block, known)
     return {"more": newer} if newer else {}
+
+
+def program_of(block: Mapping[str, object]) -> str:
+    """Return the id of the program that made a call; ``""`` for one of the model itself."""
+    return word_at(block, "caller", "tool_id")
 
 
 def _tool_of(block: Mapping[str, object], kind: str) -> str:

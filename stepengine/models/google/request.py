@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from stepengine.data.models import ModelRequest
-from stepengine.data.server_tools import CodeExecution, FileSearch, ServerTool, UrlContext, WebSearch
+from stepengine.data.server_tools import CodeExecution, FileSearch, Programs, ServerTool, UrlContext, WebSearch
 from stepengine.data.tools import ToolSpec
 from stepengine.models._failures import INVALID_SIGNATURE
 from stepengine.models._settings import DROPPED, Said, Way, no_tool, said_of
@@ -133,6 +133,8 @@ def _server_tool(item: ServerTool, model: str, *, is_vertex: bool) -> Json:
         if item.files:
             raise no_tool(item, model, "google", "it takes no files; put them into a message")
         return {"codeExecution": {}}
+    if isinstance(item, Programs):
+        raise no_tool(item, model, "google")
     if item.allowed_domains or item.blocked_domains:
         raise no_tool(item, model, "google", "it cannot be held to domains or kept from them")
     return {"googleSearch": {}} if isinstance(item, WebSearch) else {"urlContext": {}}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stepengine.data.json import freeze
+from stepengine.data.json import compact, freeze
 from stepengine.data.messages import AssistantPart, CitationPart, OpaquePart, RefusalPart, TextPart, ThinkingPart
 from stepengine.data.models import (
     ModelDelta,
@@ -22,6 +22,7 @@ from stepengine.data.models import (
     ToolCallEnded,
     ToolCallStarted,
 )
+from stepengine.data.tools import FIND_TOOLS
 from stepengine.data.usage import Usage
 from stepengine.models._deferring import SEARCH, loaded_by
 from stepengine.models._failures import Call, body_failure, protocol_failure, unanswerable
@@ -39,7 +40,7 @@ from stepengine.models._reply import (
     word_at,
 )
 
-__all__ = ("ResponsesAccumulator", "decode", "usage_of")
+__all__ = ("ResponsesAccumulator", "decode", "is_client_search", "usage_of")
 
 STOPS = {
     "completed": StopReason.END_TURN,
@@ -162,6 +163,8 @@ TOOLS = {
     "file_search_call": "file_search",
     "image_generation_call": "image_generation",
     "mcp_call": "mcp",
+    "program": "program",
+    "program_output": "program",
     "tool_search_call": SEARCH,
     "tool_search_output": SEARCH,
 }
@@ -237,9 +240,36 @@ def _waiting(items: list[Mapping[str, object]], provider: str) -> list[str]:
         for item in items
         if (item["type"] in FOR_THE_CLIENT and (provider, item["type"]) != X_SEARCH)
         or (item["type"] in FOR_THE_CLIENT_OR_SERVER and item.get("call_id") not in answered)
-        or (item["type"] == "tool_search_call" and item.get("execution") == "client")
         or (item["type"] == "function_call" and item.get("async"))
     ]
+
+
+def is_client_search(item: Mapping[str, object]) -> bool:
+    """Return whether an item asks its client to search tools, which is what ``find_tools`` does (providers:PV122)."""
+    return item.get("type") == "tool_search_call" and item.get("execution") == "client"
+
+
+def _search(item: Mapping[str, object], mark: Json) -> AssistantPart:
+    """Return a search as a call of ``find_tools``; what is asked for stands under the names that the search was given."""
+    given = {"query": " ".join(_words(item.get("arguments")))}
+    return call_part(FIND_TOOLS, given, {**mark, "id": item.get("call_id"), "search": item})
+
+
+def _words(asked: object) -> list[str]:
+    if isinstance(asked, str):
+        try:
+            read = read_json(asked.encode())
+        except ValueError:
+            return [asked]
+        return [asked] if isinstance(read, str) else _words(read)
+    inner = list(asked.values()) if isinstance(asked, Mapping) else asked
+    return [word for value in inner for word in _words_in(value)] if isinstance(inner, list | tuple) else []
+
+
+def _words_in(value: object) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    return [word for word in value if isinstance(word, str)] if isinstance(value, list | tuple) else []
 
 
 def _stop(data: Mapping[str, object]) -> tuple[str | None, StopReason | None]:
@@ -264,6 +294,8 @@ def _parts(item: Mapping[str, object], mark: Json) -> list[AssistantPart]:
             known = {**ids, "more": newer_in(item, IN_CALL)}
             data = {**mark, **{name: value for name, value in known.items() if value}}
             return [call_part(text_at(item, "name"), item.get("arguments"), data)]
+        case "tool_search_call" if is_client_search(item):
+            return [_search(item, mark)]
         case "image_generation_call" if (made := _image(item, mark)) is not None:
             return [made]
         case _:
@@ -280,7 +312,7 @@ def _image(item: Mapping[str, object], mark: Json) -> AssistantPart | None:
 def _shown(item: Mapping[str, object]) -> str:
     """Return for people what a tool of the provider was asked, and what came of it."""
     action = item.get("action")
-    asked = [word_at(action, "query"), word_at(action, "url"), word_at(item, "code")]
+    asked = [word_at(action, "query"), word_at(action, "url"), word_at(item, "code"), word_at(item, "result")]
     arguments = item.get("arguments")
     for queries in (item.get("queries"), arguments.get("paths") if isinstance(arguments, Mapping) else None):
         asked += [query for query in queries if isinstance(query, str)] if isinstance(queries, list | tuple) else []
@@ -414,16 +446,21 @@ class ResponsesAccumulator(Accumulator):
         if index <= newest:  # numbers that are left out say nothing: the end tells of all items
             self._broken(f"item {index} begins behind item {newest}")
         self._open[index] = item
-        if item["type"] != "function_call":
+        if item["type"] != "function_call" and not is_client_search(item):
             return []
         self._calls[index] = len(self._calls)
-        return [ToolCallStarted(self._calls[index], text_at(item, "name"))]
+        return [ToolCallStarted(self._calls[index], text_at(item, "name") or FIND_TOOLS)]
 
     def _closed(self, index: int, item: Mapping[str, object]) -> list[ModelDelta]:
         if self._open.pop(index, None) is None:
             self._broken(f"item {index} ends without having begun")
         self._items[index] = item
-        return [ToolCallEnded(self._calls[index])] if index in self._calls else []
+        if index not in self._calls:
+            return []
+        number, given = self._calls[index], list[ModelDelta]()
+        if is_client_search(item):
+            given = [ToolCallChunk(number, compact({"query": " ".join(_words(item.get("arguments")))}))]
+        return [*given, ToolCallEnded(number)]
 
     def _end(self, response: Mapping[str, Any]) -> None:
         """Take the end event: its items in their order, each as ``output_item.done`` had it if that came."""

@@ -89,6 +89,7 @@ IN_AUDIO = frozenset({"data", "transcript"})
 IN_TEXT = frozenset({"type", "text"})
 """What is read of a reply, its choice, its message and what that holds; whatever else they hold is kept as it came."""
 TEXTS = ("text", "summary")
+IN_CALL = MEMBERS | {"custom"}
 
 Json = dict[str, Any]
 
@@ -204,14 +205,15 @@ def _parts(message: Mapping[str, Any], provider: str, model: str) -> list[Assist
 
 
 def _is_custom(entry: Mapping[str, object]) -> bool:
-    return entry.get("type") == "custom" or isinstance(entry.get("custom"), Mapping)
+    """Return whether an entry calls a custom tool; Snowflake's calls of functions hold such a call that says nothing."""
+    return entry.get("type") == "custom" or any(object_in(entry, "custom").values())
 
 
 def _call(entry: Mapping[str, object], function: Mapping[str, object], mark: Json) -> AssistantPart:
     """Return a call with its id and what else it holds, such as the signature of Gemini's thoughts behind Google's endpoint."""
     found = {
         "id": text_at(entry, "id"),
-        "more": newer_in(entry, MEMBERS),
+        "more": newer_in(entry, IN_CALL),
         "more_of_function": newer_in(function, FUNCTION_MEMBERS),
     }
     data = {**mark, **{name: value for name, value in found.items() if value}}
@@ -347,7 +349,10 @@ class ChatAccumulator(Accumulator):
         chunk = read_json(data)
         if chunk.get("error") or name == "error":
             raise self._failed(chunk)
+        named = self._data.get("id")
         self._data.update({key: value for key, value in chunk.items() if key != "choices" and value is not None})
+        if named:
+            self._data["id"] = named  # the last chunk of Groq's own tools says 'stub'
         deltas: list[ModelDelta] = []
         for choice in objects_at(chunk, "choices"):
             if index := choice.get("index"):

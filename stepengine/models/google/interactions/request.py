@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepengine.data.models import ModelRequest, ModelSettings
-from stepengine.data.server_tools import CodeExecution, FileSearch, ServerTool, UrlContext, WebSearch
+from stepengine.data.server_tools import CodeExecution, FileSearch, Programs, ServerTool, UrlContext, WebSearch
 from stepengine.data.tools import ToolSpec
 from stepengine.errors import ModelError
 from stepengine.models._failures import INVALID_SIGNATURE
@@ -120,6 +120,8 @@ def _server_tool(item: ServerTool, model: str, provider: str) -> Json:
         if item.files:
             raise no_tool(item, model, provider, "it takes no files; put them into a message")
         return {"type": "code_execution"}
+    if isinstance(item, Programs):
+        raise no_tool(item, model, provider)
     if item.allowed_domains or item.blocked_domains:
         raise no_tool(item, model, provider, "it cannot be held to domains or kept from them")
     return {"type": "google_search"} if isinstance(item, WebSearch) else {"type": "url_context"}
