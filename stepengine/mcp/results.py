@@ -245,7 +245,7 @@ def _left_out(value: Mapping[str, object], shown: Collection[str]) -> dict[str, 
     """Return the member of a block of content that holds media, with a word in its place."""
     is_block = value.get("type") in ("image", "audio") and isinstance(value.get("mimeType"), str)
     member = "data" if is_block else "blob" if isinstance(value.get("uri"), str) else ""
-    data = value.get(member)
+    data = value.get(member) if member else None
     if not isinstance(data, str) or data in shown:
         return {}
     return {member: f"[{len(data) * 3 // 4:,} bytes were left out]"}

@@ -407,7 +407,8 @@ class McpTools:
         refusal = await self._changed(connection, listed)
         if refusal:
             return error_result(refusal)
-        ticket, call = connection.opened(connection.request(session, listed.name, input, progress))
+        more = {"task": {}} if listed.task else {}
+        ticket, call = connection.opened(connection.request(session, listed.name, input, progress, **more))
         try:
             outcome = await call.outcome()
         finally:

@@ -52,7 +52,7 @@ async def test_what_a_server_asks_becomes_questions_of_the_run_that_name_it(
 
     assert ["ordered shoes: 42, a gift"] == texts(result)
     assert [
-        ("The MCP server small asks: Which size of shoes? - Size", ()),
+        ("The MCP server small asks: Which size of shoes? - Size - a whole number", ()),
         ("The MCP server small asks: Which size of shoes? - Gift", ("yes", "no")),
     ] == [(question.text, question.options) for question in person.asked]
 

@@ -313,7 +313,7 @@ async def test_a_reply_that_cannot_be_read_is_an_error_at_once_and_not_when_the_
     ("mode", "said"),
     [
         ("dead", "it said: no licence"),
-        ("mute", "it did not answer within 0.1 s"),
+        ("mute", "it did not answer within 0.1 s; give it longer, with start_timeout=60"),
         ("noise", "it wrote more than 100 lines that are no messages, the first: this is no message"),
     ],
 )

@@ -194,8 +194,9 @@ def guarded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 GIVE = "mcp_tools(headers={'Authorization': 'Bearer ...'})"
+SUCH = "such as an OAuthClientProvider of the package mcp"
 REFUSALS = {
-    "no token": (401, {}, f"it has to be signed in to, which is not done here: get a token, and give it with {GIVE}"),
+    "no token": (401, {}, f"get a token and give it with {GIVE}, or sign in with mcp_tools(auth=...), {SUCH}"),
     "an old token": (
         401,
         {"authorization": "Bearer old"},
