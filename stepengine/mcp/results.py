@@ -248,7 +248,7 @@ def _left_out(value: Mapping[str, object], shown: Collection[str]) -> dict[str, 
     data = value.get(member) if member else None
     if not isinstance(data, str) or data in shown:
         return {}
-    return {member: f"[{len(data) * 3 // 4:,} bytes were left out]"}
+    return {member: f"[{len(data.rstrip('=')) * 3 // 4:,} bytes were left out]"}
 
 
 def _says(texts: Sequence[str], value: object) -> bool:
