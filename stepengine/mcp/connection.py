@@ -567,8 +567,9 @@ class Connection:
         """Take note that *live* is over, and not the one that may have been started since."""
         if live is not None:
             live.end()
-        pipe = live.pipe if live is not None else None
-        return Lost(self._lost_for(pipe.problem if pipe is not None else ""))
+        pipe, answers = (None, None) if live is None else (live.pipe, live.answers)
+        problem = pipe.problem if pipe is not None else answers.unsigned if answers is not None else ""
+        return Lost(self._lost_for(problem))
 
     def _lost_for(self, problem: str) -> str:
         because = f" ({problem})" if problem else ""

@@ -144,7 +144,7 @@ class Answers:
         self._auth = auth
         self._sift = sift
         self._last = Answer()
-        self._unsigned = ""
+        self._failed = ""
 
     @asynccontextmanager
     async def opened(self) -> Any:
@@ -190,7 +190,7 @@ class Answers:
                         except StopAsyncIteration:
                             return
                         except Exception as error:
-                            answers._unsigned = visible(
+                            answers._failed = visible(
                                 cut(f"{type(error).__name__}: {error}", CHALLENGE_CHARS), strict=True
                             )
                             raise
@@ -238,6 +238,11 @@ class Answers:
             response._content = b"{}"  # noqa: SLF001 - there is no public way
         await incoming.send(SessionMessage(mcp_types.JSONRPCError(jsonrpc="2.0", id=number, error=problem)))
 
+    @property
+    def unsigned(self) -> str:
+        """Why a request could not be signed, in words; ``""`` when none had to be, or all could."""
+        return f"signing in with auth= did not work: {self._failed}" if self._failed else ""
+
     def is_about_sign_in(self, answer: Answer) -> bool:
         """Return whether a message was refused for who sent it."""
         return answer.status in SIGN_IN
@@ -252,8 +257,8 @@ class Answers:
         """Return why a message was refused, in words, with what helps; ``""`` for none that stays as it is."""
         answer = answer or self._last
         status = answer.status
-        if self._unsigned:
-            return f"signing in with auth= did not work: {self._unsigned}"
+        if self.unsigned:
+            return self.unsigned
         if not HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR or status in TRANSIENT:
             return ""
         said = visible(cut(answer.challenge, CHALLENGE_CHARS), strict=True)
