@@ -407,7 +407,7 @@ class McpTools:
         refusal = await self._changed(connection, listed)
         if refusal:
             return error_result(refusal)
-        more = {"task": {}} if listed.task else {}
+        more: dict[str, Any] = {"task": {}} if listed.task else {}
         ticket, call = connection.opened(connection.request(session, listed.name, input, progress, **more))
         try:
             outcome = await call.outcome()
