@@ -413,7 +413,7 @@ async def test_a_result_reaches_the_model_by_the_channel_that_the_caller_names_a
     assert BYTES not in str(result.data)
 
 
-@pytest.mark.spec("reliability:MC10")
+@pytest.mark.spec("reliability:MC10", "interfaces:IF138")
 async def test_bytes_that_no_model_is_shown_are_there_for_handlers_and_in_a_replay() -> None:
     sound = types.AudioContent(type="audio", data=BYTES, mime_type="audio/wav")
     kept = types.EmbeddedResource(
