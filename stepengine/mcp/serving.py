@@ -45,6 +45,7 @@ __all__ = ("AgentServer", "Offered")
 
 WAITING = 100
 """How many runs wait for answers at once; the oldest one is forgotten."""
+MAX_PORT = 65_535
 SHUTDOWN_SECONDS = 2
 UNASKED = 10
 """How many questions that nobody was asked a result names."""
@@ -293,12 +294,14 @@ def _is_loopback(host: str) -> bool:
 
 def _listening(host: str, port: int) -> socket.socket:
     """Return a socket that listens, before anybody is told that it does."""
+    if not 0 <= port <= MAX_PORT:
+        msg = f"nobody can listen at {host}:{port}: a port is 0 to {MAX_PORT}"
+        raise DefinitionError(msg)
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family)
-    except (OSError, OverflowError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        msg = f"nobody can listen at {host}:{port}: {why}"
+    except OSError as error:
+        msg = f"nobody can listen at {host}:{port}: {error.strerror or error}"
         raise DefinitionError(msg) from error
 
 

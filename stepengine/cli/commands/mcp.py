@@ -23,7 +23,6 @@ from stepengine.errors import ToolServerError
 
 __all__ = ("inspect_server", "serve")
 
-MAX_PORT = 65_535
 GIVE, TYPED = "mcp_tools(headers={'Authorization': 'Bearer ...'})", "--header 'Authorization: Bearer ...'"
 
 
@@ -157,7 +156,7 @@ class _Place:
 
 def _host_and_port(given: str) -> tuple[str, int]:
     host, _, port = given.rpartition(":")
-    if not port.isascii() or not port.isdecimal() or int(port) > MAX_PORT:
+    if not port.isascii() or not port.isdecimal():
         msg = f"--http is a port, or HOST:PORT, such as 8000 or 127.0.0.1:8000, not {given!r}"
         raise UsageProblem(msg)
     return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
@@ -172,7 +171,7 @@ def _token(name: str) -> str:
 
 def _serve(options: Options, names: list[str], *, place: _Place | None, journals: Path | None) -> Exit:
     # Standard output belongs to the protocol: what an agent file prints goes where people look.
-    sys.stdout = sys.stderr
+    out, sys.stdout = sys.stdout, sys.stderr
     try:
         from stepengine.engine import load_agent
         from stepengine.mcp.serving import AgentServer, Offered
@@ -190,7 +189,7 @@ def _serve(options: Options, names: list[str], *, place: _Place | None, journals
                 asyncio.run(_served(server, [one.engine for one in offered], place))
             return Exit.COMPLETED
     finally:
-        sys.stdout = sys.__stdout__
+        sys.stdout = out
     asyncio.run(_served(server, [one.engine for one in offered], None))
     return Exit.COMPLETED
 
