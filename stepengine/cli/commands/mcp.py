@@ -156,7 +156,7 @@ class _Place:
 
 def _host_and_port(given: str) -> tuple[str, int]:
     host, _, port = given.rpartition(":")
-    if not port.isascii() or not port.isdecimal():
+    if not port.isascii() or not port.isdecimal() or len(port) > len("65535"):
         msg = f"--http is a port, or HOST:PORT, such as 8000 or 127.0.0.1:8000, not {given!r}"
         raise UsageProblem(msg)
     return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
