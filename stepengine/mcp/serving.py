@@ -15,7 +15,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from importlib.metadata import PackageNotFoundError, version
 from ipaddress import ip_address
 from pathlib import Path
@@ -159,7 +159,9 @@ class AgentServer:
         ready: Callable[[str], object] | None = None,
     ) -> None:
         """
-        Answer any number of clients over streamable HTTP at ``/mcp``, until the task is cancelled or a signal ends it.
+        Answer any number of clients over streamable HTTP at ``/mcp``, until the task is cancelled.
+
+        Requests that are open then have two seconds. Signals are the caller's.
 
         Args:
             host: The address that is listened at.
@@ -186,7 +188,15 @@ class AgentServer:
             if ready is not None:
                 shown = f"[{host}]" if ":" in host else host
                 ready(f"http://{shown}:{listener.getsockname()[1]}/mcp")
-            await uvicorn.Server(config).serve(sockets=[listener])
+            server = uvicorn.Server(config)
+            server.capture_signals = nullcontext  # type: ignore[method-assign,assignment]  # they are not this one's
+            serving = asyncio.create_task(server.serve(sockets=[listener]))
+            try:
+                await asyncio.shield(serving)
+            except asyncio.CancelledError:
+                server.should_exit = True
+                await asyncio.wait((serving,))
+                raise
 
     # --- requests -----------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ import attrs
 from stepengine.data.events import ToolProgress
 from stepengine.data.hooks import Change, HookContext
 from stepengine.data.json import JsonDict, JsonValue, freeze_object
-from stepengine.data.messages import ToolResult
+from stepengine.data.messages import CUT_OFF, ToolResult
 from stepengine.data.tools import Ordinary, ToolBinding, ToolLike
 from stepengine.data.visible import visible
 from stepengine.data.yields import Perform
@@ -443,7 +443,7 @@ class McpTools:
 
     async def _grown(self, result: ToolResult, known: _Known) -> ToolResult:
         """Return a result as pending when the server has tools by now that the run does not know: the run asks for them first."""
-        if result.status not in SETTLED:
+        if result.status not in SETTLED or any(effect.kind == CUT_OFF for effect in result.side_effects):
             return result
         connection = self._connection()
         if connection.is_stale:

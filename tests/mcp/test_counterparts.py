@@ -92,13 +92,11 @@ def running(argv: list[str], folder: Path, ready: str) -> Iterator[str]:
         process = subprocess.Popen(argv, env=environment(folder), stdout=out, stderr=out, cwd=folder)
     try:
         yield _told(process, log, ready)
-    finally:
         process.terminate()
-        try:
-            process.wait(20)
-        finally:
-            process.kill()
-            process.wait()
+        assert process.wait(20) in (143, -15), log.read_text(errors="replace")
+    finally:
+        process.kill()
+        process.wait()
 
 
 def _told(process: Any, log: Path, ready: str) -> str:

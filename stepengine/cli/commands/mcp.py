@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
-from contextlib import suppress
+from collections.abc import Coroutine
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +18,7 @@ import typer
 from stepengine.cli.bench import bench_for, limits_of
 from stepengine.cli.exits import Exit
 from stepengine.cli.options import Model, Options, with_options
+from stepengine.cli.screen.interrupting import interruptible
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.visible import visible
 from stepengine.errors import ToolServerError
@@ -185,28 +187,38 @@ def _serve(options: Options, names: list[str], *, place: _Place | None, journals
             offered.append(Offered(bench.engine, agent, {} if limits is None else {"limits": limits}))
         server = AgentServer(offered, journals=journals)
         if place is not None:
-            with suppress(KeyboardInterrupt):  # that is how such a server is ended
-                asyncio.run(_served(server, [one.engine for one in offered], place))
-            return Exit.COMPLETED
+            return asyncio.run(_until_a_signal(server, [one.engine for one in offered], place))
     finally:
         sys.stdout = out
-    asyncio.run(_served(server, [one.engine for one in offered], None))
+    asyncio.run(_served(server.serve_stdio(), [one.engine for one in offered]))
     return Exit.COMPLETED
 
 
-async def _served(server: Any, engines: list[Any], place: _Place | None) -> None:
+async def _served(serving: Coroutine[Any, Any, None], engines: list[Any]) -> None:
     try:
-        if place is None:
-            await server.serve_stdio()
-        else:
-
-            def tell(url: str) -> None:
-                print(f"listening at {url}", file=sys.stderr, flush=True)
-
-            await server.serve_http(host=place.host, port=place.port, token=place.token, ready=tell)
+        await serving
     finally:
         for engine in engines:
             await engine.aclose()
+
+
+async def _until_a_signal(server: Any, engines: list[Any], place: _Place) -> Exit:
+    """Serve over HTTP until Ctrl-C or SIGTERM, which is how such a server is ended."""
+
+    def tell(url: str) -> None:
+        print(f"listening at {url}", file=sys.stderr, flush=True)
+
+    loop = asyncio.get_running_loop()
+    serving = server.serve_http(host=place.host, port=place.port, token=place.token, ready=tell)
+    task = asyncio.ensure_future(_served(serving, engines))
+    with interruptible(lambda: loop.call_soon_threadsafe(task.cancel)) as received:
+        try:
+            await task
+        except asyncio.CancelledError:
+            if not received:
+                raise
+            return Exit.TERMINATED if received[0] == signal.SIGTERM else Exit.INTERRUPTED
+    return Exit.COMPLETED
 
 
 def _inspect(server: list[str], header: list[str], env: list[str], *, timeout: float, as_json: bool) -> Exit:
