@@ -41,10 +41,10 @@ class Asking:
 
     Args:
         server: Its name, which every question says.
-        roots: Addresses of the folders that it is told of; ``None`` refuses to say.
+        roots: Addresses of the folders that it is told of.
     """
 
-    def __init__(self, server: str, roots: Sequence[str] | None = None) -> None:
+    def __init__(self, server: str, roots: Sequence[str] = ()) -> None:
         self._server = server
         self._roots = roots
         self.rounds = ROUNDS
@@ -59,8 +59,8 @@ class Asking:
         for key, request in sorted(requests.items()):
             params = request.get("params", request)
             if style > 1 and request.get("method") == "roots/list":
-                # Which they are stands in no record: another machine has others.
-                answers[key] = {"roots": True} if self._roots is not None else {"error": "No roots are told"}
+                # Which they are, and whether any are told, stands in no record: another machine has others.
+                answers[key] = {"roots": True}
             elif "messages" in params:
                 answers[key] = yield from self._sampled(params)
             elif "requestedSchema" in params:
@@ -148,7 +148,7 @@ class Asking:
         if "error" in answer:
             return types.ErrorData(code=types.INVALID_REQUEST, message=answer["error"])
         if "roots" in answer:
-            return types.ListRootsResult.model_validate(roots_of(self._roots or ()), by_name=False)
+            return types.ListRootsResult.model_validate(roots_of(self._roots), by_name=False)
         kind = types.ElicitResult if "action" in answer else types.CreateMessageResult
         return kind.model_validate(answer, by_name=False)
 

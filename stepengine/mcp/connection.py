@@ -107,7 +107,7 @@ class Wanted:
 
     Attributes:
         requests: The requests by key, as JSON with ``method`` and ``params``.
-        state: What has to be sent back with the answers; ``None`` where the request is still open.
+        state: What has to be sent back with the answers, ``""`` for nothing; ``None`` where the request is still open.
     """
 
     requests: Mapping[str, Any]
@@ -592,7 +592,7 @@ class Connection:
             result = await self._of_task(session, task, progress)
         dumped = result.model_dump(mode="json", by_alias=True, exclude_none=True)
         if isinstance(result, types.InputRequiredResult):
-            return Wanted(dumped.get("inputRequests") or {}, result.request_state)
+            return Wanted(dumped.get("inputRequests") or {}, result.request_state or "")
         return dumped
 
     async def _of_task(self, session: ClientSession, started: Any, progress: Any) -> Any:

@@ -247,7 +247,7 @@ class McpTools:
         self._trusts = trust_hints
         self._defer = defer
         self._pins = pins
-        self._asking = Asking(options.name, options.roots)
+        self._asking = Asking(options.name, options.roots or ())
         self._connections: dict[int, Connection] = {}
         self._is_shared = False
         renewed(self)
@@ -516,7 +516,7 @@ class McpTools:
                         "error": f"the MCP server {self.name!r} does not wait for the answer any more; the outcome is unknown"
                     }
                 connection.closed(ticket)
-                more = {"input_responses": self._asking.responses(answers), "request_state": state}
+                more = {"input_responses": self._asking.responses(answers), "request_state": state or None}
                 session = await connection.session()
                 ticket, call = connection.opened(connection.request(session, listed.name, input, None, **more))
             else:

@@ -30,6 +30,8 @@ from .peers import FASTMCP, NPM, command, fastmcp_python, installed, needs_fastm
 COUNTERPARTS = (
     ("pypi:mcp", "2.3.0", "works", "its client over streamable HTTP, of both protocols, asks the person and is told of a decline"),
     ("npm:@modelcontextprotocol/sdk", "1.32.2", "works", "its client over stdio and streamable HTTP: questions, progress, values"),
+    ("npm:@modelcontextprotocol/client", "2.4.0", "works", "over stdio and streamable HTTP, in both protocols: questions, values, what it could not show"),
+    ("npm:@modelcontextprotocol/server", "2.4.0", "works", "in both protocols: questions without state, folders, a list that grows in a run"),
     ("npm:@modelcontextprotocol/inspector", "2.12.0", "works", "--cli over stdio and streamable HTTP; it shows no questions, and is told so"),
     ("npm:@modelcontextprotocol/server-everything", "2026.8.31", "works", "folders, tasks with questions, forms, its log, resources that change, blobs"),
     ("npm:@modelcontextprotocol/server-filesystem", "2026.8.31", "works", "its folders are those that it is told of; a file reaches the model once"),
@@ -191,6 +193,26 @@ def test_the_typescript_client_asks_its_person_and_is_told_when_it_cannot(
     assert {"what": "shoes", "size": "large"} == asking["structured"]
     assert f"{DECLINED}\n- Which size of shoes?" == silent["texts"][1]
     assert {"what": "shoes", "size": ""} == silent["structured"]
+
+
+@needs_npm
+@pytest.mark.spec("interfaces:IF66")
+@pytest.mark.parametrize("over", ["stdio", "http"])
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+def test_the_second_typescript_client_speaks_both_protocols_with_us(
+    over: str, mode: str, serving: list[str], address: str, tmp_path: Path
+) -> None:
+    target = serving if over == "stdio" else [address]
+    script = ["node", str(HERE / "sdk2_client.mjs"), str(npm_folder()), mode]
+
+    asking = output_of([*script, "large", *target], tmp_path)
+    silent = output_of([*script, "", *target], tmp_path)
+
+    assert {"auto": "2026-07-28", "legacy": "2025-11-25"}[mode] == asking["protocol"]
+    assert re.match(r"\d+\.\d+", asking["server"]["version"])
+    assert ["Which size of shoes?"] == asking["asked"]
+    assert {"what": "shoes", "size": "large"} == asking["structured"]
+    assert f"{DECLINED}\n- Which size of shoes?" == silent["texts"][1]
 
 
 @needs_npm
@@ -365,6 +387,37 @@ async def test_memory_and_sequential_thinking_say_each_thing_once_by_every_chann
     assert 1 == graph.text.count("is hot and unmistakable")
     assert 1 == thinks.text.count("thoughtNumber")
     assert ["is hot and unmistakable"] == graph.data["entities"][0]["observations"]
+
+
+@needs_npm
+@pytest.mark.spec("interfaces:IF60", "interfaces:IF64", "interfaces:IF65")
+@pytest.mark.parametrize("protocol", ["auto", "legacy"])
+async def test_a_server_of_the_second_typescript_package_asks_and_grows(
+    agent: Any, tmp_path: Path, protocol: Any
+) -> None:
+    journal, person = MemoryJournal(), Person(tea="Large")
+    argv = ["node", str(HERE / "sdk_server.mjs"), str(npm_folder())]
+    source = mcp_tools(argv, name="sdk", start_timeout=120, protocol=protocol, roots=[tmp_path])
+    calls = [
+        tool_call("sdk__order", {"what": "tea"}),
+        tool_call("sdk__roots", {}),
+        tool_call("sdk__grow", {}),
+        tool_call("sdk__roots", {}),
+        tool_call("sdk__grown", {}),
+        "ok",
+    ]
+
+    async with Engine([agent(source)], models=ScriptedModel(calls), interactor=person) as engine:
+        lived = await engine.run("worker", "Go.", journal=journal)
+    async with Engine([agent(mcp_tools(["gone"], name="sdk"))], models=ScriptedModel([])) as engine:
+        again = await engine.replay(journal)
+
+    ordered, roots, *_, grown = [one.result.text for one in lived.tool_calls]
+    assert "tea in l" == ordered
+    assert [("Small", "Large")] == [one.options for one in person.asked]
+    assert tmp_path.as_uri() in roots
+    assert "new" == grown
+    assert [one.result.text for one in lived.tool_calls] == [one.result.text for one in again.tool_calls]
 
 
 @needs_fastmcp

@@ -319,7 +319,7 @@ async def test_folders_are_told_in_both_protocols_and_stand_in_no_record(protoco
 
     async with Engine([worker(source)], models=ScriptedModel([tool_call("srv__where", {}), "ok"])) as engine:
         result = await engine.run("worker", "Go.", journal=journal)
-    other = mcp_tools(["gone"], name="srv", roots=["/elsewhere"])
+    other = mcp_tools(["gone"], name="srv")
     async with Engine([worker(other)], models=ScriptedModel([])) as engine:
         again = await engine.replay(journal)
 
