@@ -51,6 +51,8 @@ SAMPLED_TOKENS = 8_192
 ODD_CHARS = 300
 LOG_LINES, LOG_CHARS = 1_000, 1_000
 """How many lines of a server are logged before it is started again, and how much of each."""
+LISTEN_SECONDS, LISTEN_MOST = 1.0, 60.0
+"""How long is waited before a server whose stream of changes ended is listened to again: twice as long each time, and at most so long."""
 
 # tasks
 POLL_SECONDS = 1.0

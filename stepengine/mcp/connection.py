@@ -25,6 +25,8 @@ from stepengine.mcp._caps import (
     CLOSE_SECONDS,
     ERROR_CHARS,
     LEAST_POLL,
+    LISTEN_MOST,
+    LISTEN_SECONDS,
     MOST_POLL,
     PAGES,
     POLL_SECONDS,
@@ -190,6 +192,7 @@ class _Live:
     ) -> None:
         self._options = options
         self._answer = answer
+        self._on_tools = on_tools
         self._notices = Notices(options.name, log_level=options.log_level, told=options.on_notice, on_tools=on_tools)
         self._over = asyncio.Event()
         self._closed = False
@@ -254,6 +257,7 @@ class _Live:
         from mcp_types.version import MODERN_PROTOCOL_VERSIONS
         from pydantic import ValidationError
 
+        ANSWER.set(Answer())  # what is answered here says nothing of anybody's request
         session = self.client.session
         try:
             if session.protocol_version in MODERN_PROTOCOL_VERSIONS:
@@ -266,6 +270,9 @@ class _Live:
                 LOGGER.warning("the MCP server %r does not tell of changes: %s", self._options.name, said)
 
     async def _listen(self) -> None:
+        """Hear of changes until the connection is over; streams of any length end, be it by a proxy."""
+        from mcp.client.subscriptions import SubscriptionLost
+
         can = self.client.session.server_capabilities
         tools = bool(can and can.tools and can.tools.list_changed)
         more = self._options.on_notice is not None
@@ -273,14 +280,20 @@ class _Live:
         resources = bool(more and can and can.resources and can.resources.list_changed)
         if not (tools or prompts or resources or self._options.subscribe):
             return
-        async with self.client.listen(
-            tools_list_changed=tools,
-            prompts_list_changed=prompts,
-            resources_list_changed=resources,
-            resource_subscriptions=self._options.subscribe,
-        ) as told:
-            async for _ in told:
-                pass  # the notifications themselves come to whoever takes all of them
+        pause = LISTEN_SECONDS
+        while not self.is_over:
+            with suppress(SubscriptionLost):
+                async with self.client.listen(
+                    tools_list_changed=tools,
+                    prompts_list_changed=prompts,
+                    resources_list_changed=resources,
+                    resource_subscriptions=self._options.subscribe,
+                ) as told:
+                    async for _ in told:
+                        pause = LISTEN_SECONDS  # the notifications themselves come to whoever takes all of them
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LISTEN_MOST)
+            self._on_tools()  # nobody told what changed meanwhile
 
     async def _subscribe(self, session: ClientSession) -> None:
         import mcp_types as types

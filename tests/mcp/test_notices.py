@@ -13,9 +13,11 @@ from typing import Annotated, Any
 
 import mcp_types as types
 import pytest
-from mcp.server import MCPServer
+from mcp.server import MCPServer, Server
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.resolve import Elicit, ListRoots, Resolve
+from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler
+from mcp.shared.subscriptions import ResourceUpdated
 from pydantic import BaseModel
 
 from stepengine import AgentDefinition, Engine, Perform, RunStatus, ToolCall, tool
@@ -174,8 +176,6 @@ class Talking(Foreign):
         self.levels: list[str] = []
         self.watched: list[str] = []
         self.server._request_handlers.clear()
-        from mcp.server import Server
-
         self.server = Server(
             "talking",
             on_list_tools=self._list,
@@ -287,6 +287,45 @@ async def test_a_server_of_the_new_protocol_tells_of_resources_that_change() -> 
             notice = await heard
 
     assert Notice(server="srv", kind="resource", uri="note://a") == notice
+
+
+@pytest.mark.spec("interfaces:IF65")
+async def test_a_stream_of_changes_that_ends_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepengine.mcp.connection.LISTEN_SECONDS", 0.0)
+    bus = InMemorySubscriptionBus()
+    streams = ListenHandler(bus)
+    listened: list[asyncio.Event] = [asyncio.Event(), asyncio.Event()]
+    waiting = iter(listened)
+    heard = asyncio.Event()
+
+    async def listen(ctx: Any, params: Any) -> Any:
+        next(waiting).set()
+        return await streams(ctx, params)
+
+    foreign = Foreign(described("look"))
+    server: Any = Server(
+        "ending", on_list_tools=foreign._list, on_call_tool=foreign._call, on_subscriptions_listen=listen
+    )
+    source = mcp_tools(server, name="srv", subscribe=["note://a"], on_notice=lambda _: heard.set())
+
+    async def cut() -> None:
+        await listened[0].wait()
+        await asyncio.sleep(0)  # the handler's own first step
+        streams.close()
+        await listened[1].wait()
+        while not heard.is_set():
+            await bus.publish(ResourceUpdated(uri="note://a"))
+            await asyncio.sleep(0)
+
+    def steps(ctx: Any) -> Any:
+        yield from Perform(cut)
+        return "heard"
+
+    agent = AgentDefinition("worker", tools=[source], handle_steps=steps)
+    async with Engine([agent], models=ScriptedModel([])) as engine, asyncio.timeout(30):
+        result = await engine.run("worker", "Go.")
+
+    assert "heard" == result.output
 
 
 # --- folders ----------------------------------------------------------------------------------------------------------
