@@ -295,7 +295,8 @@ async def test_what_cannot_be_done_is_an_error_that_says_why(tmp_path: Path, pro
             agent.load_session(cwd=str(project), session_id="../../etc", mcp_servers=[]),
             agent.load_session(cwd=str(project), session_id="0" * 16, mcp_servers=[]),
             agent.prompt(session_id="0" * 16, prompt=[acp.text_block("x")]),
-            agent.prompt(session_id=session, prompt=[acp.image_block("AAAA", "image/png")]),
+            agent.prompt(session_id=session, prompt=[acp.audio_block("AAAA", "audio/wav")]),
+            agent.prompt(session_id=session, prompt=[acp.image_block("no base64", "image/png")]),
             agent.list_sessions(cursor="x"),
         ):  # fmt: skip
             with pytest.raises(RequestError) as refused:
