@@ -20,6 +20,7 @@ import attrs
 from stepengine.acp import asking, prompts, servers
 from stepengine.acp.choosing import MODE, MODEL, Chosen, Offer
 from stepengine.acp.kept import Kept, KeptSession, Turn
+from stepengine.acp.lending import EditorBuffers
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.events import Event, PermissionRequested, QuestionAsked, RunFinished
 from stepengine.data.questions import Answer, Question
@@ -52,6 +53,7 @@ REASONS = {
     RunStatus.MAX_STEPS: "max_turn_requests",
     RunStatus.TRUNCATED: "max_tokens",
 }
+BUFFERS = "buffers"
 ENVIRONMENT = "environment"
 NO_KEY = "Set the key of the model's provider in the environment of this agent, as the editor's settings have it, and start it again."
 
@@ -299,7 +301,7 @@ class EditorAgent:
         if before is not None:
             await self._end(before)
         kept.chosen = self._offer.again(kept.chosen)
-        engine = self._asked(lambda: self._engine(kept.cwd, kept.chosen))
+        engine = self._asked(lambda: self._engine(kept.cwd, kept.chosen, buffers=self._buffers(kept)))
         agent = self._asked(lambda: engine.agent(self._agent))
         session = _Session(kept, engine, agent, kept.chosen)
         session.sources = self._asked(lambda: self._sources(session, named or ()))
@@ -308,13 +310,27 @@ class EditorAgent:
         self._soon(self._tell_commands(session))
         return session
 
-    def _engine(self, cwd: Path, chosen: Chosen, observers: tuple[Callable[[Event], Any], ...] = ()) -> Engine:
-        """Return an engine of the maker's, told of what was chosen as far as it wants to know."""
-        known = {MODE: chosen.mode, MODEL: chosen.model}
+    def _engine(
+        self,
+        cwd: Path,
+        chosen: Chosen,
+        observers: tuple[Callable[[Event], Any], ...] = (),
+        buffers: EditorBuffers | None = None,
+    ) -> Engine:
+        """Return an engine of the maker's, told of what was chosen and lent as far as it wants to know."""
+        known = {MODE: chosen.mode, MODEL: chosen.model, BUFFERS: buffers}
         given = {name: value for name, value in known.items() if name in self._takes}
         make: Any = self._make
         engine: Engine = make(cwd, observers=observers, **given)
         return engine
+
+    def _buffers(self, kept: KeptSession) -> EditorBuffers | None:
+        """Return the files that are open in the editor, if it offers to read or write them."""
+        fs = getattr(self._client_can, "fs", None)
+        reads, writes = bool(getattr(fs, "read_text_file", False)), bool(getattr(fs, "write_text_file", False))
+        if self._client is None or not (reads or writes):
+            return None
+        return EditorBuffers(self._client, kept.id, kept.cwd, reads=reads, writes=writes)
 
     def _sources(self, session: _Session, named: Sequence[Any]) -> tuple[ToolSource, ...]:
         """Return the MCP servers of a session as sources of tools."""
@@ -522,7 +538,7 @@ class EditorAgent:
         chosen = session.kept.chosen
         if chosen == session.made_for:
             return
-        engine = self._engine(session.kept.cwd, chosen)
+        engine = self._engine(session.kept.cwd, chosen, buffers=self._buffers(session.kept))
         await session.engine.aclose()
         session.engine, session.made_for = engine, chosen
         session.agent = servers.with_sources(engine.agent(self._agent), session.sources)
@@ -714,7 +730,7 @@ def _taken(make: object) -> frozenset[str]:
     except (TypeError, ValueError):
         return frozenset()
     takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
-    return frozenset((MODE, MODEL)) if takes_all else frozenset([each.name for each in parameters])
+    return frozenset((MODE, MODEL, BUFFERS)) if takes_all else frozenset([each.name for each in parameters])
 
 
 def _folder(cwd: str) -> Path:

@@ -85,7 +85,7 @@ def allowed_tools(options: Options, agents: list[AgentDefinition], journals: Seq
     wanted = {name: spec for name, spec in _specs().items() if name in named}
     try:
         tools: list[ToolLike] = [
-            *file_tools(root, write=options.write, propose=True, withhold=hidden),
+            *file_tools(root, write=options.write, propose=True, withhold=hidden, buffers=options.buffers),
             *search_tools(root, withhold=hidden),
         ]
         tools += shell_tools(root) if options.shell else []

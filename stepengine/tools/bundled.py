@@ -21,6 +21,7 @@ from stepengine.system.path_policy import Policy
 from stepengine.tools.changes import COMMAND_MAX_SECONDS
 
 if TYPE_CHECKING:
+    from stepengine.system.buffers import Buffers
     from stepengine.tooling.definition import Tool
     from stepengine.tools.changes import FileChangeHook
     from stepengine.tools.memory import MemoryStore
@@ -61,6 +62,8 @@ class FileTools(Policy):
         write: Whether files may be written.
         delete: Whether files may be deleted, too; only with *write*.
         propose: Whether changes may be proposed; they are kept in the run's context and written nowhere.
+        buffers: The files that are open in an editor, as what serves an editor lends them: what is not saved yet is read, and
+            a file with such changes is written by the editor. By default files are what the disk has.
         withhold: Patterns of files that are not shown either, such as the journal of the run.
         allow_secrets: Patterns of files that are withheld by default, such as ``".env.example"``, and may be used.
         allow_protected: Patterns of files that are protected from being written, such as ``".github/workflows/"``, and
@@ -77,6 +80,7 @@ class FileTools(Policy):
     write: bool = False
     delete: bool = False
     propose: bool = False
+    buffers: Buffers | None = None
 
     def below(self, root: str | os.PathLike[str]) -> list[Tool]:
         """Return the tools for a root folder."""
@@ -90,8 +94,9 @@ class FileTools(Policy):
         from stepengine.tools.search.overview import subtree_tool
 
         held = Root(root, self)
-        writing = writing_tools(held, delete=self.delete) if self.write else ()
-        return [*reading_tools(held), subtree_tool(held), *writing, *(proposing_tools(held) if self.propose else ())]
+        writing = writing_tools(held, delete=self.delete, buffers=self.buffers) if self.write else ()
+        proposing = proposing_tools(held, self.buffers) if self.propose else ()
+        return [*reading_tools(held, self.buffers), subtree_tool(held), *writing, *proposing]
 
 
 @attrs.frozen(kw_only=True)

@@ -54,7 +54,12 @@ def reply(request: Any) -> Any:
         case ["which", "model"]:
             return f"I am {request.model}."
         case ["see"]:
-            seen = [part for message in request.messages for part in getattr(message, "content", ()) if isinstance(part, ImagePart)]
+            seen = [
+                part
+                for message in request.messages
+                for part in getattr(message, "content", ())
+                if isinstance(part, ImagePart)
+            ]
             return f"I see {len(seen)} images of {sum(len(part.data) for part in seen)} bytes."
         case _:
             return f"You said: {last.text}"
@@ -84,11 +89,11 @@ def small(version: int) -> tuple[AgentDefinition, Callable[..., Engine]]:
         "bot", model="m/m", tools=TOOLS, handle_steps=asking, system_prompt="" if version == 1 else "Another version.",
     )  # fmt: skip
 
-    def make(cwd: Path, /, *, observers: Any = (), mode: str = "default", model: str = "") -> Engine:
+    def make(cwd: Path, /, *, observers: Any = (), mode: str = "", model: str = "", buffers: Any = None) -> Engine:
         # A replay asks no model: it would be told so.
         models = ScriptedModel([reply] * 100 if not observers else [])
         policy = attrs.evolve(POLICY, mode=mode or "default")
-        tools = [*file_tools(cwd, write=True, delete=True), *shell_tools(cwd)]
+        tools = [*file_tools(cwd, write=True, delete=True, buffers=buffers), *shell_tools(cwd)]
         return Engine(
             [bot], tools, models, permissions=policy, observers=observers, agent_models={"": model} if model else None
         )

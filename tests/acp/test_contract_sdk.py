@@ -286,7 +286,13 @@ async def test_a_prompt_behind_a_cancel_waits_for_the_end_of_the_turn_that_was_c
 @pytest.mark.spec("interfaces:IF48")
 async def test_a_prompt_whose_request_is_given_up_is_cancelled(tmp_path: Path, project: Path) -> None:
     seen = await edited(
-        "acp2", tmp_path, begun(project), said("write a.txt b", given_up=True), {"wait": True}, said("hello"), choose=["wait"]
+        "acp2",
+        tmp_path,
+        begun(project),
+        said("write a.txt b", given_up=True),
+        {"wait": True},
+        said("hello"),
+        choose=["wait"],
     )
 
     assert ["cancelled", "end_turn"] == [turn["stopReason"] for turn in seen["results"][-2:]]
@@ -349,3 +355,27 @@ async def test_ways_to_sign_in_are_told_and_others_are_refused(package: str, tmp
 
     assert ["environment"] == [one["id"] for one in told["authMethods"]]
     assert ({}, -32602) == (known, unknown["error"]["code"])
+
+
+@both
+@pytest.mark.spec("interfaces:IF52")
+async def test_changes_that_are_not_saved_are_read_and_edited_in_the_editor(
+    package: str, tmp_path: Path, project: Path
+) -> None:
+    shop, crlf = project / "shop.py", project / "crlf.txt"
+    crlf.write_bytes(b"one\r\ntwo\r\n")
+    buffers = {str(shop): "rate = 5  # typed\nname = 2\n", str(crlf): "one\ntwo\n"}
+    fs = {"fs": {"readTextFile": True, "writeTextFile": True}}
+    start = {**START, "params": {"protocolVersion": 1, "clientCapabilities": fs}}
+    seen = await edited(
+        package, tmp_path, start, begun(project), said("read shop.py"), said("edit shop.py rate tax"), said("edit crlf.txt two three"),
+        said("write new.txt hello"), buffers=buffers,
+    )  # fmt: skip
+
+    read, *_ = [one for one in seen["updates"] if one.get("status") == "completed"]
+
+    assert "rate = 5  # typed" in read["content"][0]["content"]["text"]
+    assert [(str(shop), "tax = 5  # typed\nname = 2\n")] == [(one["path"], one["content"]) for one in seen["writes"]]
+    assert "rate = 1\nname = 2\n" == shop.read_text(), "the editor is who saves it"
+    assert b"one\r\nthree\r\n" == crlf.read_bytes(), "what has no unsaved changes is written as ever"
+    assert "hello" == (project / "new.txt").read_text()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from stepengine.data.events import Event
     from stepengine.engine import Engine
     from stepengine.permissions import Policy
+    from stepengine.system.buffers import Buffers
 
 __all__ = ("acp",)
 
@@ -80,9 +81,11 @@ def _serve(options: Options, offered: Sequence[str], *, allows_bypass: bool) -> 
         observers: tuple[Callable[[Event], object], ...] = (),
         mode: str = "",
         model: str = "",
+        buffers: Buffers | None = None,
     ) -> Engine:
         agent = load_agent(options.agent, folders=options.settings.agent_folders)
-        here = attrs.evolve(options, cwd=cwd, policy=attrs.evolve(policy, mode=cast("Any", mode or policy.mode)))
+        chosen = attrs.evolve(policy, mode=cast("Any", mode or policy.mode))
+        here = attrs.evolve(options, cwd=cwd, policy=chosen, buffers=buffers)
         if model:
             here = attrs.evolve(here, model=[*[one for one in here.model or () if "=" in one], model])
         try:
