@@ -643,18 +643,18 @@ class EditorAgent:
         from acp import RequestError
 
         handle = session.handle
-        rule = "" if question.remember is None else str(question.remember.get("id"))
+        known = [rule for rule in asking.rules_of(question) if rule["id"] in session.always]
         try:
-            if rule and rule in session.always:
-                answer: Any = Answer(text="yes", remember="session")
+            if known:
+                answer: Any = asking.allowed_by(known[0])
             elif call is None:
                 answer = await self._filled_in(session, question)
             else:
                 answer = await self._chosen(session, question, call)
         except (RequestError, ConnectionError, ValueError):  # the last for what the protocol does not know
             answer = Answer(declined=True) if question.tool_name is None else False
-        if rule and isinstance(answer, Answer) and answer.remember:
-            session.always.add(rule)
+        if isinstance(answer, Answer) and answer.remember:
+            session.always.add(answer.covers)
         # The turn may have been cancelled meanwhile.
         with contextlib.suppress(AnswerRejected):
             if handle is not None:

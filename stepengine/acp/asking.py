@@ -6,18 +6,32 @@ What must not be here: who asks, and when.
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Mapping
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
+from stepengine.data.json import JsonDict
 from stepengine.data.questions import Answer, AnswerLike, Question, answer_problem
 from stepengine.data.visible import visible
 
 if TYPE_CHECKING:
     from acp import schema
 
-__all__ = ("answer_of_form", "answer_of_option", "call_of", "form_of", "is_choice", "options_of", "words_of")
+__all__ = (
+    "allowed_by",
+    "answer_of_form",
+    "answer_of_option",
+    "call_of",
+    "form_of",
+    "is_choice",
+    "options_of",
+    "rules_of",
+    "words_of",
+)
 
 FIELD = "answer"
+ALWAYS = "always"
 
 
 def is_choice(question: Question) -> bool:
@@ -32,19 +46,49 @@ def options_of(question: Question) -> list[schema.PermissionOption]:
     if question.tool_name is None:
         chosen = [PermissionOption(option_id=str(n), name=o, kind="allow_once") for n, o in enumerate(question.options)]
         return [*chosen, PermissionOption(option_id="no", name="No answer", kind="reject_once")]
-    options = [PermissionOption(option_id="yes", name="Allow", kind="allow_once")]
-    if question.remember is not None:
-        name = f"Always: {visible(str(question.remember.get('id', 'such calls')), strict=True)}"
-        options.append(PermissionOption(option_id="always", name=name, kind="allow_always"))
-    return [*options, PermissionOption(option_id="no", name="Refuse", kind="reject_once")]
+    always = [
+        PermissionOption(option_id=f"{ALWAYS}{number}" if number else ALWAYS, name=_always(rule), kind="allow_always")
+        for number, rule in enumerate(rules_of(question))
+    ]
+    yes = PermissionOption(option_id="yes", name="Allow", kind="allow_once")
+    return [yes, *always, PermissionOption(option_id="no", name="Refuse", kind="reject_once")]
+
+
+def rules_of(question: Question) -> list[JsonDict]:
+    """Return the rules that can be added to a permission, the narrowest first; none that covers whatever a tool is given."""
+    offered = [] if question.remember is None else [question.remember, *question.wider]
+    return [rule for rule in offered if not _call_in(rule).get("any_input")]
+
+
+def allowed_by(rule: JsonDict) -> Answer:
+    """Return the yes that adds a rule which a question offers."""
+    return Answer(text="yes", remember="session", covers=str(rule["id"]))
+
+
+def _call_in(rule: JsonDict) -> Any:
+    match: Any = rule.get("match")
+    return match.get("call", {}) if isinstance(match, Mapping) else {}
+
+
+def _always(rule: JsonDict) -> str:
+    """Return in words what is allowed from now on."""
+    call = _call_in(rule)
+    where = [*call.get("paths", ()), *call.get("hosts", ()), *call.get("origins", ())]
+    if "prefix" in call:
+        covered = f"{shlex.join(call['prefix'])} with anything behind it"
+    elif where:
+        covered = f"{call['is']} for {', '.join(where)}"
+    else:
+        covered = "exactly this call" if call else str(rule["id"])
+    return f"Always: {visible(covered, strict=True)}"
 
 
 def answer_of_option(question: Question, chosen: str | None) -> AnswerLike:
     """Return what a person chose; whoever closes the question has said no."""
     if question.tool_name is None:
         return Answer(declined=True) if chosen in (None, "no") else question.options[int(chosen or 0)]
-    if chosen == "always":
-        return Answer(text="yes", remember="session")
+    if chosen is not None and chosen.startswith(ALWAYS):
+        return allowed_by(rules_of(question)[int(chosen.removeprefix(ALWAYS) or 0)])
     return chosen == "yes"
 
 

@@ -381,10 +381,46 @@ def _fenced(language: str, text: str) -> str:
 def _shown_result(result: ToolResult) -> Iterator[Any]:
     images = [part for part in result.media if isinstance(part, ImagePart) and part.data is not None]
     if result.text or not images:
-        yield acp.tool_content(acp.text_block(result.text[:RESULT_CHARS]))
+        yield acp.tool_content(acp.text_block(_in_words(result)[:RESULT_CHARS]))
     for part in images:
         if len(part.data or b"") <= MAX_IMAGE_BYTES:
             yield acp.tool_content(acp.image_block(base64.b64encode(part.data or b"").decode(), part.mime_type))
+
+
+def _in_words(result: ToolResult) -> str:
+    """Return a result as a person reads it: what a command printed, what files hold, what a tool says that it did."""
+    match result.data:
+        case {"stdout": str(out), **more}:
+            code, err = more.get("exit_code"), str(more.get("stderr") or "")
+            printed = "\n".join([text.rstrip("\n") for text in (out, err) if text])
+            ended = "" if code == 0 else f"It ended with the exit code {code}."
+            notes = [str(more.get("message") or ""), ended if code is not None else ""]
+            return (
+                "\n\n".join(filter(None, [_fenced("", visible(printed)) if printed else "", *notes]))
+                or "It printed nothing."
+            )
+        case list() | tuple() as entries if entries and all(_is_entry(entry) for entry in entries):
+            return "\n\n".join([_entry_in_words(entry) for entry in entries])
+        case {"message": str(message), "unified_diff": str(diff), **_rest}:
+            return f"{message}\n\n{_fenced('diff', visible(diff))}"
+        case {"message": str(message), "file": str(), **rest} if not rest:
+            return message
+        case _:
+            return result.text
+
+
+def _is_entry(entry: object) -> bool:
+    """Return whether something is what ``read_files`` says of a file."""
+    return (
+        isinstance(entry, Mapping) and isinstance(entry.get("path"), str) and ("content" in entry or "error" in entry)
+    )
+
+
+def _entry_in_words(entry: Any) -> str:
+    path = visible(entry["path"], strict=True)
+    if "error" in entry:
+        return f"{path}: {visible(str(entry['error']))}"
+    return f"{path}\n\n{_fenced('', visible(str(entry['content'])))}"
 
 
 @cache

@@ -205,8 +205,28 @@ async def test_a_permission_is_asked_for_in_words_and_what_cannot_run_is_not_ask
     assert texts[1].startswith("Delete 'shop.py'\n\n```diff\n--- ")
     assert ["diff", "diff"] == texts[2:], "the handler's own calls"
     assert ["execute", "delete", "edit", "edit"] == [call["toolCall"]["kind"] for call in seen["asked"]]
-    assert ["allow_once", "allow_always", "reject_once"] == [one["kind"] for one in seen["asked"][0]["options"]]
+    assert [
+        "Allow", "Always: exactly this call", "Always: git commit -m with anything behind it",
+        "Always: git commit with anything behind it", "Refuse",
+    ] == [one["name"] for one in seen["asked"][0]["options"]]  # fmt: skip
+    assert "Always: str_replace for shop.py" == seen["asked"][2]["options"][1]["name"]
     assert not any("{'" in text or '{"' in text for text in texts)
+
+
+@both
+@pytest.mark.spec("interfaces:IF51")
+async def test_what_was_allowed_for_good_is_not_asked_about_again_also_under_another_model(
+    package: str, tmp_path: Path, project: Path
+) -> None:
+    model = {"sessionId": "$session", "configId": "model", "value": "anthropic/claude-sonnet-4-5"}
+    seen = await edited(
+        package, tmp_path, begun(project), said("run git commit --dry-run one"), said("run git commit --dry-run two"),
+        {"method": "session/set_config_option", "params": model}, said("run git commit --dry-run three"), said("run git commit --dry-run four"),
+        choose=["Always: git commit with anything behind it"],
+    )  # fmt: skip
+
+    assert ["end_turn"] * 4 == [turn["stopReason"] for turn in seen["results"] if "stopReason" in turn]
+    assert 1 == len(seen["asked"]), [one["options"] for one in seen["asked"]]
 
 
 @both

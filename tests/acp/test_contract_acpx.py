@@ -1,0 +1,91 @@
+"""
+acpx, an editor for the command line that others wrote, drives an agent: by one prompt, and in a session that it keeps.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+COUNTERPARTS = (
+    (
+        "npm:acpx",
+        "0.1.15",
+        "works",
+        "exec, sessions, prompt, set-mode, set, permissions, its fs/* and a session that is loaded again",
+    ),
+)
+
+ROOT = next(
+    (
+        root.resolve()
+        for root in (Path(os.environ.get("ACP_SDK", ".")), Path())
+        if (root / "node_modules" / "acpx").is_dir()
+    ),
+    None,
+)
+pytestmark = [
+    pytest.mark.deep,
+    pytest.mark.skipif(
+        ROOT is None or shutil.which("node") is None,
+        reason="needs node and `npm install --no-save acp1@npm:@agentclientprotocol/sdk@1.9.0 "
+        "acp2@npm:@agentclientprotocol/sdk@2.4.0 acpx@0.1.15`, here or in ACP_SDK=path/to/folder",
+    ),
+]
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "shop.py").write_text("rate = 1\nname = 2\n")
+    return folder
+
+
+@pytest.fixture
+def acpx(tmp_path: Path, project: Path) -> Callable[..., str]:
+    agent = shlex.join([sys.executable, str(HERE / "server.py"), "full1", str(tmp_path / "sessions")])
+    env = {**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(HERE.parents[1])}
+
+    def run(*arguments: str) -> str:
+        assert ROOT is not None
+        program = ROOT / "node_modules" / "acpx" / "dist" / "cli.js"
+        command = ["node", str(program), "--agent", agent, "--cwd", str(project), "--ttl", "1"]
+        done = subprocess.run([*command, *arguments], env=env, text=True, capture_output=True, timeout=100, check=False)
+        assert not done.returncode, done.stderr + done.stdout
+        return done.stdout
+
+    return run
+
+
+@pytest.mark.spec("interfaces:IF45", "interfaces:IF51", "interfaces:IF52")
+def test_one_prompt_edits_a_file_when_it_is_allowed_and_not_when_it_is_refused(
+    acpx: Callable[..., str], project: Path
+) -> None:
+    refused = acpx("--deny-all", "exec", "edit shop.py rate tax")
+    assert ("rate = 1\nname = 2\n", True) == ((project / "shop.py").read_text(), "(failed)" in refused)
+
+    allowed = acpx("--approve-all", "exec", "edit shop.py rate tax")
+    assert ("tax = 1\nname = 2\n", True) == ((project / "shop.py").read_text(), "[done] end_turn" in allowed)
+    assert "git version" in acpx("--approve-all", "exec", "run git --version")
+
+
+@pytest.mark.leaks_allowed("acpx keeps a process of its own for a second, in which the next command finds the agent")
+@pytest.mark.spec("interfaces:IF49", "interfaces:IF50")
+def test_a_session_is_kept_loaded_again_and_has_its_mode_and_model_set(acpx: Callable[..., str], project: Path) -> None:
+    acpx("sessions", "new")
+    assert "You said: hello" in acpx("--approve-all", "prompt", "hello")
+    assert "plan" in acpx("set-mode", "plan")
+    acpx("set", "model", "anthropic/claude-sonnet-4-5")
+    assert "I am anthropic/claude-sonnet-4-5." in acpx("--approve-all", "prompt", "which model")
+    assert "(failed)" in acpx("--approve-all", "prompt", "edit shop.py rate tax")
+    assert "rate = 1\nname = 2\n" == (project / "shop.py").read_text()
+    acpx("sessions", "close")
