@@ -6,8 +6,8 @@ What lives here: which choices there are, and how the protocol shows them. What 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -46,6 +46,10 @@ class Chosen:
     model: str = ""
 
 
+def _texts(given: Iterable[str]) -> tuple[str, ...]:
+    return tuple(given)
+
+
 @attrs.frozen
 class Offer:
     """
@@ -59,8 +63,8 @@ class Offer:
         DefinitionError: for a mode that no policy has.
     """
 
-    modes: Sequence[str] = attrs.field(default=(), converter=tuple)
-    models: Sequence[str] = attrs.field(default=(), converter=tuple)
+    modes: tuple[str, ...] = attrs.field(default=(), converter=_texts)
+    models: tuple[str, ...] = attrs.field(default=(), converter=_texts)
 
     def __attrs_post_init__(self) -> None:
         if unknown := [mode for mode in self.modes if mode not in MODES]:
@@ -100,33 +104,25 @@ class Offer:
         modes = [schema.SessionMode(id=mode, name=ABOUT[mode][0], description=ABOUT[mode][1]) for mode in self.modes]
         return schema.SessionModeState(current_mode_id=chosen.mode, available_modes=modes)
 
-    def options(self, chosen: Chosen) -> list[schema.SessionConfigOptionSelect]:
+    def options(self, chosen: Chosen) -> list[Any]:
         """Return every option with its values and the one in force."""
-        return list(self._options(chosen))
+        from acp.schema import SessionConfigSelectOption as Value
 
-    def _options(self, chosen: Chosen) -> Iterator[schema.SessionConfigOptionSelect]:
-        from acp import schema
-
-        def option(
-            id: str, name: str, about: str, current: str, values: list[schema.SessionConfigSelectOption]
-        ) -> object:
-            return schema.SessionConfigOptionSelect(
-                type="select", id=id, name=name, description=about, category=id, current_value=current, options=values
-            )
-
+        found = list[Any]()
         if self.modes:
-            values = [
-                schema.SessionConfigSelectOption(value=mode, name=ABOUT[mode][0], description=ABOUT[mode][1])
-                for mode in self.modes
-            ]
-            yield option(
-                MODE, "Permissions", "What may be done without asking, from the next turn on.", chosen.mode, values
-            )
+            values = [Value(value=mode, name=ABOUT[mode][0], description=ABOUT[mode][1]) for mode in self.modes]
+            about = "What may be done without asking, from the next turn on."
+            found.append(_option(MODE, "Permissions", about, chosen.mode, values))
         if self.models:
-            values = [
-                schema.SessionConfigSelectOption(value=model or AS_SET, name=visible(model, strict=True) or "As set")
-                for model in self.models
-            ]
-            yield option(
-                MODEL, "Model", "The model of all agents, from the next turn on.", chosen.model or AS_SET, values
-            )
+            values = [Value(value=one or AS_SET, name=visible(one, strict=True) or "As set") for one in self.models]
+            about = "The model of all agents, from the next turn on."
+            found.append(_option(MODEL, "Model", about, chosen.model or AS_SET, values))
+        return found
+
+
+def _option(id: str, name: str, about: str, current: str, values: list[Any]) -> object:
+    from acp.schema import SessionConfigOptionSelect
+
+    return SessionConfigOptionSelect(
+        type="select", id=id, name=name, description=about, category=id, current_value=current, options=values
+    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Generator, Iterable
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import attrs
 
@@ -24,11 +24,11 @@ NAME_CHARS = 28
 SHOWN_CHARS = 300
 
 
-class McpMaker(Protocol):
-    """What makes a source of tools of an MCP server: ``stepengine.mcp.mcp_tools``, or something that calls it."""
-
-    def __call__(self, server: Any, /, *, name: str, **options: Any) -> ToolSource:
-        """Return the tools of *server*, a command as a list of words or a URL; *options* are ``env`` or ``headers``, and ``cwd``."""
+McpMaker: TypeAlias = Callable[..., ToolSource]
+"""
+What makes a source of tools of an MCP server: ``stepengine.mcp.mcp_tools``, or something that calls it. It is given a command as a list of
+words, or a URL; ``name``; and ``env`` and ``cwd``, or ``headers``.
+"""
 
 
 def named_servers(

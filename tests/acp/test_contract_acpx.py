@@ -40,6 +40,8 @@ pytestmark = [
     ),
 ]
 HERE = Path(__file__).parent
+DENIED = 5
+"""How acpx ends where everything that was asked for was denied."""
 
 
 @pytest.fixture
@@ -55,12 +57,12 @@ def acpx(tmp_path: Path, project: Path) -> Callable[..., str]:
     agent = shlex.join([sys.executable, str(HERE / "server.py"), "full1", str(tmp_path / "sessions")])
     env = {**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(HERE.parents[1])}
 
-    def run(*arguments: str) -> str:
+    def run(*arguments: str, code: int = 0) -> str:
         assert ROOT is not None
         program = ROOT / "node_modules" / "acpx" / "dist" / "cli.js"
         command = ["node", str(program), "--agent", agent, "--cwd", str(project), "--ttl", "1"]
         done = subprocess.run([*command, *arguments], env=env, text=True, capture_output=True, timeout=100, check=False)
-        assert not done.returncode, done.stderr + done.stdout
+        assert code == done.returncode, done.stderr + done.stdout
         return done.stdout
 
     return run
@@ -70,7 +72,7 @@ def acpx(tmp_path: Path, project: Path) -> Callable[..., str]:
 def test_one_prompt_edits_a_file_when_it_is_allowed_and_not_when_it_is_refused(
     acpx: Callable[..., str], project: Path
 ) -> None:
-    refused = acpx("--deny-all", "exec", "edit shop.py rate tax")
+    refused = acpx("--deny-all", "exec", "edit shop.py rate tax", code=DENIED)
     assert ("rate = 1\nname = 2\n", True) == ((project / "shop.py").read_text(), "(failed)" in refused)
 
     allowed = acpx("--approve-all", "exec", "edit shop.py rate tax")
