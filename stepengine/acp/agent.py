@@ -604,6 +604,8 @@ class EditorAgent:
             session.state = result.state
         if session.turn is not None:
             session.kept.end(session.turn, is_kept=is_kept)
+        for task in session.asking:  # what was asked about and not answered when the turn was cancelled
+            task.cancel()
         if session.events is not None:
             await session.events.aclose()
         session.handle = session.turn = session.events = session.question = None

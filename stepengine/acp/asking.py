@@ -122,7 +122,7 @@ def form_of(question: Question) -> Any:
         for option, about in zip_longest(question.options, question.descriptions, fillvalue="")
     ]
     field: Any
-    if question.multi_select:
+    if question.multi_select and question.options:
         items = schema.TitledMultiSelectItems(any_of=choices)
         field = schema.ElicitationMultiSelectPropertySchema(type="array", title="Answer", items=items)
     elif is_choice(question):

@@ -120,7 +120,7 @@ class Offer:
         return found
 
 
-def _option(id: str, name: str, about: str, current: str, values: list[Any]) -> object:
+def _option(id: Any, name: str, about: str, current: str, values: list[Any]) -> object:
     from acp.schema import SessionConfigOptionSelect
 
     return SessionConfigOptionSelect(

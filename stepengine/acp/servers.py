@@ -22,12 +22,14 @@ __all__ = ("McpMaker", "named_servers", "recorded_servers", "with_sources")
 
 NAME_CHARS = 28
 SHOWN_CHARS = 300
+START_SECONDS = 60.0
+"""How long a server may take to start: editors name many that `npx` or `uvx` fetch first."""
 
 
 McpMaker: TypeAlias = Callable[..., ToolSource]
 """
 What makes a source of tools of an MCP server: ``stepengine.mcp.mcp_tools``, or something that calls it. It is given a command as a list of
-words, or a URL; ``name``; and ``env`` and ``cwd``, or ``headers``.
+words, or a URL; ``name`` and ``start_timeout``; and ``env`` and ``cwd``, or ``headers``.
 """
 
 
@@ -53,10 +55,11 @@ def named_servers(
         kind = getattr(server, "type", None)
         if kind == "http":
             headers = {header.name: header.value for header in server.headers}
-            source = make(server.url, name=name, headers=headers)
+            source = make(server.url, name=name, headers=headers, start_timeout=START_SECONDS)
         elif kind is None:
             env = {variable.name: variable.value for variable in server.env}
-            source = make([server.command, *server.args], name=name, env=env, cwd=cwd)
+            words = [server.command, *server.args]
+            source = make(words, name=name, env=env, cwd=cwd, start_timeout=START_SECONDS)
         else:
             msg = f"the MCP server {server.name!r:.80} is reached by {kind!r}; this agent starts commands, and reaches others over http"
             raise DefinitionError(msg)
@@ -94,6 +97,7 @@ class _Spared:
     def __init__(self, source: Any, tell: Callable[[str], object]) -> None:
         self._source = source
         self._tell = tell
+        self._said = ""
 
     @property
     def name(self) -> str:
@@ -105,10 +109,15 @@ class _Spared:
 
     def pre_run(self, ctx: HookContext, /) -> Generator[Any, Any, Change]:
         try:
-            return (yield from self._source.pre_run(ctx))
+            change: Change = yield from self._source.pre_run(ctx)
         except (ToolError, DefinitionError) as error:
-            self._tell(f"The MCP server {self.name!r} is left out: {visible(error.message)[:SHOWN_CHARS]}")
+            said = f"The MCP server {self.name!r} is left out: {visible(error.message)[:SHOWN_CHARS]}"
+            if said != self._said:  # every turn tries anew, and says it once
+                self._said = said
+                self._tell(said)
             return Change()
+        else:
+            return change
 
     async def aclose(self, blocked: Any = None) -> None:
         await self._source.aclose(blocked)
