@@ -20,7 +20,7 @@ import attrs
 from stepengine.acp import asking, prompts, servers
 from stepengine.acp.choosing import MODE, MODEL, Chosen, Offer
 from stepengine.acp.kept import Kept, KeptSession, Turn
-from stepengine.acp.lending import EditorBuffers
+from stepengine.acp.lending import EditorBuffers, EditorTerminals, Lent
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.events import Event, PermissionRequested, QuestionAsked, RunFinished
 from stepengine.data.questions import Answer, Question
@@ -53,7 +53,7 @@ REASONS = {
     RunStatus.MAX_STEPS: "max_turn_requests",
     RunStatus.TRUNCATED: "max_tokens",
 }
-BUFFERS = "buffers"
+BUFFERS, TERMINALS = "buffers", "terminals"
 ENVIRONMENT = "environment"
 NO_KEY = "Set the key of the model's provider in the environment of this agent, as the editor's settings have it, and start it again."
 
@@ -63,7 +63,8 @@ class MakeEngine(Protocol):
     What makes an engine for a workspace.
 
     It is also given those of these by name that it takes: ``mode``, a mode of its policy, and ``model``, the model of all agents,
-    each ``""`` where nothing was chosen; ``buffers``, the files that are open in the editor, for ``file_tools(buffers=...)``.
+    each ``""`` where nothing was chosen; ``buffers``, the files that are open in the editor, for ``file_tools(buffers=...)``;
+    ``terminals``, the editor's, for ``shell_tools(terminals=...)``; the last two are ``None`` where the editor does not offer them.
     """
 
     def __call__(self, cwd: Path, /, *, observers: tuple[Callable[[Event], Any], ...] = ()) -> Engine:
@@ -301,7 +302,7 @@ class EditorAgent:
         if before is not None:
             await self._end(before)
         kept.chosen = self._offer.again(kept.chosen)
-        engine = self._asked(lambda: self._engine(kept.cwd, kept.chosen, buffers=self._buffers(kept)))
+        engine = self._asked(lambda: self._engine(kept.cwd, kept.chosen, lent=self._lent(kept)))
         agent = self._asked(lambda: engine.agent(self._agent))
         session = _Session(kept, engine, agent, kept.chosen)
         session.sources = self._asked(lambda: self._sources(session, named or ()))
@@ -315,22 +316,31 @@ class EditorAgent:
         cwd: Path,
         chosen: Chosen,
         observers: tuple[Callable[[Event], Any], ...] = (),
-        buffers: EditorBuffers | None = None,
+        lent: Lent | None = None,
     ) -> Engine:
         """Return an engine of the maker's, told of what was chosen and lent as far as it wants to know."""
-        known = {MODE: chosen.mode, MODEL: chosen.model, BUFFERS: buffers}
+        tools = lent or Lent()
+        known = {MODE: chosen.mode, MODEL: chosen.model, BUFFERS: tools.buffers, TERMINALS: tools.terminals}
         given = {name: value for name, value in known.items() if name in self._takes}
         make: Any = self._make
         engine: Engine = make(cwd, observers=observers, **given)
         return engine
 
-    def _buffers(self, kept: KeptSession) -> EditorBuffers | None:
-        """Return the files that are open in the editor, if it offers to read or write them."""
-        fs = getattr(self._client_can, "fs", None)
+    def _lent(self, kept: KeptSession) -> Lent:
+        """Return what the editor offers to the tools of a session: its files and its terminals."""
+        can, client = self._client_can, self._client
+        if can is None or client is None:
+            return Lent()
+        fs = getattr(can, "fs", None)
         reads, writes = bool(getattr(fs, "read_text_file", False)), bool(getattr(fs, "write_text_file", False))
-        if self._client is None or not (reads or writes):
-            return None
-        return EditorBuffers(self._client, kept.id, kept.cwd, reads=reads, writes=writes)
+        buffers = EditorBuffers(client, kept.id, kept.cwd, reads=reads, writes=writes) if reads or writes else None
+
+        async def show(path: str, call_id: str, terminal: str) -> None:
+            session = self._open.get(kept.id)
+            if session is not None and session.shown is not None:
+                await self._tell(session, session.shown.in_terminal(path, call_id, terminal))
+
+        return Lent(buffers, EditorTerminals(client, kept.id, kept.cwd, show) if can.terminal else None)
 
     def _sources(self, session: _Session, named: Sequence[Any]) -> tuple[ToolSource, ...]:
         """Return the MCP servers of a session as sources of tools."""
@@ -538,7 +548,7 @@ class EditorAgent:
         chosen = session.kept.chosen
         if chosen == session.made_for:
             return
-        engine = self._engine(session.kept.cwd, chosen, buffers=self._buffers(session.kept))
+        engine = self._engine(session.kept.cwd, chosen, lent=self._lent(session.kept))
         await session.engine.aclose()
         session.engine, session.made_for = engine, chosen
         session.agent = servers.with_sources(engine.agent(self._agent), session.sources)
@@ -732,7 +742,7 @@ def _taken(make: object) -> frozenset[str]:
     except (TypeError, ValueError):
         return frozenset()
     takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
-    return frozenset((MODE, MODEL, BUFFERS)) if takes_all else frozenset([each.name for each in parameters])
+    return frozenset((MODE, MODEL, BUFFERS, TERMINALS)) if takes_all else frozenset([each.name for each in parameters])
 
 
 def _folder(cwd: str) -> Path:

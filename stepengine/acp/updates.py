@@ -179,6 +179,12 @@ class Shown:
             raw_input=plain(event.input),
         )
 
+    def in_terminal(self, path: str, call_id: str, terminal: str) -> object:
+        """Return the update that shows the terminal in which a call runs; what it prints stays there when the call has ended."""
+        call = self._call_id(path, call_id)
+        self._diffed.add(call)
+        return acp.update_tool_call(call, content=[acp.tool_terminal_ref(terminal)])
+
     # --- messages -----------------------------------------------------------------------------------------------------
 
     def _delta(self, event: TextDelta | ThinkingDelta) -> Iterator[object]:
@@ -268,7 +274,7 @@ class Shown:
         result, call = event.result, self._call_id(event.path, event.tool_call_id)
         status: Any = "failed" if result.is_error else "completed"
         # A diff says more than "written", and what is given takes its place.
-        stays = call in self._diffed and not result.is_error
+        stays = call in self._diffed and not result.is_error  # neither diffs nor terminals give way to words
         yield acp.update_tool_call(call, status=status, content=None if stays else list(_shown_result(result)))
 
     def _progress(self, event: ToolProgress | ToolLog) -> Iterator[object]:

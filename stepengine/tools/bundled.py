@@ -22,6 +22,7 @@ from stepengine.tools.changes import COMMAND_MAX_SECONDS
 
 if TYPE_CHECKING:
     from stepengine.system.buffers import Buffers
+    from stepengine.system.terminals import Terminals
     from stepengine.tooling.definition import Tool
     from stepengine.tools.changes import FileChangeHook
     from stepengine.tools.memory import MemoryStore
@@ -171,6 +172,9 @@ class ShellTools:
         limits: Limits of the system for each command: ``processes`` (of the user, not of the command),
             ``memory_bytes``, ``file_bytes`` and ``cpu_seconds``. None by default, except that there are no core dumps.
         allow_wide_root: Accept ``/``, the home folder, and folders that contain it.
+        terminals: Terminals of an editor, as what serves an editor lends them: commands that are waited for are run there, where a
+            person sees them. They see the variables of these terminals, too, no *limits* hold there, and what a command leaves
+            running the editor ends. Not with *sandbox* and *runner*. By default commands run in processes of this one.
 
     A runner takes the ``Launch`` of a command (``argv``, ``root``, ``cwd``, ``env``) and returns the one that is executed
     instead. This one uses bubblewrap, without a network and with nothing but the system and the root in sight::
@@ -205,6 +209,7 @@ class ShellTools:
     limits: Mapping[str, int] | None = None
     allow_wide_root: bool = False
     sandbox: bool = False
+    terminals: Terminals | None = None
 
     def below(self, root: str | os.PathLike[str]) -> list[Tool]:
         """Return the tools for a root folder."""
@@ -226,6 +231,7 @@ class ShellTools:
             allow_unlimited=self.allow_unlimited,
             limits=limits_text(self.limits or {}),
             runner=sandboxed(held.real) if self.sandbox else self.runner,
+            terminals=self.terminals,
         )
         return command_tools(shell)
 
@@ -242,6 +248,10 @@ class ShellTools:
             problem = f"have runner={self.runner!r}; a function from a Launch to a Launch would be fine"
         elif self.sandbox and (self.runner is not None or self.home == "real"):
             problem = "have sandbox=True beside runner= or home='real'; a sandbox is a runner, and shows no home"
+        elif self.terminals is not None and (self.sandbox or self.runner is not None or self.limits):
+            problem = (
+                "have terminals= beside sandbox=, runner= or limits=, which do not hold in the terminals of an editor"
+            )
         if problem:
             msg = f"the shell tools {problem}"
             raise DefinitionError(msg)

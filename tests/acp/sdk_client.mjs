@@ -37,6 +37,41 @@ const handlers = {
 };
 let release = () => {};
 
+// Terminals of the editor: real processes, in an environment that has a variable of the editor's own.
+const ended = (one) => ({ exitCode: one.exitCode, signal: one.signalCode });
+Object.assign(handlers, {
+  "terminal/create": (params) => {
+    const env = { EDITOR_OWN: "yes", ...Object.fromEntries((params.env ?? []).map(({ name, value }) => [name, value])) };
+    const process = spawn(params.command, params.args ?? [], { cwd: params.cwd, env });
+    const id = `terminal-${terminals.size + 1}`;
+    const made = { process, output: "", exit: new Promise((done) => process.on("exit", done).on("error", done)) };
+    for (const stream of [process.stdout, process.stderr]) stream?.on("data", (piece) => (made.output += piece));
+    terminals.set(id, made);
+    seen.terminals.push({ id, command: params.command, args: params.args, cwd: params.cwd, ends: [] });
+    return { terminalId: id };
+  },
+  "terminal/output": ({ terminalId }) => {
+    const { process, output } = terminals.get(terminalId);
+    return { output, truncated: false, exitStatus: process.exitCode === null && !process.signalCode ? null : ended(process) };
+  },
+  "terminal/wait_for_exit": async ({ terminalId }) => {
+    const made = terminals.get(terminalId);
+    await made.exit;
+    return ended(made.process);
+  },
+  "terminal/kill": async ({ terminalId }) => {
+    seen.terminals.find((one) => one.id === terminalId).ends.push("killed");
+    terminals.get(terminalId).process.kill("SIGKILL");
+    await terminals.get(terminalId).exit;
+    return {};
+  },
+  "terminal/release": ({ terminalId }) => {
+    seen.terminals.find((one) => one.id === terminalId).ends.push("released");
+    terminals.get(terminalId).process.kill("SIGKILL");
+    return {};
+  },
+});
+
 const V1 = {
   initialize: "initialize", authenticate: "authenticate", "session/new": "newSession", "session/load": "loadSession",
   "session/list": "listSessions", "session/delete": "deleteSession", "session/resume": "resumeSession", "session/close": "closeSession",
@@ -48,7 +83,9 @@ async function connected() {
   if (sdk.ClientSideConnection) {
     const names = {
       "session/update": "sessionUpdate", "session/request_permission": "requestPermission", "elicitation/create": "createElicitation",
-      "fs/read_text_file": "readTextFile", "fs/write_text_file": "writeTextFile",
+      "fs/read_text_file": "readTextFile", "fs/write_text_file": "writeTextFile", "terminal/create": "createTerminal",
+      "terminal/output": "terminalOutput", "terminal/wait_for_exit": "waitForTerminalExit", "terminal/kill": "killTerminal",
+      "terminal/release": "releaseTerminal",
     };
     const client = Object.fromEntries(Object.entries(names).map(([method, name]) => [name, handlers[method]]));
     client.unstable_createElicitation = client.createElicitation;
@@ -81,6 +118,8 @@ const until = async (holds) => {
 for (const step of given.steps) {
   const params = JSON.parse(JSON.stringify(step.params ?? {}).replaceAll("$session", session ?? ""));
   if (step.until === "asked") await until(() => seen.asked.length >= step.count);
+  else if (step.until === "terminals")
+    await until(() => seen.updates.filter((one) => one.content?.[0]?.type === "terminal").length >= step.count);
   else if (step.until === "update") await until(() => seen.updates.some((one) => one.sessionUpdate === step.kind));
   else if (step.notify) await peer.notify(step.notify, params);
   else if (step.release) release();

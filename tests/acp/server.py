@@ -49,6 +49,8 @@ def reply(request: Any) -> Any:
             return tool_call("delete_file", {"path": path})
         case ["run", *words]:
             return tool_call("run_terminal_command", {"command": words})
+        case ["run-for", seconds, *words]:
+            return tool_call("run_terminal_command", {"command": words, "timeout_seconds": float(seconds)})
         case ["call", name, *numbers]:
             return tool_call(name, dict(zip("ab", map(int, numbers), strict=False)))
         case ["which", "model"]:
@@ -89,11 +91,20 @@ def small(version: int) -> tuple[AgentDefinition, Callable[..., Engine]]:
         "bot", model="m/m", tools=TOOLS, handle_steps=asking, system_prompt="" if version == 1 else "Another version.",
     )  # fmt: skip
 
-    def make(cwd: Path, /, *, observers: Any = (), mode: str = "", model: str = "", buffers: Any = None) -> Engine:
+    def make(
+        cwd: Path,
+        /,
+        *,
+        observers: Any = (),
+        mode: str = "",
+        model: str = "",
+        buffers: Any = None,
+        terminals: Any = None,
+    ) -> Engine:
         # A replay asks no model: it would be told so.
         models = ScriptedModel([reply] * 100 if not observers else [])
         policy = attrs.evolve(POLICY, mode=mode or "default")
-        tools = [*file_tools(cwd, write=True, delete=True, buffers=buffers), *shell_tools(cwd)]
+        tools = [*file_tools(cwd, write=True, delete=True, buffers=buffers), *shell_tools(cwd, terminals=terminals)]
         return Engine(
             [bot], tools, models, permissions=policy, observers=observers, agent_models={"": model} if model else None
         )

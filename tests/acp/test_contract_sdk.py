@@ -399,3 +399,28 @@ async def test_changes_that_are_not_saved_are_read_and_edited_in_the_editor(
     assert "rate = 1\nname = 2\n" == shop.read_text(), "the editor is who saves it"
     assert b"one\r\nthree\r\n" == crlf.read_bytes(), "what has no unsaved changes is written as ever"
     assert "hello" == (project / "new.txt").read_text()
+
+
+@both
+@pytest.mark.spec("interfaces:IF52")
+async def test_commands_run_in_terminals_that_are_shown_killed_when_late_and_given_back(
+    package: str, tmp_path: Path, project: Path
+) -> None:
+    start = {**START, "params": {"protocolVersion": 1, "clientCapabilities": {"terminal": True}}}
+    cancel = {"notify": "session/cancel", "params": {"sessionId": "$session"}}
+    seen = await edited(
+        package, tmp_path, start, begun(project), said("run /bin/sh -c env"), said("run-for 0.3 sleep 60"), said("run missing-program"),
+        said("run sleep 61", background=True), {"until": "terminals", "count": 3}, cancel, {"wait": True}, otherwise="allow_once",
+    )  # fmt: skip
+    first, late, cut = seen["terminals"]
+    ends = [one for one in seen["updates"] if one.get("status") in {"completed", "failed"}]
+
+    assert (str(project), ["-c", "env"]) == (first["cwd"], first["args"])
+    assert [["released"], ["killed", "released"], ["released"]] == [one["ends"] for one in (first, late, cut)]
+    calls = [one.get("content") for one in of_kind(seen, "tool_call_update")]
+    shown = [content[0]["terminalId"] for content in calls if content and content[0]["type"] == "terminal"]
+    assert [one["id"] for one in seen["terminals"]] == shown
+    assert "content" not in ends[0], "the terminal stays where it was shown"
+    assert "longer than 0.3 s" in ends[1]["content"][0]["content"]["text"]
+    assert "no program of that name" in ends[2]["content"][0]["content"]["text"]
+    assert "cancelled" == seen["results"][-1]["stopReason"]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from stepengine.engine import Engine
     from stepengine.permissions import Policy
     from stepengine.system.buffers import Buffers
+    from stepengine.system.terminals import Terminals
 
 __all__ = ("acp",)
 
@@ -44,6 +45,13 @@ def acp(
     allow_bypass: Annotated[
         bool, typer.Option("--allow-bypass", help="Let the mode be chosen in the editor that asks about nothing.")
     ] = False,
+    terminals: Annotated[
+        bool,
+        typer.Option(
+            "--terminals",
+            help="Run commands in terminals of the editor, whose variables they see, where it offers any.",
+        ),
+    ] = False,
 ) -> Exit:
     """
     Serve an agent to an editor; the editor starts this command.
@@ -58,10 +66,10 @@ def acp(
         "command": "stepengine", "args": ["acp", "base2", "--model", "MODEL"]}}
     """
     options = Options(agent=agent, model=model, base_url=base_url, api_key_env=api_key_env, price=price, config=config)
-    return _serve(options.in_force(), offer or (), allows_bypass=allow_bypass)
+    return _serve(options.in_force(), offer or (), allows_bypass=allow_bypass, in_terminals=terminals)
 
 
-def _serve(options: Options, offered: Sequence[str], *, allows_bypass: bool) -> Exit:
+def _serve(options: Options, offered: Sequence[str], *, allows_bypass: bool, in_terminals: bool) -> Exit:
     from stepengine.acp import serve, take_stdout
     from stepengine.cli.bench import asking_policy, bench_for, policy_of
     from stepengine.cli.recording import EDITORS, runs_folder
@@ -82,10 +90,13 @@ def _serve(options: Options, offered: Sequence[str], *, allows_bypass: bool) -> 
         mode: str = "",
         model: str = "",
         buffers: Buffers | None = None,
+        terminals: Terminals | None = None,
     ) -> Engine:
         agent = load_agent(options.agent, folders=options.settings.agent_folders)
         chosen = attrs.evolve(policy, mode=cast("Any", mode or policy.mode))
         here = attrs.evolve(options, cwd=cwd, policy=chosen, buffers=buffers)
+        if in_terminals:
+            here = attrs.evolve(here, terminals=terminals)
         if model:
             here = attrs.evolve(here, model=[*[one for one in here.model or () if "=" in one], model])
         try:
