@@ -12,10 +12,12 @@ import os
 import stat
 import sys
 from collections import OrderedDict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from stepengine.acp.agent import EditorAgent, MakeEngine
+from stepengine.acp.servers import McpMaker
 from stepengine.errors import DefinitionError
 
 __all__ = ("serve", "take_stdout")
@@ -42,7 +44,16 @@ def take_stdout() -> BinaryIO:
     return out
 
 
-async def serve(make: MakeEngine, agent: str, folder: Path, *, out: BinaryIO | None = None, **options: Any) -> None:
+async def serve(
+    make: MakeEngine,
+    agent: str,
+    folder: Path,
+    *,
+    out: BinaryIO | None = None,
+    mcp: McpMaker | None = None,
+    modes: Sequence[str] = (),
+    models: Sequence[str] = (),
+) -> None:
     """
     Serve an editor over stdin and stdout until it goes away.
 
@@ -51,10 +62,13 @@ async def serve(make: MakeEngine, agent: str, folder: Path, *, out: BinaryIO | N
         agent: The id of the agent.
         folder: Where sessions are kept.
         out: What ``take_stdout`` returned, where that was called already.
-        options: What else an ``EditorAgent`` takes: ``mcp``, ``modes``, ``models``.
+        mcp: Makes a source of tools of an MCP server that the editor names: ``stepengine.mcp.mcp_tools``. Without it they are not
+            started.
+        modes: The modes of a policy that can be chosen, the first one by default; *make* takes ``mode`` then.
+        models: The models that can be chosen, likewise, ``""`` for those that the agents name; *make* takes ``model`` then.
 
     Raises:
-        DefinitionError: when ``agent-client-protocol`` is not installed, stdin is no pipe, or an option cannot be used.
+        DefinitionError: when ``agent-client-protocol`` is not installed, stdin is no pipe, or a choice cannot be offered.
     """
     try:
         import acp
@@ -66,7 +80,7 @@ async def serve(make: MakeEngine, agent: str, folder: Path, *, out: BinaryIO | N
     if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
         msg = "stdin is no pipe: this command is started by an editor, which talks with it over stdin and stdout"
         raise DefinitionError(msg)
-    editor: Any = EditorAgent(make, agent, folder, **options)
+    editor: Any = EditorAgent(make, agent, folder, mcp=mcp, modes=modes, models=models)
     editor.deletes = True
     loop = asyncio.get_running_loop()
     reader = _Messages(limit=LIMIT)

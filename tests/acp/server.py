@@ -15,7 +15,6 @@ import attrs
 
 from stepengine import STEP_ALL, AgentDefinition, Ask, Engine, ImagePart, ToolCall, Usage
 from stepengine.acp import serve, take_stdout
-from stepengine.mcp import mcp_tools
 from stepengine.permissions import Policy, Rule, read_only_commands
 from stepengine.testing import ScriptedModel, text, tool_call
 from stepengine.tools import file_tools, shell_tools
@@ -134,7 +133,13 @@ if __name__ == "__main__":
     out = take_stdout()
     print("what an agent's file prints")
     agent, make = base2() if kind == "base2" else small(int(kind.removeprefix("full")))
-    choices: dict[str, Any] = {"mcp": mcp_tools} if kind != "base2" else {}
+    choices: dict[str, Any] = {}
     if kind.startswith("full"):
-        choices |= {"modes": ["default", "accept_edits", "plan"], "models": ["", "anthropic/claude-sonnet-4-5"]}
+        from stepengine.mcp import mcp_tools
+
+        choices = {
+            "mcp": mcp_tools,
+            "modes": ["default", "accept_edits", "plan"],
+            "models": ["", "anthropic/claude-sonnet-4-5"],
+        }
     asyncio.run(serve(make, agent.id, Path(folder), out=out, **choices))

@@ -26,6 +26,15 @@ from stepengine.testing import ScriptedModel
 
 from .server import small
 
+COUNTERPARTS = (
+    (
+        "pypi:agent-client-protocol",
+        "0.12.1",
+        "works",
+        "spawn_agent_process: prompts, permissions, diffs, cancelling, loading, forking, listing, closing",
+    ),
+)
+
 ROOT = Path(__file__).resolve().parents[2]
 SERVER = Path(__file__).with_name("server.py")
 
@@ -421,7 +430,8 @@ async def test_a_missing_key_is_a_matter_of_signing_in_which_says_what_is_missin
 
     agent = EditorAgent(make, "bot", tmp_path / "sessions")
     agent.on_connect(Editor())  # type: ignore[arg-type]
-    (method,) = (await agent.initialize(7)).auth_methods
+    told = await agent.initialize(7)
+    (method,) = told.auth_methods
     await agent.authenticate(method.id)
     session = (await agent.new_session(cwd=str(project))).session_id
     with pytest.raises(RequestError, match="ANTHROPIC_API_KEY") as prompted:
@@ -430,6 +440,7 @@ async def test_a_missing_key_is_a_matter_of_signing_in_which_says_what_is_missin
         await agent.authenticate(method.id)
     await agent.aclose()
 
+    assert acp.PROTOCOL_VERSION == told.protocol_version, "the newest that we know, whatever was asked for"
     assert [-32000, -32000] == [prompted.value.code, signed_in.value.code]
 
 

@@ -106,8 +106,8 @@ def _serve(options: Options, offered: Sequence[str], *, allows_bypass: bool, in_
 
     out = take_stdout()
     agent = load_agent(options.agent, folders=options.settings.agent_folders)
-    choices = {"modes": _modes(policy, allows_bypass=allows_bypass), "models": _models(options, offered), "mcp": _mcp()}
-    asyncio.run(serve(make, agent.id, runs.parent / EDITORS, out=out, **choices))
+    modes, models = _modes(policy, allows_bypass=allows_bypass), _models(options, offered)
+    asyncio.run(serve(make, agent.id, runs.parent / EDITORS, out=out, mcp=_mcp(), modes=modes, models=models))
     return Exit.COMPLETED
 
 
