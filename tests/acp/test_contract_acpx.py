@@ -19,7 +19,7 @@ COUNTERPARTS = (
         "npm:acpx",
         "0.1.15",
         "works",
-        "exec, sessions, prompt, set-mode, set, permissions, its fs/* and a session that is loaded again",
+        "exec, sessions, prompt, set-mode, set, permissions, its fs/* and terminal/*, a session that is loaded again",
     ),
 )
 
@@ -54,10 +54,10 @@ def project(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def acpx(tmp_path: Path, project: Path) -> Callable[..., str]:
-    agent = shlex.join([sys.executable, str(HERE / "server.py"), "full1", str(tmp_path / "sessions")])
+    small = shlex.join([sys.executable, str(HERE / "server.py"), "full1", str(tmp_path / "sessions")])
     env = {**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(HERE.parents[1])}
 
-    def run(*arguments: str, code: int = 0) -> str:
+    def run(*arguments: str, code: int = 0, agent: str = small) -> str:
         assert ROOT is not None
         program = ROOT / "node_modules" / "acpx" / "dist" / "cli.js"
         command = ["node", str(program), "--agent", agent, "--cwd", str(project), "--ttl", "1"]
@@ -77,7 +77,7 @@ def test_one_prompt_edits_a_file_when_it_is_allowed_and_not_when_it_is_refused(
 
     allowed = acpx("--approve-all", "exec", "edit shop.py rate tax")
     assert ("tax = 1\nname = 2\n", True) == ((project / "shop.py").read_text(), "[done] end_turn" in allowed)
-    assert "git version" in acpx("--approve-all", "exec", "run git --version")
+    assert "[terminal]" in acpx("--approve-all", "exec", "run git --version")
 
 
 @pytest.mark.leaks_allowed("acpx keeps a process of its own for a second, in which the next command finds the agent")
@@ -91,3 +91,36 @@ def test_a_session_is_kept_loaded_again_and_has_its_mode_and_model_set(acpx: Cal
     assert "(failed)" in acpx("--approve-all", "prompt", "edit shop.py rate tax")
     assert "rate = 1\nname = 2\n" == (project / "shop.py").read_text()
     acpx("sessions", "close")
+
+
+HANDLER = """
+from stepengine import AgentDefinition, ToolCall
+
+
+def handle(ctx):
+    ran = yield ToolCall("run_terminal_command", {"command": ["git", "--version"]})
+    yield ToolCall("write_file", {"path": "out.txt", "content": ran.tool_result.data["stdout"]})
+    yield ToolCall("read_files", {"paths": ["out.txt"]})
+    return "It is written."
+
+
+agent = AgentDefinition("hand", tools=["run_terminal_command", "write_file", "read_files"], handle_steps=handle)
+"""
+
+
+@pytest.mark.spec("interfaces:IF45", "interfaces:IF52")
+@pytest.mark.parametrize("terminals", [True, False])
+def test_the_command_serves_an_agent_without_a_model_whose_handler_runs_commands_and_writes(
+    acpx: Callable[..., str], tmp_path: Path, project: Path, *, terminals: bool
+) -> None:
+    (tmp_path / "hand.py").write_text(HANDLER)
+    more = ["--terminals"] if terminals else []
+    agent = shlex.join([sys.executable, "-m", "stepengine.cli", "acp", str(tmp_path / "hand.py"), *more])
+    said = acpx("--approve-all", "exec", "go", agent=agent)
+
+    assert (project / "out.txt").read_text().startswith("git version")
+    assert terminals == ("terminal/create" in said)
+    assert ["kind: execute", "kind: edit", "kind: read"] == [
+        line.strip() for line in said.splitlines() if "kind: " in line
+    ]
+    assert "It is written." in said

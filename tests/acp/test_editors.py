@@ -212,6 +212,22 @@ async def test_a_turn_is_cancelled_while_its_question_is_open_and_the_session_go
         assert "end_turn" == (await said_to(agent, session, "hello")).stop_reason
 
 
+@pytest.mark.spec("interfaces:IF48")
+async def test_a_cancel_that_comes_before_its_run_has_begun_ends_the_turn(tmp_path: Path, project: Path) -> None:
+    bot, make = small(1)
+    editor, agent = Editor(), EditorAgent(make, bot.id, tmp_path / "sessions")
+    agent.on_connect(editor)  # type: ignore[arg-type]
+    session = (await agent.new_session(cwd=str(project))).session_id
+    turn = asyncio.create_task(said_to(agent, session, "write a.txt b"))
+    await asyncio.sleep(0)  # the turn has begun, and its run has not
+    await agent.cancel(session_id=session)
+    following = await said_to(agent, session, "hello")
+    await agent.aclose()
+
+    assert ("cancelled", "end_turn") == ((await turn).stop_reason, following.stop_reason)
+    assert ([], "You said: hello") == (editor.asked, editor.said())
+
+
 @pytest.mark.deep
 @pytest.mark.spec("interfaces:IF31", "interfaces:IF51")
 async def test_a_question_with_options_is_a_request_and_one_for_words_is_answered_by_the_next_prompt(
