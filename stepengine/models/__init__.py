@@ -32,6 +32,7 @@ from stepengine.models.clouds import (
 )
 from stepengine.models.files import Files, UploadedFile, file_part
 from stepengine.models.google import GoogleProvider
+from stepengine.models.google.interactions import GoogleInteractionsProvider
 from stepengine.models.openai import OpenAIProvider
 from stepengine.models.openai_chat import OpenAIChatProvider
 from stepengine.models.presets import PRESETS, Preset
@@ -51,6 +52,7 @@ __all__ = (
     "FileSearch",
     "Files",
     "FoundryProvider",
+    "GoogleInteractionsProvider",
     "GoogleProvider",
     "ModelDelta",
     "ModelInfo",

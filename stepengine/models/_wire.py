@@ -33,6 +33,8 @@ from stepengine.redaction import SECRET_HEADERS
 __all__ = (
     "MADE",
     "NUDGE",
+    "OFFICE",
+    "Kind",
     "RolesInTurn",
     "ToolsCache",
     "Turn",
@@ -90,7 +92,7 @@ OFFICE = {
     "application/rtf": ".rtf",
 }
 """Office files, and the endings by which services know them."""
-HOLDERS = {"openai_chat": "openai"}
+HOLDERS = {"openai_chat": "openai", "google_interactions": "google"}
 """Providers that find the files of another one, being two ways to the same."""
 MAX_ID = 64
 MAX_NAME = 64

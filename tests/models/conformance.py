@@ -67,12 +67,9 @@ def decoded(recording: Recording) -> tuple[str, int]:
     deltas, whole = recording.streamed(len(recording.reply))
     for piece in (1, 7, 4096):
         assert recording.streamed(piece) == (deltas, whole), (recording.name, piece)
-    ends = [recording.reply.find(marker) for marker in (recording.marker, recording.marker.replace(b':"', b': "'))]
-    end = min(place for place in ends if place >= 0)
-    events = recording.reply[:end].replace(b"\r\n", b"\n").split(b"\n\n")[:-1]
-    reader = recording.reader()
+    events, reader = recording.events, recording.reader()
     for event in events:
-        reader.feed(event + b"\n\n")
+        reader.feed(event)
         try:
             reader.finish()
         except TruncatedReply:

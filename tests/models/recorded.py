@@ -9,19 +9,23 @@ from __future__ import annotations
 import functools
 import json
 import re
+import struct
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import attrs
 import pytest
 import yaml
 
 from stepengine.data.models import ModelDelta, ModelReply
+from stepengine.models._aws_events import AWSParser
 from stepengine.models._failures import Call
 from stepengine.models._reading import ReplyReader
 from stepengine.models.anthropic.decode import decode as decode_anthropic
 from stepengine.models.anthropic.stream import AnthropicAccumulator
+from stepengine.models.bedrock_converse.decode import decode as decode_converse
+from stepengine.models.bedrock_converse.stream import ConverseAccumulator
 from stepengine.models.google.decode import GoogleAccumulator
 from stepengine.models.google.decode import decode as decode_google
 from stepengine.models.keys import Credentials
@@ -39,6 +43,7 @@ ENDPOINTS = {
     "openai-chat": r"/v1/chat/completions",
     "openrouter": r"/api/v1/chat/completions",
     "google-gla": r"/v1beta/models/.+:(?:stream)?[gG]enerateContent",
+    "bedrock": r"/model/[^/]+/converse(?:-stream)?",
 }
 NAMES = {
     "anthropic": "anthropic",
@@ -46,13 +51,25 @@ NAMES = {
     "openai-chat": "openai_chat",
     "openrouter": "openrouter",
     "google-gla": "google",
+    "bedrock": "bedrock_converse",
 }
-DECODERS = {"anthropic": decode_anthropic, "openai": decode_responses, "google": decode_google}
-ACCUMULATORS = {"anthropic": AnthropicAccumulator, "openai": ResponsesAccumulator, "google": GoogleAccumulator}
+DECODERS = {
+    "anthropic": decode_anthropic,
+    "openai": decode_responses,
+    "google": decode_google,
+    "bedrock_converse": decode_converse,
+}
+ACCUMULATORS = {
+    "anthropic": AnthropicAccumulator,
+    "openai": ResponsesAccumulator,
+    "google": GoogleAccumulator,
+    "bedrock_converse": ConverseAccumulator,
+}
 MARKERS = {
     "anthropic": b"event: message_stop",
     "openai": b"event: response.completed",
     "google": b'"finishReason"',
+    "bedrock_converse": b"messageStop",
 }
 """Where the terminal event of a recorded stream begins; chat: the finish reason's event."""
 
@@ -77,7 +94,8 @@ class Recording:
 
     def reader(self) -> ReplyReader:
         kind = ACCUMULATORS.get(NAMES[self.wire], ChatAccumulator)
-        return ReplyReader(kind(self.call, self.model, None), self.call)
+        parser = AWSParser(self.call) if self.wire == "bedrock" else None
+        return ReplyReader(kind(self.call, self.model, None), self.call, parser)
 
     def decoded(self) -> ModelReply:
         decode = DECODERS.get(NAMES[self.wire], decode_chat)
@@ -86,6 +104,20 @@ class Recording:
     @property
     def marker(self) -> bytes:
         return MARKERS.get(NAMES[self.wire], b'"finish_reason":"')
+
+    @property
+    def events(self) -> list[bytes]:
+        """The events of a stream that precede its end."""
+        if self.wire != "bedrock":
+            ends = [self.reply.find(marker) for marker in (self.marker, self.marker.replace(b':"', b': "'))]
+            end = min(place for place in ends if place >= 0)
+            before = self.reply[:end].replace(b"\r\n", b"\n").split(b"\n\n")[:-1]
+            return [event + b"\n\n" for event in before]
+        found, start = [], 0
+        while self.marker not in (event := self.reply[start : start + struct.unpack_from(">I", self.reply, start)[0]]):
+            found.append(event)
+            start += len(event)
+        return found
 
     def streamed(self, piece: int) -> tuple[list[ModelDelta], ModelReply]:
         reader, deltas = self.reader(), []
@@ -144,14 +176,13 @@ def seen(exchange: dict[str, Any]) -> dict[str, Any]:
     wire = next((wire for wire, end in ENDPOINTS.items() if re.fullmatch(f"(?:/.*)?{end}", path)), "")
     asked = json_in(body_of(request))
     status = response["status"]
+    named = (asked if isinstance(asked, dict) else {}).get("model") or path.rpartition("/")[2].partition(":")[0]
     return {
         "provider": wire,
         "method": request["method"],
         "path": re.sub(r"^/.*(?=/v1)", "", path) if wire != "openrouter" else path,
-        "model": str(
-            (asked if isinstance(asked, dict) else {}).get("model") or path.rpartition("/")[2].partition(":")[0]
-        ),
-        "stream": "event-stream" in str(response.get("headers")),
+        "model": unquote(path.split("/")[-2]) if wire == "bedrock" else str(named),
+        "stream": re.search("event-?stream", str(response.get("headers"))) is not None,
         "status": status["code"] if isinstance(status, dict) else status,
         "tool_calls": 0,
     }
@@ -176,7 +207,7 @@ def take(entry: dict[str, Any], number: int, i: dict[str, Any], folder: Path = F
     return Recording(
         f"{entry['file']}#{number}",
         i["provider"],
-        i["model"],
+        i["model"] or unquote(i["path"].split("/")[-2]),
         i["stream"],
         i["status"],
         i["tool_calls"],

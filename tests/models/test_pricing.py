@@ -112,6 +112,7 @@ LISTED = {
     "openai_chat": ("openai", "chat"),
     "openrouter": ("openrouter", "chat"),
     "google": ("google", "default"),
+    "bedrock_converse": ("aws", "default"),
 }
 
 

@@ -197,7 +197,8 @@ def _call_text(call: ToolCallPart) -> str:
 def _assistant_block(part: AssistantPart, flags: Flags, ids: Mapping[str, str]) -> Json | None:
     match part:
         case TextPart():
-            return _text(part.text, part.provider_data if is_own(part.provider_data, flags.provider) else None)
+            block = _text(part.text, part.provider_data if is_own(part.provider_data, flags.provider) else None)
+            return block and {**_newer(part.provider_data, flags), **block}
         case RefusalPart():
             return _text(part.text)
         case ThinkingPart():
@@ -214,11 +215,15 @@ def _assistant_block(part: AssistantPart, flags: Flags, ids: Mapping[str, str]) 
 
 def _call(part: ToolCallPart, flags: Flags, ids: Mapping[str, str]) -> Json:
     """Return a call with what else it held; that the model itself made it is what the API takes for granted."""
-    data = part.provider_data
-    more = data.get("more", {}) if is_own(data, flags.provider, flags.model) else {}
+    more = _newer(part.provider_data, flags)
     newer = {name: value for name, value in more.items() if (name, value) != DIRECT}
     name, given = safe_name(part.tool_name), arguments_of(part)
     return {**newer, "type": "tool_use", "id": ids[part.tool_call_id], "name": name, "input": given}
+
+
+def _newer(data: Mapping[str, Any] | None, flags: Flags) -> Mapping[str, object]:
+    """Return what a block held that is newer than this package, for the model that made it."""
+    return data.get("more", {}) if is_own(data, flags.provider, flags.model) else {}
 
 
 def _own_block(data: Mapping[str, Any], flags: Flags) -> Json | None:
@@ -239,9 +244,10 @@ def _thinking(part: ThinkingPart, flags: Flags) -> Json | None:
     if not is_own(data, flags.provider, flags.model):
         return None
     if data.get("redacted"):
-        return {"type": "redacted_thinking", "data": data["redacted"]}
+        return {**_newer(data, flags), "type": "redacted_thinking", "data": data["redacted"]}
     signature = data.get("signature")
-    return {"type": "thinking", "thinking": part.text, "signature": signature} if signature else None
+    newer = _newer(data, flags)
+    return {**newer, "type": "thinking", "thinking": part.text, "signature": signature} if signature else None
 
 
 def _text(text: str, data: Mapping[str, Any] | None = None) -> Json | None:

@@ -29,6 +29,7 @@ __all__ = (
     "BINDING_BETA",
     "FALLBACK_BETA",
     "FAST_BETA",
+    "MIN_BUDGET",
     "TOOL_SEARCH",
     "UNPROMISING",
     "Site",

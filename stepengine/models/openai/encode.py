@@ -272,14 +272,14 @@ def _say(items: list[Json], part: TextPart | RefusalPart, content: Json, flags: 
         else:
             items.append({"role": "assistant", "content": part.text, **phase})
         return
+    content = {**own.get("more", {}), **content}
     if content["type"] == "output_text":
         content["annotations"] = own.get("annotations") or []
     if last.get("type") == "message" and last.get("id") == own["id"]:
         last["content"].append(content)
         return
-    items.append(
-        {"type": "message", "id": own["id"], "role": "assistant", "status": "completed", "content": [content], **phase}
-    )
+    item: Json = {"type": "message", "id": own["id"], "role": "assistant", "status": "completed", "content": [content]}
+    items.append({**own.get("more_of_item", {}), **item, **phase})
 
 
 def _call(part: ToolCallPart, flags: Flags, ids: Mapping[str, str]) -> Json:
