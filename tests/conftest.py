@@ -140,7 +140,8 @@ REQUIRE = "STEPENGINE_TESTS_REQUIRE"
 REQUIRED = {
     word: re.compile(rf"(?<!\w){re.escape(said)}(?!\w)", re.IGNORECASE)
     for word, said in {
-        "ai-sdk": "node and `npm install --no-save ai5", "axe-core": "axe-core", "bubblewrap": "bubblewrap", "chromium": "Chromium",
+        "acp-sdk": "node and `npm install --no-save acp1", "ai-sdk": "node and `npm install --no-save ai5", "axe-core": "axe-core",
+        "bubblewrap": "bubblewrap", "chromium": "Chromium",
         "core-dump": "core-dump limit", "durable": "extra 'durable'", "fastmcp": "fastmcp", "git": "git", "llmock": "llmock",
         "mcp-npm": "node and `npm install --no-save @modelcontextprotocol/sdk", "ripgrep": "ripgrep", "tmux": "tmux",
     }.items()

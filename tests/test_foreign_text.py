@@ -33,7 +33,8 @@ import attrs
 import pytest
 
 import stepengine
-from stepengine.acp.agent import _is_message
+from stepengine.acp.serving import _message_in
+from stepengine.acp.updates import _fenced
 from stepengine.cli.commands.fork import _edit
 from stepengine.cli.screen.prompt import PASTE
 from stepengine.cli.settings import Settings, UsageProblem
@@ -617,7 +618,7 @@ PLACES = (
     ),
     Place(
         "line of an editor",
-        _is_message,
+        _message_in,
         (
             ofb("["),
             ofb('{"a":'),
@@ -627,7 +628,13 @@ PLACES = (
             ofb(" "),
             ofb('{"id":1,"result":["', "", '"]}'),
         ),
-        ("acp/agent.py:_is_message",),
+        ("acp/serving.py:_message_in",),
+    ),
+    Place(
+        "text that an editor shows as a block",
+        lambda text: _fenced("", text),
+        (ofb("`"), ofb("` "), ofb("```\n"), ofb("", "a", "`")),
+        ("acp/updates.py:_fenced",),
     ),
     # --- pages
     *(
@@ -1415,6 +1422,10 @@ APART: dict[str, str] = {
     "judging/viewing/page.py:_hash": "base64 that was just made",
     "judging/viewing/page.py:page_of": "base64 that was just made",
     "judging/viewing/payload.py:Texts._media": "base64 that was just made",
+    "acp/prompts.py:media_form": "bytes of a capped size that were just decoded",
+    "acp/prompts.py:_kept_blocks": "JSON of a capped size, in a folder that was made for its owner alone",
+    "acp/servers.py:_name_of": "at most 28 characters",
+    "acp/updates.py:_shown_result": "bytes of a capped size",
     "acp/kept.py:ID": "a name of a fixed length",
     "acp/kept.py:_read": "JSON of a capped size, in a folder that was made for its owner alone",
     "mcp/names.py:ODD": "one character at a time",
