@@ -22,6 +22,15 @@ from stepengine.acp import EditorAgent
 
 from .server import small
 
+COUNTERPARTS = (
+    (
+        "pypi:agent-client-protocol",
+        "0.12.1",
+        "works",
+        "its client starts an agent, prompts, approves, denies, cancels and loads sessions",
+    ),
+)
+
 ROOT = Path(__file__).resolve().parents[2]
 SERVER = Path(__file__).with_name("server.py")
 

@@ -23,6 +23,16 @@ from stepengine.mcp import mcp_tools
 from stepengine.permissions import Policy, Rule
 from stepengine.testing import ScriptedModel, tool_call
 
+COUNTERPARTS = (
+    (
+        "npm:@modelcontextprotocol/server-everything",
+        "2026.8.31",
+        "works",
+        "texts, values, images, links, progress, prompts and resources; killed in the middle of a call",
+    ),
+    ("npm:@modelcontextprotocol/server-filesystem", "2026.8.31", "works", "files of a folder, held by permissions"),
+)
+
 EVERYTHING, FILESYSTEM = shutil.which("mcp-server-everything"), shutil.which("mcp-server-filesystem")
 HOW = "npm install -g @modelcontextprotocol/server-{} puts {} on PATH"
 needs_everything = pytest.mark.skipif(EVERYTHING is None, reason=HOW.format("everything", "mcp-server-everything"))

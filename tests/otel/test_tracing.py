@@ -26,6 +26,10 @@ from stepengine.models import ModelReply
 from stepengine.otel import Tracing
 from stepengine.testing import ScriptedModel, failure, text, tool_call, tool_calls
 
+COUNTERPARTS = (
+    ("pypi:opentelemetry-sdk", "1.45.2", "works", "spans and metrics under the conventions for generative AI"),
+)
+
 SECRET = "a word that nobody may export"
 
 

@@ -18,6 +18,11 @@ from typing import Any
 
 import pytest
 
+COUNTERPARTS = (
+    ("pypi:mypy", "2.4.1", "works", "strict: types of handlers are inferred, each wrong yield is an error"),
+    ("pypi:pyright", "1.1.414", "works", "types of handlers are inferred, each wrong yield is an error"),
+)
+
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
 MARK = re.compile(r"  # type: ignor[e]\[[a-z-]+\]")

@@ -18,6 +18,12 @@ from stepengine.vercel import answers_of, sse, vercel
 
 from .scenes import SCENES, engine
 
+COUNTERPARTS = (
+    ("npm:ai", "5.0.277", "partly", "texts, tools, children and results are read; a version without approvals"),
+    ("npm:ai", "6.0.322", "partly", "texts, tools, children and results are read, approvals are answered"),
+    ("npm:ai", "7.0.173", "works", "texts, tools, children and results are read, approvals are answered"),
+)
+
 VERSIONS = (5, 6, 7)
 ROOT = next(
     (
