@@ -101,10 +101,10 @@ def finished(item: Item, outcome: Single, duration_ms: int) -> list[Event]:
     error = _error(outcome)
     match effect:
         case CallModel():
-            at |= {"model": effect.request.model, "error": error, "duration_ms": duration_ms}
-            if type(outcome) is not Value:
-                return [ModelFinished(**at, kind=_kind(outcome))]
-            return [ModelFinished(**at, reply=outcome.value, call_ids=_call_ids(effect, outcome.value))]
+            reply = outcome.value if type(outcome) is Value else None
+            ids = () if reply is None else _call_ids(effect, reply)
+            at |= {"model": effect.request.model, "kind": _kind(outcome), "call_ids": ids}
+            return [ModelFinished(**at, reply=reply, error=error, duration_ms=duration_ms)]
         case CallTool(tool_name=name, tool_call_id=call_id):
             result = _result(outcome, error)
             return [ToolFinished(**at, tool_name=name, tool_call_id=call_id, result=result, duration_ms=duration_ms)]
@@ -146,8 +146,11 @@ def _error(outcome: Single) -> str:
     return STOPPED if type(outcome) is Stop else ""
 
 
-def _kind(outcome: Failure | Stop) -> str:
-    return outcome.kind if type(outcome) is Stop and outcome.error is None else type(outcome.error).__name__
+def _kind(outcome: Single) -> str:
+    """Return the class of the error of an outcome, or why it is none; ``""`` for a value."""
+    if type(outcome) is Stop and outcome.error is None:
+        return outcome.kind
+    return type(outcome.error).__name__ if type(outcome) is Failure or type(outcome) is Stop else ""
 
 
 def _call_ids(effect: CallModel, reply: ModelReply) -> tuple[str, ...]:
