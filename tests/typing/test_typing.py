@@ -146,12 +146,14 @@ CHECKERS = pytest.mark.parametrize("checker", [mypy, pyrefly, pyright, ty], ids=
 
 
 @CHECKERS
+@pytest.mark.spec("generator-contract:V1")
 @pytest.mark.deep
 def test_the_types_of_the_handler_are_inferred(checker: Callable[[Path], set[int]]) -> None:
     assert set() == checker(FOLDER / "handler.py")
 
 
 @CHECKERS
+@pytest.mark.spec("generator-contract:V1")
 @pytest.mark.deep
 def test_each_marked_line_is_an_error_and_no_other(checker: Callable[[Path], set[int]], tmp_path: Path) -> None:
     source = (FOLDER / "wrong_yields.py").read_text(encoding="utf-8")
@@ -171,6 +173,7 @@ def test_the_handler_is_real_code() -> None:
 
 
 @CHECKERS
+@pytest.mark.spec("generator-contract:V1")
 @pytest.mark.deep
 def test_a_program_for_each_public_task_is_well_typed(checker: Callable[[Path], set[int]]) -> None:
     assert set() == checker(FOLDER / "public_tasks.py")
