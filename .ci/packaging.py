@@ -5,7 +5,7 @@ Holds what the wheel promises to whoever installs it, beside what the tests hold
     .ci/packaging.py WHEEL USER_ENVIRONMENT constraints.txt
 
 USER_ENVIRONMENT holds the wheel and what it requires, nothing else. Every extra is installed beside it in an environment of
-its own, with its parts used there; whatever belongs to another extra says which one it needs. Both type checkers, of the
+its own, with its parts used there; whatever belongs to another extra says which one it needs. Four type checkers, of the
 environment that runs this, read programs against the installed wheel. `import stepengine` loads nothing heavy.
 """
 
@@ -248,6 +248,28 @@ def pyright(user: Path, scratch: Path) -> set[tuple[str, int]] | None:
     return {(Path(one["file"]).name, one["range"]["start"]["line"] + 1) for one in errors}
 
 
+def pyrefly(user: Path, scratch: Path) -> set[tuple[str, int]] | None:
+    """
+    Return files and lines with errors.
+    """
+    options = ["--preset", "default", "--python-interpreter-path", user / "bin" / "python", "--output-format", "json"]
+    done = run([sys.executable, "-m", "pyrefly", "check", *options, *TYPED, WRONG], scratch)
+    expect(done.returncode in (0, 1), done.stdout + done.stderr)
+    errors = [one for one in json.loads(done.stdout)["errors"] if one["severity"] == "error"]
+    return {(Path(one["path"]).name, one["line"]) for one in errors}
+
+
+def ty(user: Path, scratch: Path) -> set[tuple[str, int]] | None:
+    """
+    Return files and lines with errors.
+    """
+    options = ["--python", user / "bin" / "python", "--output-format", "gitlab"]
+    done = run([sys.executable, "-m", "ty", "check", *options, *TYPED, WRONG], scratch)
+    expect(done.returncode in (0, 1), done.stdout + done.stderr)
+    found = [one["location"] for one in json.loads(done.stdout) if one["severity"] != "minor"]
+    return {(Path(at["path"]).name, at["positions"]["begin"]["line"]) for at in found}
+
+
 def imports(user: Path, scratch: Path) -> None:
     """
     Import the installed wheel with its engine, and hold what that loads.
@@ -283,7 +305,7 @@ def main(wheel: str, user: str, constraints: str) -> None:
             )
         imports(held[1], scratch)
         probed(held[1], None, scratch)
-        jobs = [pool.submit(checked, checker, held[1], scratch) for checker in (mypy, pyright)]
+        jobs = [pool.submit(checked, checker, held[1], scratch) for checker in (mypy, pyrefly, pyright, ty)]
         jobs += [pool.submit(alone, extra, *held, scratch) for extra in EXTRAS if extra not in OURS and EXTRAS[extra]]
         for job in jobs:
             print(job.result(), flush=True)

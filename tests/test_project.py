@@ -8,6 +8,7 @@ import inspect
 import json
 import logging
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -98,3 +99,27 @@ def test_the_workflow_runs_every_check_with_pinned_actions_and_rights_to_nothing
     assert set(conftest.REQUIRED) - {"core-dump", "durable"} == set(
         conftest.required(job["steps"][-1]["env"]["STEPENGINE_TESTS_REQUIRE"])
     )
+
+
+def test_the_checks_find_every_python_of_the_machine_also_those_without_the_global_lock(tmp_path: Path) -> None:
+    places = {
+        "bin/python3": "3.12", "bin/python3.12": "3.12", "bin/python3.13": "3.13", "bin/python3.14": "3.14", "bin/python3.15": "2.7",
+        "pyenv/versions/3.11.9/bin/python": "3.11", "pyenv/versions/3.14.1/bin/python": "3.14",
+        "pyenv/versions/3.14.1t/bin/python": "3.14t", "pyenv/versions/3.15.0t/bin/python": "3.15t",
+    }  # fmt: skip
+    for place, version in places.items():
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).write_text(f"#!/bin/sh\necho {version}\n")
+        (tmp_path / place).chmod(0o755)
+    text = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    (function,) = re.findall(r"^found_pythons\(\) \{.*?^\}", text, re.DOTALL | re.MULTILINE)
+
+    (tmp_path / "bin" / "sed").symlink_to(str(shutil.which("sed")))  # and no interpreter of this machine
+    env = {"PATH": f"{tmp_path}/bin", "PYENV_ROOT": f"{tmp_path}/pyenv", "python": "python3"}
+    found = subprocess.run(
+        [str(shutil.which("bash")), "-euo", "pipefail", "-c", f"{function}\nfound_pythons"],
+        env=env, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+
+    versions = [places[Path(line).relative_to(tmp_path).as_posix()] for line in found.splitlines()]
+    assert ["3.11", "3.13", "3.14", "3.14t", "3.15t"] == versions

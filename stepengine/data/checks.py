@@ -36,7 +36,7 @@ __all__ = (
 
 T = TypeVar("T")
 SHOWN = 100
-Validator: TypeAlias = Callable[[Any, "attrs.Attribute[Any]", Any], None]
+Validator: TypeAlias = Callable[[Any, Any, Any], None]
 
 
 @attrs.frozen

@@ -174,12 +174,20 @@ class ModelStarted(Event):
 
 @attrs.frozen(kw_only=True)
 class ModelFinished(Event):
-    """A model call ended, for better or worse; *reply* is ``None`` when it failed."""
+    """
+    A model call ended, for better or worse; *reply* is ``None`` when it failed.
+
+    *kind* is then the class of its error, such as ``"ModelError"``, or why the run was stopped, such as ``"cancelled"``.
+    *call_ids* are the ids under which the tool calls of the reply are run, recorded and shown, in the order of the reply: ours,
+    where those in the reply are the provider's.
+    """
 
     model: str
     reply: ModelReply | None = None
     error: str = ""
     duration_ms: int = 0
+    kind: str = ""
+    call_ids: tuple[str, ...] = ()
 
 
 @attrs.frozen(kw_only=True)

@@ -323,7 +323,7 @@ def strings(value: str | Iterable[str]) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
 
 
-def tuple_of(value: Iterable[object]) -> tuple[object, ...]:
+def tuple_of(value: Iterable[object]) -> tuple[Any, ...]:
     """Turn several values into a tuple of them."""
     return value if type(value) is tuple else tuple(value)
 

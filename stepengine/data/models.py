@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from enum import StrEnum
 from typing import Any, Literal, TypeAlias, get_args
@@ -167,7 +167,7 @@ STOPS = Fine(
 )
 
 
-def _stops(value: object) -> object:
+def _stops(value: str | Sequence[str]) -> Any:
     return strings(value) if isinstance(value, str | list | tuple) else value
 
 
@@ -183,12 +183,12 @@ def _safety(value: Mapping[str, object]) -> JsonDict:
     return freeze_object(value, "safety")
 
 
-def _lifetime(value: object) -> object:
+def _lifetime(value: str | bool | None) -> Any:  # noqa: FBT001 - a converter has one positional argument
     """Return how long a cache is to hold; true and false may be written for the shortest time and for no caching."""
     return {True: "5m", False: "off"}.get(value, value) if isinstance(value, bool) else value
 
 
-def _several(value: object) -> Any:
+def _several(value: ServerTool | Sequence[ServerTool]) -> Any:
     return tuple(value) if isinstance(value, list) else (value,) if isinstance(value, ServerTool) else value
 
 

@@ -6,7 +6,7 @@ Nothing here knows how a wire spells them; an adapter refuses those that its pro
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import attrs
@@ -21,7 +21,7 @@ __all__ = ("CodeExecution", "FileSearch", "Programs", "ServerTool", "UrlContext"
 PLACE = ("city", "country", "region", "timezone")
 
 
-def _texts(value: object) -> object:
+def _texts(value: str | Sequence[str]) -> Any:
     return strings(value) if isinstance(value, str | list | tuple) else value
 
 

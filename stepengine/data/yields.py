@@ -73,7 +73,24 @@ D = TypeVar("D")
 E = TypeVar("E")
 
 
-class Member(Generic[T_co]):
+class _Iterated:
+    """
+    What ``yield from`` takes besides generators: each defines ``__iter__``, and Python asks for no more.
+
+    Checkers that want a whole generator there, as pyrefly does, are told of the rest, which nobody calls.
+    """
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+
+        def __next__(self) -> Yieldable: ...
+        def send(self, value: StepResult, /) -> Yieldable: ...
+        def throw(self, typ: Any, val: Any = ..., tb: Any = ..., /) -> Yieldable: ...
+        def close(self) -> None: ...
+
+
+class Member(_Iterated, Generic[T_co]):
     """What ``Parallel`` can hold; *T_co* is the type of its entry in the tuple that ``Parallel`` gives."""
 
     __slots__ = ()
@@ -331,7 +348,7 @@ def _width(value: int | None) -> int | None:
 
 
 @attrs.frozen(init=False)
-class Parallel(Generic[T_co]):
+class Parallel(_Iterated, Generic[T_co]):
     """
     Several calls at once.
 
@@ -530,7 +547,7 @@ quick_step_result = maker_of(StepResult)
 
 
 @final
-class Sentinel(Enum):
+class Sentinel(_Iterated, Enum):
     """``STEP`` is one model step; ``STEP_ALL`` is steps until the turn ends or the budget is spent."""
 
     STEP = "STEP"
@@ -560,7 +577,7 @@ def _names(value: Iterable[str | ToolLike] | None) -> tuple[str, ...] | None:
 
 
 @attrs.frozen
-class StepWith:
+class StepWith(_Iterated):
     """
     One step with overrides that hold for it alone.
 
@@ -588,7 +605,7 @@ def _text(value: str) -> str:
 
 
 @attrs.frozen
-class StepText:
+class StepText(_Iterated):
     """
     Text that becomes an assistant message as if the model had said it; tool-call blocks in it run in order.
 
@@ -615,7 +632,7 @@ def _count(value: int) -> int:
 
 
 @attrs.frozen
-class GenerateN:
+class GenerateN(_Iterated):
     """
     Ask the model *n* times for a reply to the present history, which stays untouched.
 
@@ -642,7 +659,7 @@ def _specs(value: object) -> object:
 
 
 @attrs.frozen
-class Complete:
+class Complete(_Iterated):
     """
     One model call beside the conversation.
 

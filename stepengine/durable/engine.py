@@ -27,6 +27,7 @@ from stepengine.durable.rates import SharedRates
 from stepengine.durable.records import archived, followed, journaled, seeded
 from stepengine.durable.wire import Order, result_of
 from stepengine.engine.engine import Engine
+from stepengine.engine.event_loops import need_loop
 from stepengine.engine.options import AgentLike, ModelsLike
 from stepengine.engine.planning import Request, info_of, reopening
 from stepengine.errors import (
@@ -185,8 +186,10 @@ class DurableEngine:
         Raises:
             DatabaseAway: when the database cannot be reached.
             ExecutorBusy: when another process has the same executor id.
-            StepEngineError: when the extra is not installed, or this process works for another engine.
+            StepEngineError: when the extra is not installed, when this process works for another engine, or when the event
+                loop is not asyncio's.
         """
+        need_loop("a DurableEngine")
         setting = self.setting
         if self._works:
             process = Process(setting, self._launcher, self._rates)

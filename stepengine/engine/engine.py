@@ -24,7 +24,8 @@ from stepengine.data.state import AgentState, RunResult
 from stepengine.data.tools import ToolLike
 from stepengine.data.yields import StepResult
 from stepengine.engine.catalog import Catalog
-from stepengine.engine.handles import BackgroundLaunch, end, in_background, named, need_loop
+from stepengine.engine.event_loops import need_loop, refuse_trio
+from stepengine.engine.handles import BackgroundLaunch, end, in_background, named
 from stepengine.engine.launching import ONE_STEP, Launcher, StepRun
 from stepengine.engine.loop_thread import LoopThread, give_back
 from stepengine.engine.options import (
@@ -232,6 +233,7 @@ class Engine:
             SessionError: when the session cannot be loaded; nothing was run.
             LimitExceeded: at the step limit with ``on_max_steps="raise"``.
         """
+        need_loop("run()", "run_sync()")
         live = self._launcher.asked(agent, prompt, given("run", RunOptions, options))
         if self._headless is None:
             tree = live.tree
@@ -247,6 +249,7 @@ class Engine:
 
         Leaving the iteration early, or closing the generator, cancels the run. Arguments and errors are those of ``run``.
         """
+        refuse_trio("stream()", "run_sync()")
         live = self._launcher.asked(agent, prompt, given("run", RunOptions, options))
         events = streamed(live)
         if live.session is not None:
@@ -273,7 +276,7 @@ class Engine:
         Raises:
             StepEngineError: when no event loop runs here; for the rest, see ``run``.
         """
-        need_loop()
+        need_loop("start()", "run_sync()")
         asked = given("start", StartOptions, options)
         keeps_open = asked.pop("keep_open", False)
         default = None if self._launcher.sessions is None and asked.get("journal") is None else 0.0
@@ -311,6 +314,7 @@ class Engine:
         Raises:
             StepEngineError: what kept the step from ending, such as the ``ModelError``.
         """
+        need_loop("step()", "step_sync()")
         found = self._launcher.catalog.find(state.agent_id if agent is None else agent)
         step = StepRun(found, state)
         live = self._launcher.ready(Request(agent=step.agent, limits=ONE_STEP), prepare=step.start)
@@ -353,6 +357,7 @@ class Engine:
             MissingKey: when the run goes on and there is no key for its model.
             ReplayDivergence: when the handler does something else than is recorded.
         """
+        need_loop("resume()", "resume_sync()")
         from stepengine.journal import runs
 
         asked = given("resume", ResumeOptions, options)
@@ -376,6 +381,7 @@ class Engine:
             JournalError: when the journal is damaged, of a newer version, or holds no run.
             ReplayDivergence: at the first effect that is not what was recorded; it names step, file, line and fields.
         """
+        need_loop("replay()", "replay_sync()")
         from stepengine.journal import runs
 
         asked = given("replay", ReplayOptions, options)
@@ -398,6 +404,7 @@ class Engine:
                 that changed the world would be repeated.
             MissingKey: when there is no key for the model.
         """
+        need_loop("extend()", "extend_sync()")
         from stepengine.journal import runs
 
         asked = given("extend", ExtendOptions, options)
@@ -423,6 +430,7 @@ class Engine:
                 changed the world would be repeated.
             ReplayDivergence: when the kept part does not fit the code.
         """
+        need_loop("fork()", "fork_sync()")
         from stepengine.journal import as_journal, runs
 
         asked = given("fork", ForkOptions, options)
@@ -449,6 +457,7 @@ class Engine:
             MissingKey: when there is no key for the model.
             ReplayDivergence: when what is recorded before *at* does not fit the code.
         """
+        need_loop("rerun()", "rerun_sync()")
         from stepengine.journal.rerunning import rerun
 
         asked = given("rerun", RerunOptions, options)
@@ -466,6 +475,7 @@ class Engine:
         What is recorded shows no events. A divergence is raised by ``handle.result()``. ``wait_for_answers=`` says how long its
         questions stay open for ``handle.answer``.
         """
+        need_loop("start_resume()", "resume_sync()")
         from stepengine.journal import runs
 
         asked = given("start_resume", StartResumeOptions, options)
@@ -483,6 +493,7 @@ class Engine:
 
         ``wait_for_answers=`` says how long its questions stay open for ``handle.answer``.
         """
+        need_loop("start_fork()", "fork_sync()")
         from stepengine.journal import as_journal, runs
 
         asked = given("start_fork", StartForkOptions, options)
@@ -614,6 +625,9 @@ class Engine:
 
         Runs that have not ended after ten seconds, or whose event loop stands still, are named in a ``ResourceWarning``.
         """
+        if _loop_here() is None:  # under trio, where nothing of this engine runs in the loop that waits
+            self.close()
+            return
         forgotten = self._stop_all()
         left = await until_ended(self._launcher.active)
         await self._close_sources()

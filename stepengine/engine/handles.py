@@ -14,14 +14,13 @@ from stepengine.data.inputs import Shutdown
 from stepengine.data.outcomes import Stop
 from stepengine.data.state import RunResult
 from stepengine.engine.run import EngineRun
-from stepengine.errors import StepEngineError
 from stepengine.runtime.handle import RunHandle, Turns
 
 if TYPE_CHECKING:
     from stepengine.engine.launching import Launcher
     from stepengine.journal.journaled_run import JournaledRun
 
-__all__ = ("BackgroundLaunch", "end", "in_background", "named", "need_loop")
+__all__ = ("BackgroundLaunch", "end", "in_background", "named")
 
 
 def in_background(launcher: Launcher, live: EngineRun, turns: Turns | None = None) -> RunHandle:
@@ -80,12 +79,3 @@ def end(handles: Iterable[RunHandle], lives: Iterable[EngineRun]) -> None:
         handle.send(Shutdown())
     for live in lives:
         live.tree.root.stop(Stop("shutdown"))
-
-
-def need_loop() -> None:
-    """Refuse to start where nothing would go on, before anything is made."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        msg = "start() needs a running event loop: call it inside `async def`, or use run_sync(), which needs none"
-        raise StepEngineError(msg) from None

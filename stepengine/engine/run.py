@@ -15,6 +15,7 @@ from stepengine.data.effects import Notify
 from stepengine.data.events import Event, PhaseChanged, RunFailed, RunFinished, RunStarted
 from stepengine.data.outcomes import Outcome, Stop
 from stepengine.data.state import AgentState, RunPhase, RunResult, RunStatus
+from stepengine.engine.event_loops import need_loop
 from stepengine.errors import LimitExceeded, ReplayDivergence, StepEngineError
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.handle import RunHandle, Turns
@@ -187,6 +188,7 @@ class EngineRun:
 
 async def streamed(live: EngineRun) -> AsyncGenerator[Event, None]:
     """Run, and give the events; whoever stops iterating cancels the run and waits for its end."""
+    need_loop("stream()", "run_sync()")
     subscription = live.tree.hub.subscribe()
     task = asyncio.create_task(live.run())
     try:

@@ -70,7 +70,7 @@ PASSES = 0.5
 BLOCK = 1 << 20
 
 
-def as_tuple(values: Iterable[object]) -> tuple[object, ...]:
+def as_tuple(values: Iterable[object]) -> tuple[Any, ...]:
     """Return what was given as a list, or anything else that can be gone through."""
     return tuple(values)
 

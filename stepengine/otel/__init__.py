@@ -2,7 +2,8 @@
 Spans and metrics from run events, under OpenTelemetry's conventions for generative AI.
 
 What lives here: an observer. The package `opentelemetry` (its API alone) is imported only here, on first use. The names of the
-conventions are in development, so they are copied and not imported.
+conventions are in development, so they are copied and not imported; those of OpenInference stand beside them where viewers of such
+spans know no others.
 
 What must not: setting up exporters (the application chooses the SDK), and any influence on a run.
 """
@@ -11,7 +12,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, TypeAlias, assert_never
 
 import attrs
@@ -40,9 +42,9 @@ from stepengine.data.events import (
     ToolInputDelta,
     ToolStarted,
 )
-from stepengine.data.messages import Message, TextPart, ThinkingPart, ToolCallPart, ToolMessage
+from stepengine.data.messages import AssistantPart, Message, TextPart, ThinkingPart, ToolCallPart, ToolMessage
 from stepengine.data.models import ModelReply, ModelRequest
-from stepengine.data.state import RunStatus
+from stepengine.data.state import RunResult, RunStatus
 from stepengine.data.usage import Usage
 from stepengine.errors import DefinitionError
 
@@ -54,7 +56,11 @@ if TYPE_CHECKING:
 __all__ = ("Tracing",)
 
 NAME = "stepengine"
+SCHEMA = "https://opentelemetry.io/schemas/1.44.0"
+"""The newest conventions that are published; their successors for generative AI are drafts without a version."""
 OTHER = "_OTHER"
+STEP = {"openinference.span.kind": "CHAIN"}
+"""The conventions have no operation for a step; viewers know this kind of span."""
 PROVIDERS = {
     "anthropic_aws": "anthropic",
     "anthropic_google": "anthropic",
@@ -95,6 +101,8 @@ class _Run:
 
     own: _Open
     step: _Open | None = None
+    has_model: bool = False
+    has_failed: bool = False
     calls: dict[int | str, _Open] = attrs.field(factory=dict)
 
     @property
@@ -138,8 +146,8 @@ class Tracing:
             msg = "Tracing needs the package opentelemetry-api: pip install 'stepengine[otel]'"
             raise DefinitionError(msg) from None
         self._trace = trace
-        self._tracer = trace.get_tracer(NAME, tracer_provider=tracer_provider)
-        meter = metrics.get_meter(NAME, meter_provider=meter_provider)
+        self._tracer = trace.get_tracer(NAME, _version(), tracer_provider, SCHEMA)
+        meter = metrics.get_meter(NAME, _version(), meter_provider, SCHEMA)
         self._tokens = meter.create_histogram(
             "gen_ai.client.token.usage",
             unit="{token}",
@@ -225,6 +233,8 @@ class Tracing:
             event, event.path, event.agent_id, self._parent_of(tree, event.path)
         )
         run.own.span.set_attribute("stepengine.own_run_id", event.own_id)
+        if self._content:
+            run.own.span.set_attributes(_given(event.prompt, plain(event.params)))
 
     def _agent_spawned(self, event: AgentSpawned) -> None:
         parent = self._run(event)
@@ -253,7 +263,7 @@ class Tracing:
             return
         if run.step is not None:
             self._close(run.step)
-        about = {"stepengine.step": event.step}
+        about = {"stepengine.step": event.step, **STEP}
         run.step = self._open(event, f"stepengine.step {event.step}", about, run.own.context)
 
     def _step_finished(self, event: StepFinished) -> None:
@@ -269,10 +279,11 @@ class Tracing:
     def _run_failed(self, event: RunFailed) -> None:
         run = self._run(event)
         if run is not None:
+            run.has_failed = True
             self._failed(run.own.span, event.kind, event.error)
 
     def _agent_finished(self, event: AgentFinished) -> None:
-        self._end_run(event, event.child_path, event.status, event.usage)
+        self._end_run(event, event.child_path, event.status, event.usage, event.text)
 
     def _run_finished(self, event: RunFinished) -> None:
         result, tree = event.result, self._trees.get(event.run_id, {})
@@ -283,10 +294,10 @@ class Tracing:
             root.own.span.set_attribute("operation.cost", float(result.cost))
         # The deepest first: what is left of children was cut off with the run.
         for path in sorted(tree, key=len, reverse=True):
-            self._end_run(event, path, result.status, result.usage if not path else None)
+            self._end_run(event, path, result.status, *(() if path else (result.usage, _said(result))))
         self._trees.pop(event.run_id, None)
 
-    def _end_run(self, event: Event, path: str, status: RunStatus, usage: Usage | None) -> None:
+    def _end_run(self, event: Event, path: str, status: RunStatus, usage: Usage | None = None, said: str = "") -> None:
         run = self._trees.get(event.run_id, {}).pop(path, None)
         if run is None:
             return
@@ -298,7 +309,9 @@ class Tracing:
         span.set_attribute("stepengine.status", status.value)
         if usage is not None:
             span.set_attributes(_used(usage))
-        if status is RunStatus.FAILED:
+        if said and self._content:
+            span.set_attributes(_answered(said))
+        if status is RunStatus.FAILED and not run.has_failed:
             span.set_status(self._trace.StatusCode.ERROR)
         self._close(run.own)
 
@@ -322,6 +335,9 @@ class Tracing:
         call = self._open(event, name, about, run.innermost.context, kind=self._trace.SpanKind.CLIENT)
         call.told = told
         run.calls[event.seq] = call
+        if not run.has_model:
+            run.has_model = True
+            run.own.span.set_attributes({name: told[name] for name in ("gen_ai.provider.name", "gen_ai.request.model")})
 
     def _chunk(self, event: TextDelta | ThinkingDelta | ToolInputDelta) -> None:
         run = self._run(event)
@@ -339,14 +355,14 @@ class Tracing:
             return
         reply = event.reply
         if reply is not None:
-            self._replied(call, reply)
+            self._replied(call, reply, event.call_ids)
         else:
-            call.told["error.type"] = OTHER
-            self._failed(call.span, OTHER, event.error)
+            call.told["error.type"] = kind = event.kind or OTHER
+            self._failed(call.span, kind, event.error)
         self._duration.record(event.duration_ms / 1_000, call.told)
         self._close(call)
 
-    def _replied(self, call: _Open, reply: ModelReply) -> None:
+    def _replied(self, call: _Open, reply: ModelReply, call_ids: Sequence[str]) -> None:
         span = call.span
         model = call.told["gen_ai.request.model"] if reply.model is None else _split(reply.model)[1]
         call.told["gen_ai.response.model"] = model
@@ -361,7 +377,7 @@ class Tracing:
             self._tokens.record(reply.usage.prompt_tokens, {**call.told, "gen_ai.token.type": "input"})
             self._tokens.record(reply.usage.completion_tokens, {**call.told, "gen_ai.token.type": "output"})
         if self._content:
-            said = {**_role("assistant", reply.content), "finish_reason": reply.stop_reason.value}
+            said = {**_role("assistant", _with_ids(reply.content, call_ids)), "finish_reason": reply.stop_reason.value}
             span.set_attribute("gen_ai.output.messages", _text([said]))
 
     def _tool_started(self, event: ToolStarted) -> None:
@@ -449,6 +465,49 @@ class Tracing:
 
     def _close(self, opened: _Open) -> None:
         opened.span.end()
+
+
+def _version() -> str:
+    try:
+        return version("stepengine")
+    except PackageNotFoundError:  # a checkout that is not installed
+        return ""
+
+
+def _given(prompt: str, params: Any) -> Attributes:
+    """Return what a run was given: its prompt as a message, and both as one value, which viewers show beside the run's name."""
+    told: Attributes = {}
+    if prompt:
+        told["gen_ai.input.messages"] = _text([_role("user", prompt)])
+    if params:
+        told["stepengine.params"] = _text(params)
+        return {
+            **told,
+            "input.value": _text({"prompt": prompt, "params": params}),
+            "input.mime_type": "application/json",
+        }
+    return {**told, "input.value": prompt, "input.mime_type": "text/plain"} if prompt else told
+
+
+def _answered(said: str) -> Attributes:
+    """Return what a run gave, in the same two forms."""
+    message = {**_role("assistant", said), "finish_reason": "stop"}
+    return {"gen_ai.output.messages": _text([message]), "output.value": said, "output.mime_type": "text/plain"}
+
+
+def _said(result: RunResult[Any]) -> str:
+    """Return the output of a run as text; what it said last where there is none, or where the output is its messages."""
+    output = result.output
+    if output is None or (isinstance(output, Sequence) and any(isinstance(one, Message) for one in output)):
+        return result.text
+    return output if isinstance(output, str) else _text(plain(output))
+
+
+def _with_ids(parts: Sequence[AssistantPart], call_ids: Sequence[str]) -> Iterator[AssistantPart]:
+    """Give the parts of a reply, the tool calls among them with the ids that they have everywhere else."""
+    ids = iter(call_ids)
+    for part in parts:
+        yield attrs.evolve(part, tool_call_id=next(ids, part.tool_call_id)) if isinstance(part, ToolCallPart) else part
 
 
 def _split(model: str) -> tuple[str, str]:

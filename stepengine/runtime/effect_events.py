@@ -20,7 +20,8 @@ from stepengine.data.events import (
     ToolFinished,
     ToolStarted,
 )
-from stepengine.data.messages import ToolResult
+from stepengine.data.messages import ToolCallPart, ToolResult
+from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.questions import Question
 from stepengine.data.state import ChildResult, RunStatus
@@ -107,8 +108,9 @@ def finished(item: Item, outcome: Single, duration_ms: int) -> list[Event]:
     match effect:
         case CallModel():
             reply = outcome.value if type(outcome) is Value else None
-            model = effect.request.model
-            return [ModelFinished(**at, model=model, reply=reply, error=error, duration_ms=duration_ms)]
+            ids = () if reply is None else _call_ids(effect, reply)
+            at |= {"model": effect.request.model, "kind": _kind(outcome), "call_ids": ids}
+            return [ModelFinished(**at, reply=reply, error=error, duration_ms=duration_ms)]
         case CallTool(tool_name=name, tool_call_id=call_id):
             result = _result(outcome, error)
             told: dict[str, Any] = {"duration_ms": duration_ms, "child_path": _body_path(item)}
@@ -149,6 +151,23 @@ def _error(outcome: Single) -> str:
     if type(outcome) is Failure:
         return outcome.error.message
     return STOPPED if type(outcome) is Stop else ""
+
+
+def _kind(outcome: Single) -> str:
+    """Return the class of the error of an outcome, or why it is none; ``""`` for a value."""
+    if type(outcome) is Stop and outcome.error is None:
+        return outcome.kind
+    return type(outcome.error).__name__ if type(outcome) is Failure or type(outcome) is Stop else ""
+
+
+def _call_ids(effect: CallModel, reply: ModelReply) -> tuple[str, ...]:
+    """Return the ids that the machine is about to give to the calls of a reply."""
+    if effect.call_id is None:
+        return ()
+    number = sum(type(part) is ToolCallPart for part in reply.content)
+    if number and reply.stop_reason is StopReason.MAX_TOKENS and type(reply.content[-1]) is ToolCallPart:
+        number -= 1  # A call that was cut off is not run.
+    return tuple(map(effect.call_id, range(number)))
 
 
 def _result(outcome: Single, error: str) -> ToolResult:

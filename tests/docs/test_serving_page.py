@@ -21,6 +21,11 @@ import pytest
 
 from .pages import ROOT, blocks_of, execute, page
 
+COUNTERPARTS = (
+    ("pypi:fastapi", "0.165.0", "works", "an application that serves runs, and finds them again after a kill"),
+    ("pypi:uvicorn", "0.54.0", "works", "the server of that application"),
+)
+
 BLOCKS = blocks_of(page("serving.md"))
 SECONDS = 30
 

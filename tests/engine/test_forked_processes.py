@@ -36,6 +36,10 @@ from stepengine.testing import ScriptedModel, tool_call
 from stepengine.tools import ThreadPool
 from tests.servers import Quiet, served
 
+COUNTERPARTS = (
+    ("pypi:gunicorn", "27.0.1", "works", "workers that are forked from a preloaded application run agents and tools"),
+)
+
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork"),
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning"),

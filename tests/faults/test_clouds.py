@@ -78,6 +78,17 @@ from tests.faults.cloud_server import (
 from tests.faults.scripts import TOOLS, anthropic_stream
 from tests.faults.server import Answer, json_answer
 
+COUNTERPARTS = (
+    (
+        "pypi:boto3",
+        "1.44.5",
+        "works",
+        "credentials of the environment, of profiles and of a process sign requests to Amazon Bedrock",
+    ),
+    ("pypi:azure-identity", "1.27.0", "works", "tokens of Entra ID for Azure and Foundry"),
+    ("pypi:google-auth", "2.62.2", "works", "service accounts and tokens for Vertex AI"),
+)
+
 pytestmark = pytest.mark.anyio
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(40))

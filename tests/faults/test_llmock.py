@@ -31,6 +31,15 @@ from stepengine.errors import ContextOverflow, ModelError, TruncatedReply
 from stepengine.journal import MemoryJournal
 from stepengine.models import AnthropicProvider, GoogleProvider, OpenAIChatProvider, OpenAIProvider
 
+COUNTERPARTS = (
+    (
+        "pypi:llmock",
+        "0.2.2",
+        "works",
+        "replies, tool calls, errors, limits and cut connections of five services over real sockets; it has no thinking",
+    ),
+)
+
 COMMAND = shutil.which("llmock")
 WIRES = {
     "anthropic": "claude-sonnet-4-5",

@@ -21,6 +21,10 @@ from stepengine.journal import MemoryJournal
 from stepengine.mcp import connection, mcp_tools
 from stepengine.testing import ScriptedModel, tool_call, tool_calls
 
+COUNTERPARTS = (
+    ("pypi:mcp", "2.3.0", "works", "its servers give tools, resources, prompts, questions, samples and progress"),
+)
+
 
 def results(result: Any) -> list[tuple[str, str]]:
     return [(one.result.status, one.result.text) for one in result.tool_calls]

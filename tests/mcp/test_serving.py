@@ -22,6 +22,15 @@ from stepengine.mcp.serving import AgentServer, Offered
 from stepengine.permissions import Policy
 from stepengine.testing import ScriptedModel, tool_call
 
+COUNTERPARTS = (
+    (
+        "pypi:mcp",
+        "2.3.0",
+        "works",
+        "its client calls our agents, over standard input and output and inside of a process; questions are forms",
+    ),
+)
+
 MODES = pytest.mark.parametrize("mode", ["auto", "legacy"])
 
 AGENT = """

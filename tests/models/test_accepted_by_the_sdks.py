@@ -29,6 +29,17 @@ from stepengine.tooling.spawning import BUILT_IN
 from tests.models.histories import histories, users
 from tests.models.wires import FOUR, MODEL, TOOL, provider_of
 
+COUNTERPARTS = (
+    ("pypi:anthropic", "2.10.0", "works", "any transcript, with any settings, is a request of the package's own types"),
+    ("pypi:openai", "3.51.0", "works", "any transcript is a request of its own types: Responses and Chat Completions"),
+    (
+        "pypi:google-genai",
+        "3.3.0",
+        "works",
+        "any transcript, with any settings, is a request of the package's own types",
+    ),
+)
+
 SCHEMA = {"title": "Answer", "type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 FULL = ModelSettings(
     max_tokens=20_000,

@@ -19,6 +19,8 @@ from stepengine.models import ModelReply
 from stepengine.otel import Tracing
 from stepengine.testing import ScriptedModel, tool_call
 
+COUNTERPARTS = (("pypi:logfire", "5.2.0", "works", "names, nesting, messages, tokens and costs of a run"),)
+
 
 @tool(in_thread=False, requires_permission=False)
 def say(what: str) -> str:

@@ -5,26 +5,35 @@ Spans and metrics of runs, read with the exporter of OpenTelemetry's own SDK.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from decimal import Decimal
+from importlib.metadata import version
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
+from opentelemetry.semconv.schemas import Schemas
 from opentelemetry.trace import StatusCode
 
-from stepengine import STEP, AgentCall, AgentDefinition, Ask, Engine, Parallel, ToolResult, call, tool
+from stepengine import STEP, STEP_ALL, AgentCall, AgentDefinition, Ask, Engine, Parallel, ToolResult, call, tool
 from stepengine.data.usage import Usage
-from stepengine.errors import ModelError
+from stepengine.errors import ContextOverflow, ModelError, TruncatedReply
 from stepengine.journal import MemoryJournal
 from stepengine.models import ModelReply
 from stepengine.otel import Tracing
 from stepengine.testing import ScriptedModel, failure, text, tool_call, tool_calls
+
+COUNTERPARTS = (
+    ("pypi:opentelemetry-sdk", "1.45.2", "works", "spans and metrics under the conventions for generative AI"),
+)
 
 SECRET = "a word that nobody may export"
 
@@ -227,3 +236,111 @@ async def test_without_an_sdk_nothing_happens_and_without_steps_calls_stand_belo
         assert {} == observer._trees
     chat = "chat claude-sonnet-4-5"
     assert [{"invoke_agent boss": [chat, "execute_tool say", chat]}] == traces.tree()
+
+
+async def traced(agent: AgentDefinition, replies: Any, prompt: str = "go", **options: Any) -> Traces:
+    """
+    Everything that one run exports, what was said included.
+    """
+    traces = Traces()
+    async with Engine([agent], models=ScriptedModel(replies), observers=[traces.observer(content=True)]) as engine:
+        await engine.run(agent, prompt, **options)
+    traces.provider.shutdown()
+    traces.meters.shutdown()
+    return traces
+
+
+def said_in(span: ReadableSpan, name: str) -> list[Any]:
+    return json.loads(span.attributes.get(f"gen_ai.{name}.messages", "[]"))
+
+
+@pytest.mark.spec("ecosystem:EC134")
+async def test_spans_and_metrics_name_our_version_and_the_newest_conventions_that_are_published() -> None:
+    traces = Traces()
+    async with Engine([BOSS], models=ScriptedModel([reply("done")]), observers=[traces.observer()]) as engine:
+        await engine.run("boss", "go")
+
+    newest = max((one.value for one in Schemas), key=lambda url: [int(part) for part in re.findall(r"\d+", url)])
+    (metrics,) = traces.reader.get_metrics_data().resource_metrics
+    scopes = {span.instrumentation_scope for span in traces.spans} | {one.scope for one in metrics.scope_metrics}
+    assert {("stepengine", version("stepengine"), newest)} == {(s.name, s.version, s.schema_url) for s in scopes}
+    traces.provider.shutdown()
+    traces.meters.shutdown()
+
+
+@pytest.mark.spec("ecosystem:EC135", "reliability:SC15")
+async def test_what_a_run_was_given_and_what_it_gave_stand_on_its_span_and_on_those_of_its_children() -> None:
+    schema = {"type": "object", "properties": {"rooms": {"type": "integer"}}}
+    typed = AgentDefinition("typed", model="m/m", output_schema=schema)
+    nested = await traced(BOSS, [SPAWN, "It is empty.", "All is well."], "Look around.")
+    counted = await traced(typed, [tool_call("set_output", {"rooms": 2}), "Done."], "Count.", params={"floor": 1})
+
+    run, kid, other = nested.one("invoke_agent boss"), nested.one("invoke_agent kid"), counted.one("invoke_agent typed")
+    texts = [
+        [message["parts"][0]["content"] for name in ("input", "output") for message in said_in(span, name)]
+        for span in (run, kid, other)
+    ]
+    assert [["Look around.", "All is well."], [SECRET, "It is empty."], ["Count.", '{"rooms":2}']] == texts
+    assert ("Look around.", "All is well.") == (run.attributes["input.value"], run.attributes["output.value"])
+    assert {"prompt": "Count.", "params": {"floor": 1}} == json.loads(other.attributes["input.value"])
+    assert ("anthropic", "claude-sonnet-4-5") == tuple(
+        [run.attributes[f"gen_ai.{name}"] for name in ("provider.name", "request.model")]
+    )
+
+
+@pytest.mark.spec("ecosystem:EC135", "reliability:SC15")
+async def test_why_a_run_failed_stands_on_its_span_where_contents_are_exported() -> None:
+    traces = await traced(AgentDefinition("bot", model="m/m"), [failure(ModelError("broken"))])
+
+    assert {"broken"} == {traces.one(name).status.description for name in ("chat m", "invoke_agent bot")}
+
+
+@pytest.mark.spec("ecosystem:EC136")
+@pytest.mark.parametrize("kind", [ModelError, ContextOverflow, TruncatedReply])
+async def test_the_error_of_a_model_call_is_named_by_its_class(kind: type[ModelError], traces: Traces) -> None:
+    agent = AgentDefinition("bot", model="m/m")
+    async with Engine([agent], models=ScriptedModel([failure(kind("no"))]), observers=[traces.observer()]) as engine:
+        await engine.run("bot", "go")
+
+    name = kind.__name__
+    (point,) = traces.points("gen_ai.client.operation.duration")
+    named = [traces.one(one).attributes["error.type"] for one in ("chat m", "invoke_agent bot")]
+    assert [name, name, name] == [*named, point.attributes["error.type"]]
+
+
+@pytest.mark.spec("ecosystem:EC136", "ecosystem:EC137")
+@settings(max_examples=10)
+@given(replies=st.lists(st.integers(0, 3), min_size=1, max_size=4), before=st.integers(0, 2))
+async def test_a_call_has_the_same_id_in_the_reply_that_asks_for_it_in_its_span_and_in_the_next_request(
+    replies: list[int], before: int
+) -> None:
+    def handler(ctx: Any) -> Any:
+        for _ in range(before):
+            yield from call(say, what="b")
+        yield STEP_ALL
+
+    agent = AgentDefinition("bot", model="m/m", tools=[say], handle_steps=handler)
+    asked = [tool_calls(*[tool_call("say", {"what": f"{at}"}) for at in range(n)]) for n in replies if n]
+    traces = await traced(agent, [*asked, "done"])
+
+    chats = sorted((s for s in traces.spans if s.name == "chat m"), key=lambda span: span.start_time)
+    ids = [p["id"] for chat in chats for m in said_in(chat, "output") for p in m["parts"] if p["type"] == "tool_call"]
+    run = [s for s in traces.spans if s.attributes.get("stepengine.source") == "model"]
+    answered = [p["id"] for m in said_in(chats[-1], "input") for p in m["parts"] if p["type"] == "tool_call_response"]
+    assert sum(replies) == len(set(ids))
+    assert set(ids) == {span.attributes["gen_ai.tool.call.id"] for span in run}
+    assert ids == answered[before:]
+
+
+@pytest.mark.spec("ecosystem:EC137")
+async def test_every_span_has_a_kind_that_viewers_know(traces: Traces) -> None:
+    async with Engine(
+        [BOSS], models=ScriptedModel([tool_call("say", {"what": "x"}), "done"]), observers=[traces.observer()]
+    ) as engine:
+        await engine.run("boss", "go")
+
+    operations = {"chat", "invoke_agent", "execute_tool"}
+    kinds = [
+        (s.attributes.get("gen_ai.operation.name"), s.attributes.get("openinference.span.kind")) for s in traces.spans
+    ]
+    assert {*[(name, None) for name in operations], (None, "CHAIN")} == set(kinds)

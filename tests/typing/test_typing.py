@@ -1,5 +1,5 @@
 """
-Both type checkers see what a handler is sent: they infer `handler.py` and refuse each marked line of `wrong_yields.py`.
+Four type checkers see what a handler is sent: they infer `handler.py` and refuse each marked line of `wrong_yields.py`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+COUNTERPARTS = (
+    ("pypi:mypy", "2.4.1", "works", "strict: types of handlers are inferred, each wrong yield is an error"),
+    (
+        "pypi:pyrefly",
+        "1.4.1",
+        "works",
+        "preset `default`: types of handlers are inferred, each wrong yield is an error",
+    ),
+    ("pypi:pyright", "1.1.414", "works", "types of handlers are inferred, each wrong yield is an error"),
+    ("pypi:ty", "0.0.105", "works", "types of handlers are inferred, each wrong yield is an error"),
+)
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
@@ -38,14 +50,47 @@ def pyright(file: Path) -> set[int]:
     """
     Return the lines of `file` at which pyright reports an error. It needs node, which it may have to fetch.
     """
-    program = shutil.which("pyright", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    if program is None:
-        pytest.skip("pyright is not installed")
-    done = run([program, "--pythonpath", sys.executable, "--pythonversion", "3.11", "--outputjson", str(file)])
+    done = run(
+        [installed("pyright"), "--pythonpath", sys.executable, "--pythonversion", "3.11", "--outputjson", str(file)]
+    )
     if done.returncode not in (0, 1):
         pytest.skip(f"pyright does not run here: {done.stderr[-300:] or done.stdout[-300:]}")
     reports = json.loads(done.stdout)["generalDiagnostics"]
     return lines_of(file, [(report["file"], report["range"]["start"]["line"] + 1, report) for report in reports])
+
+
+def pyrefly(file: Path) -> set[int]:
+    """
+    Return the lines of `file` at which pyrefly reports an error, by the preset that it takes where it is set up.
+    """
+    options = ["--preset", "default", "--search-path", str(ROOT), "--python-interpreter-path", sys.executable]
+    done = run(
+        [installed("pyrefly"), "check", *options, "--python-version", "3.11", "--output-format", "json", str(file)]
+    )
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    return lines_of(file, [(one["path"], one["line"], one) for one in json.loads(done.stdout)["errors"]])
+
+
+def ty(file: Path) -> set[int]:
+    """
+    Return the lines of `file` at which ty reports an error.
+    """
+    options = ["--extra-search-path", str(ROOT), "--python", sys.prefix, "--python-version", "3.11"]
+    done = run([installed("ty"), "check", *options, "--output-format", "gitlab", str(file)])
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    reports = [(one["location"], {"minor": "warning"}.get(one["severity"], "error")) for one in json.loads(done.stdout)]
+    lines = [(at["path"], at["positions"]["begin"]["line"], {"severity": how}) for at, how in reports]
+    return lines_of(file, lines)
+
+
+def installed(command: str) -> str:
+    """
+    Return the path of a command of this environment; it is a dependency of `dev`.
+    """
+    program = shutil.which(command, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if program is None:
+        pytest.skip(f"{command} is not installed")
+    return program
 
 
 def run(command: list[str]) -> subprocess.CompletedProcess[str]:
@@ -97,16 +142,18 @@ def test_every_overload_takes_every_option_of_its_function() -> None:
     assert APART == uneven
 
 
-CHECKERS = pytest.mark.parametrize("checker", [mypy, pyright], ids=lambda checker: checker.__name__)
+CHECKERS = pytest.mark.parametrize("checker", [mypy, pyrefly, pyright, ty], ids=lambda checker: checker.__name__)
 
 
 @CHECKERS
+@pytest.mark.spec("generator-contract:V1")
 @pytest.mark.deep
 def test_the_types_of_the_handler_are_inferred(checker: Callable[[Path], set[int]]) -> None:
     assert set() == checker(FOLDER / "handler.py")
 
 
 @CHECKERS
+@pytest.mark.spec("generator-contract:V1")
 @pytest.mark.deep
 def test_each_marked_line_is_an_error_and_no_other(checker: Callable[[Path], set[int]], tmp_path: Path) -> None:
     source = (FOLDER / "wrong_yields.py").read_text(encoding="utf-8")
@@ -126,6 +173,7 @@ def test_the_handler_is_real_code() -> None:
 
 
 @CHECKERS
+@pytest.mark.spec("generator-contract:V1")
 @pytest.mark.deep
 def test_a_program_for_each_public_task_is_well_typed(checker: Callable[[Path], set[int]]) -> None:
     assert set() == checker(FOLDER / "public_tasks.py")

@@ -20,6 +20,10 @@ from stepengine.testing import ScriptedModel
 
 from .scenes import BUSY, SCENES, TODOS, TOLD, UNTOLD, all_of, engine
 
+COUNTERPARTS = (
+    ("pypi:ag-ui-protocol", "1.0.0", "works", "every event is one of its types, and what a page sends back is read"),
+)
+
 READ = TypeAdapter(Event)
 PAIRS = {
     "TEXT_MESSAGE_START": ("TEXT_MESSAGE_END", "messageId"),

@@ -16,11 +16,10 @@ from stepengine.vercel import answers_of, sse, vercel
 
 from .scenes import SCENES, engine
 
-COUNTERPARTS = tuple(
-    [
-        ("npm:ai", version, "works", "its transport and reader: every kind of run")
-        for version in ("5.0.277", "6.0.326", "7.0.173")
-    ]
+COUNTERPARTS = (
+    ("npm:ai", "5.0.277", "partly", "its transport and reader: every kind of run; a version without approvals"),
+    ("npm:ai", "6.0.326", "works", "its transport and reader: every kind of run"),
+    ("npm:ai", "7.0.173", "works", "its transport and reader: every kind of run"),
 )
 """Whose program is used here: package, version that was seen, what came of it, what is covered."""
 VERSIONS = (5, 6, 7)

@@ -1,0 +1,48 @@
+"""
+What an engine says where its event loop is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from stepengine.errors import StepEngineError
+
+__all__ = ("need_loop", "refuse_trio")
+
+
+def need_loop(what: str, instead: str = "") -> None:
+    """
+    Refuse *what* where nothing would go on, before anything is made.
+
+    Raises:
+        StepEngineError: when no event loop runs here, or trio's; it names *instead*, which needs none.
+    """
+    refuse_trio(what, instead)
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        beside = f", or use {instead}, which needs none" if instead else ""
+        msg = f"{what} needs a running event loop: call it inside `async def`{beside}"
+        raise StepEngineError(msg) from None
+
+
+def refuse_trio(what: str, instead: str = "") -> None:
+    """Refuse *what* where trio's event loop runs; where none does, it may be meant for one that will."""
+    if _is_trio():
+        beside = f", or call {instead} in a thread, by anyio.to_thread.run_sync" if instead else ""
+        msg = f"{what} needs asyncio's event loop, and trio's runs here: let anyio use its backend 'asyncio'{beside}"
+        raise StepEngineError(msg)
+
+
+def _is_trio() -> bool:
+    """Return whether a task of trio runs here; where trio's loop is a guest of asyncio's, both are there."""
+    trio = sys.modules.get("trio")
+    if trio is None:
+        return False
+    try:
+        trio.lowlevel.current_task()
+    except RuntimeError:
+        return False
+    return True
