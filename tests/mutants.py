@@ -182,8 +182,10 @@ MUTANTS = (
     Mutant(
         "credits of children are not added",
         "stepengine/machine/spent.py",
-        "        self.credits_used = self._own_credits + others.credits_used\n",
-        "        self.credits_used = self._own_credits\n",
+        "        self.children.append(child if child.left is None else attrs.evolve(child, left=None))\n"
+        "        others = self._children = self._children + child.spending\n",
+        "        self.children.append(child if child.left is None else attrs.evolve(child, left=None))\n"
+        "        others = self._children = self._children + attrs.evolve(child.spending, credits_used=0)\n",
         TOOL_CONTEXTS,
     ),
     # --- logs -------------------------------------------------------------------------------------------------------
@@ -367,8 +369,8 @@ MUTANTS = (
     Mutant(
         "a reply that a handler or a hook sees is made durable later",
         "stepengine/journal/recorder.py",
-        "plan.definition.handle_steps is None and not plan.hooks and not self._run.is_traced",
-        "True",
+        "is_unseen = is_alone and not plan.hooks and not self._run.is_traced",
+        "is_unseen = True",
         ("tests/journal/test_files.py",),
     ),
     Mutant(
@@ -687,15 +689,15 @@ MUTANTS = (
     Mutant(
         "a child may spawn what its parent may not",
         "stepengine/engine/planning.py",
-        "            raise not_allowed(parent.definition.id, effect.agent_id, agents, hint)\n",
-        "            key = effect.agent_id\n",
+        "            raise not_allowed(parent.definition.id, effect.agent_id, agents, hint)\n        if isinstance(given",
+        "            key = effect.agent_id\n        if isinstance(given",
         ("tests/engine/test_engine.py", "tests/engine/test_spawn.py"),
     ),
     Mutant(
         "runs of one path share their chance",
         "stepengine/engine/planning.py",
-        'random=Random(f"{self.seed}:{path}")',
-        'random=Random(f"{path}")',
+        'random=Random(f"{self.seed}:{path}") if',
+        'random=Random(f"{path}") if',
         ("tests/engine/test_handlers.py",),
     ),
     Mutant(

@@ -51,7 +51,8 @@ class BodyEnd:
         spending: What the body and the children that it started spent.
         children: These children.
         questions: The open questions when it is suspended.
-        changes: What it wants changed in the caller's run, in the order of the addresses in it: ``Change`` or ``SetOutput``.
+        changes: What it wants changed in the caller's run, in the order of the addresses in it: ``Change`` or
+            ``SetOutput``; a ``UserMessage`` is one that was sent to it.
     """
 
     spending: Spending = Spending()

@@ -64,7 +64,8 @@ if TYPE_CHECKING:
 
 __all__ = ("Frame", "FrameKind", "HookCall", "Moment", "Stepper")
 
-FrameKind: TypeAlias = Literal["handler", "helper", "hook", "package", "opaque"]
+FrameKind: TypeAlias = Literal["handler", "helper", "hook", "tool", "package", "opaque"]
+TOPS = ("handler", "hook", "tool")
 STORED_AS: Mapping[type[Leaf], str] = {
     CallModel: "CallModel", CallTool: "CallTool", CallBody: "CallTool", Spawn: "Spawn", CallFunction: "Perform", AskPerson: "Ask",
 }  # fmt: skip
@@ -84,7 +85,7 @@ class Frame:
         line: The line that waits; 0 where there is none.
         source: The text of that line, as the file has it now; ``""`` where that cannot be read.
         locals: Its variables, a copy: the objects themselves.
-        kind: ``handler`` and ``hook`` are the functions that the machine called, ``helper`` a generator that they wait for,
+        kind: ``handler``, ``hook`` and ``tool`` are the functions that the machine called, ``helper`` a generator that they wait for,
             ``package`` one of this package, ``opaque`` what cannot be looked into, such as an iterator.
         globals: What its code sees as globals.
     """
@@ -541,7 +542,7 @@ class Stepper:
 
     def outermost(self) -> Frame | None:
         """Return the frame of the handler or hook alone, if one waits; raises as ``moment``."""
-        return next((frame for frame in self._frames() if frame.kind in ("handler", "hook")), None)
+        return next((frame for frame in self._frames() if frame.kind in TOPS), None)
 
     def _frames(self) -> Iterator[Frame]:
         address = self._here()
@@ -678,6 +679,12 @@ def _state_in(error: BaseException) -> AgentState | None:
     return None
 
 
+def _top_of(author: Author) -> FrameKind:
+    if author.what.startswith("handle_steps"):
+        return "handler"
+    return "tool" if author.what.startswith("the tool") else "hook"
+
+
 def _frames(machine: object) -> Iterator[Frame]:
     """Give the frames of the author's generator that a machine waits for: of a hook, where one was called."""
     author: Author | None = None
@@ -686,7 +693,7 @@ def _frames(machine: object) -> Iterator[Frame]:
             author = value if type(value) is Author else author
     if author is None:
         return
-    top: FrameKind = "handler" if author.what.startswith("handle_steps") else "hook"
+    top = _top_of(author)
     for generator in _chain(author.steps):
         frame: FrameType | None = getattr(generator, "gi_frame", None)
         if frame is None:
@@ -703,7 +710,7 @@ def _frames(machine: object) -> Iterator[Frame]:
             kind=kind,
             globals=frame.f_globals,
         )
-        top = top if kind == "package" and top == "hook" else "helper"
+        top = top if kind == "package" and top != "handler" else "helper"
 
 
 # --- noting hooks ---------------------------------------------------------------------------------------------------

@@ -419,12 +419,8 @@ class Recorder:
         """Return whether nobody but the machine sees a reply: the run has no handler and no hooks, and nothing traces it."""
         known, is_unseen = self._unseen
         if known is not plan:
-            is_unseen = (
-                plan.definition.handle_steps is None
-                and not plan.hooks
-                and not self._run.is_traced
-                and plan.body is None
-            )
+            is_alone = plan.definition.handle_steps is None and plan.body is None
+            is_unseen = is_alone and not plan.hooks and not self._run.is_traced
             self._unseen = plan, is_unseen
         return is_unseen
 

@@ -248,7 +248,7 @@ def _is_valid(call: Call) -> bool:
 
 def _judged(call: Call) -> Flow[Sequence[_Asking]]:
     """Ask the ``pre_tool`` hooks about a valid call; return what a person must decide."""
-    decision = yield from hooks.judge_call(call.run, call.judged_call, call.revalidate)
+    decision = yield from hooks.judge_call(call.run, call.judged_call, call.source, call.revalidate)
     if decision is None:
         return ()
     if decision.kind == "ask" and call.spec is not None and call.spec.requires_permission:
@@ -355,7 +355,7 @@ def _edited(call: Call, answer: Answer) -> Flow[Sequence[_Asking]]:
         message = f"A person changed the input of this call, and it does not fit: {error.message}"
     else:
         approved = call.input
-        decision = yield from hooks.judge_call(call.run, call.judged_call, call.revalidate)
+        decision = yield from hooks.judge_call(call.run, call.judged_call, call.source, call.revalidate)
         allowed = decision is None or decision.kind != "deny"
         if allowed and call.input != approved and call.edits < MAX_EDITS:
             # A hook made something else of what was approved, and what was approved is what runs.
@@ -390,5 +390,5 @@ def _decided(call: Call, decision: str, rule_id: str | None, answer: Answer = UN
 def _after(call: Call) -> Flow[None]:
     """Let the ``post_tool`` hooks look at a call that ran."""
     if call.run.plan.hooks.post_tool and call.result is not None and not call.is_closed:
-        result = yield from hooks.post_tool(call.run, call.judged_call, call.result)
+        result = yield from hooks.post_tool(call.run, call.judged_call, call.source, call.result)
         call.replace(named(result, call.asked))

@@ -627,7 +627,8 @@ class Call(Member):
             return self._take_children(runs, outcomes)
         (outcome,) = outcomes
         if type(outcome) is Stop:
-            self.run.spent.count_stopped(outcome)
+            if outcome.body is not None:
+                self.run.take_body(outcome.body, self.asked.tool_name, was_stopped=True)
             self.close(outcome)
             return outcome
         if type(outcome) is Failure:

@@ -14,7 +14,7 @@ from types import GeneratorType
 from typing import Any, NamedTuple, TypeVar, assert_never
 
 from stepengine.data import events as ev
-from stepengine.data.effects import Notify
+from stepengine.data.effects import RUNS, AskPerson, Effect, Gather, Notify
 from stepengine.data.hooks import StepContext
 from stepengine.data.json import compact, thaw
 from stepengine.data.messages import TextPart, UserMessage, quick_user
@@ -85,13 +85,48 @@ def _run_body(run: RunState, body: Body) -> Flow[Finished]:
     """
     try:
         run.begin_run()
-        ending = yield from exchange(run, _until_body_ends(run, body))
+        ending = yield from exchange(run, _timed(run, body, _until_body_ends(run, body)))
         if ending.stop is not None and ending.status is RunStatus.SUSPENDED:
             run.suspend(ending.stop.questions)
         yield from map(Notify, run.side_events.take())
+        run.hand_on_inbox()
         return _finished(run, ending)
     finally:
         run.side_events.close()
+
+
+def _timed(run: RunState, body: Body, flow: Flow[T]) -> Flow[T]:
+    """
+    Run *flow*, and end it once it was at work for longer than the tool's time limit.
+
+    What it waits for people and children does not count. It is looked at before an effect is asked for, by the recorded time,
+    so that a replay ends it at the same place; what is under way is not cut off, it has limits of its own.
+    """
+    if body.timeout is None:
+        return (yield from flow)
+    worked, limit = 0, body.timeout * 1_000
+    try:
+        effect = flow.send(None)
+        while True:
+            if worked > limit and type(effect) is not Notify:
+                msg = f"tool {body.tool_name!r} timed out after {body.timeout:g} s of work"
+                effect = flow.throw(ToolError(msg, tool_name=body.tool_name))
+                continue
+            began = run.now
+            outcome = yield effect
+            worked += 0 if _waits(effect) else run.now - began
+            effect = flow.send(outcome)
+    except StopIteration as stop:
+        returned: T = stop.value
+        return returned
+    finally:
+        flow.close()
+
+
+def _waits(effect: Effect) -> bool:
+    """Return whether an effect is no work of the body that asks for it: a person, or a run of its own."""
+    members = effect.effects if type(effect) is Gather else (effect,)
+    return any(type(member) is AskPerson or type(member) in RUNS for member in members)
 
 
 def _until_body_ends(run: RunState, body: Body) -> Flow[_Ending]:

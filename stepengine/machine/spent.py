@@ -92,9 +92,7 @@ class Spent:
         self.credits_used = self._own_credits + others.credits_used
 
     def count_stopped(self, stop: Stop) -> None:
-        """Add the child, or the body of a tool, whose end a stop reports, if it is one's."""
-        if stop.body is not None:
-            self.count_body(stop.body)
+        """Add the child whose end a stop reports, if it is one's."""
         if stop.child is not None:
             self.count_child(stop.child)
 

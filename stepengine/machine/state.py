@@ -164,7 +164,7 @@ class RunState:
         self.pending: tuple[Question, ...] = ()
         self.tool_log: list[ToolCallLog] = []
         self.thinking: list[str] = []
-        self.changes: list[Change | SetOutput] = []
+        self.changes: list[Change | SetOutput | UserMessage] = []
         self._values: dict[str, Any] = {} if plan.body is None else dict(plan.body.values)
         self._overflow: ContextOverflow | None = None
         self._refused_tokens: int | None = None
@@ -253,8 +253,8 @@ class RunState:
             return state
         return attrs.evolve(state, message_history=sides.record, view=sides.view)
 
-    def hook_context(self, added: Sequence[Message] = ()) -> HookContext:
-        """Return what every hook gets first."""
+    def hook_context(self, added: Sequence[Message] = (), source: str = "") -> HookContext:
+        """Return what every hook gets first; *source* is who asks for the call that it is about."""
         plan = self.plan
         return HookContext(
             state=self.frozen(),
@@ -272,6 +272,7 @@ class RunState:
             overflow=self._overflow,
             refused_tokens=self._refused_tokens,
             measured=self.measured,
+            source=source,
         )
 
     # --- numbers ----------------------------------------------------------------------------------------------------
@@ -486,17 +487,30 @@ class RunState:
             self.specs = tuple(self.offered.values())
             self.definitions = JsonDict(self.offered)
 
-    def take_body(self, body: BodyEnd, by: str) -> None:
-        """Count what the body of the tool *by* spent, and make the changes that it leaves, in their order."""
+    def take_body(self, body: BodyEnd, by: str, *, was_stopped: bool = False) -> None:
+        """
+        Count what the body of the tool *by* spent, and make the changes that it leaves, in their order.
+
+        Of one that was stopped only what was sent to it is taken: the rest comes when it has gone on to its end.
+        """
         self.spent.count_body(body)
         for change in body.changes:
-            if type(change) is Change:
+            if type(change) is UserMessage:
+                self.inbox.append(change)
+            elif was_stopped:
+                continue
+            elif type(change) is Change:
                 self.apply(change, by)
                 if self.plan.body is None and change.context is not None and "todos" in change.context:
                     self.side_events.todos(change.context["todos"])
             else:
                 self.output.set(change.value)
                 self.note_output()
+
+    def hand_on_inbox(self) -> None:
+        """Leave what was sent to the body of a tool to its caller, whose conversation it belongs into."""
+        self.changes += self.inbox
+        self.inbox = []
 
     def note_output(self) -> None:
         """Take note that the output was set: what the body of a tool sets is its caller's."""

@@ -387,9 +387,10 @@ class Innermost:
         self._tree.spawned_by[path] = effect.tool_call_id
         finished = await io.drive(plan, state, path)
         child = finished.as_child(is_inline=effect.is_inline)
-        stop = self._stopped_with(finished, child=child)
-        if stop is not None:
-            return stop
+        if finished.status is RunStatus.SUSPENDED or self._tree.root.stopping is not None:
+            stop = self._stopped_with(finished, child=child)
+            if stop is not None:
+                return stop
         _drop_frames(child.error)
         ended = self._value(item, child)
         return attrs.evolve(ended, child=child) if type(ended) is Stop else ended
@@ -652,6 +653,7 @@ def _request(item: Item, effect: CallTool, spec: ToolSpec) -> Request:
         agent_id=item.plan.definition.id,
         session_id=info.session_id,
         user_id=info.user_id,
+        source=effect.source,
     )
 
 

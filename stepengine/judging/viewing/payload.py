@@ -283,9 +283,12 @@ class RunView:
             self._touch(run.row)
         else:
             self._row(run, intent, call["kind"])["calls"].append(call)
-        if form["type"] == "Spawn":
+        if intent.begins_run:
             call["child"] = path = child_path(intent.path, intent.seq)
-            self._agent(path, form)
+            is_body = form["type"] == "CallTool"
+            self._agent(
+                path, {"agent_id": form["tool_name"], "prompt": "", "params": form["input"]} if is_body else form
+            )
 
     def _is_models(self, run: _Open, form: Mapping[str, Any]) -> bool:
         """
@@ -466,7 +469,8 @@ class RunView:
             return
         agent, value = self.agents[known.agent], getattr(outcome, "value", None)
         agent["at"] = at
-        agent["status"] = value.status.value if isinstance(value, ChildResult) else "failed"
+        is_done = isinstance(value, ToolResult) and not value.is_error  # of the body of a tool
+        agent["status"] = value.status.value if isinstance(value, ChildResult) else "completed" if is_done else "failed"
         if isinstance(value, ChildResult):
             agent["output"] = self.texts.number(_said(value))
 
