@@ -19,7 +19,7 @@ from stepengine.data.fields import PLAIN
 from stepengine.data.hooks import Change
 from stepengine.data.json import freeze
 from stepengine.data.limits import Limits
-from stepengine.data.messages import Source, ToolResult
+from stepengine.data.messages import Source, ToolResult, UserMessage
 from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.outcomes import BodyEnd, Failure, SetOutput, Single, Stop, Value
 from stepengine.data.questions import Answer, AnswerLike, Question, answered
@@ -406,16 +406,21 @@ def body_of(form: Mapping[str, Any]) -> BodyEnd:
     )
 
 
-def _change_form(change: Change | SetOutput) -> dict[str, object]:
+def _change_form(change: Change | SetOutput | UserMessage) -> dict[str, object]:
     if isinstance(change, SetOutput):
         return {"output": change.value}
+    if isinstance(change, UserMessage):
+        return {"said": bare(change)}
     values = {} if change.values is None else {"values": values_form(change.values)}
     return {"change": bare(change), **values}
 
 
-def _change_of(form: Mapping[str, Any]) -> Change | SetOutput:
+def _change_of(form: Mapping[str, Any]) -> Change | SetOutput | UserMessage:
     if "output" in form:
         return SetOutput(freeze(form["output"]))
+    if "said" in form:
+        said: UserMessage = restored(form["said"])
+        return said
     change: Change = restored(form["change"])
     return attrs.evolve(change, values=values_of(form["values"])) if "values" in form else change
 
