@@ -13,7 +13,9 @@ from stepengine import (
     AgentCall,
     AgentDefinition,
     Ask,
+    Change,
     Engine,
+    Hooks,
     Limits,
     Parallel,
     Perform,
@@ -182,3 +184,145 @@ async def test_bodies_at_once_are_runs_of_their_own_of_which_one_asks_while_the_
     assert effects(journal) == effects(exported)
     assert expected.usage == result.usage == replayed.usage
     assert 2 == len(result.children) == len(replayed.children)
+
+
+@tool
+def asked_below() -> Steps[str]:
+    """Let a child ask."""
+    child = yield from AgentCall("asker", "")
+    return f"the child has {child}"
+
+
+def asker_steps(ctx: StepContext) -> Steps[Any]:
+    return (yield from Ask("How many?"))
+
+
+ASKER = AgentDefinition("asker", handle_steps=asker_steps)
+
+
+def calls_below(ctx: StepContext) -> Steps[Any]:
+    alone = yield from call(asked_below)
+    both = yield from Parallel(ToolCall("asked_below", {}), AgentCall("asker", ""))
+    return [alone, both[0].text, both[1].output]
+
+
+BELOW = AgentDefinition("below", tools=[asked_below], spawnable_agents=[ASKER], handle_steps=calls_below)
+
+
+@pytest.mark.deep
+@pytest.mark.spec("programs:PG7", "durable:U37")
+async def test_a_child_of_a_body_asks_through_the_root_alone_and_beside_others(db: str, until):
+    async with worker_of([BELOW], db) as worker:
+        waiting = await worker.run(BELOW, "")
+        run = waiting.journal
+        second = await worker.resume(run, answers={waiting.pending_questions[0].id: "one"})
+        runs = {view.id.partition("/")[2] for view in await worker.operator.tree(run)}
+        answers = {question.id: question.id for question in second.pending_questions}
+        result = await worker.resume(run, answers=answers)
+        exported = await worker.export(run)
+
+    assert 1 == len(waiting.pending_questions)
+    assert 2 == len(answers)
+    assert {"", "0.0", "1", "1.0", "2"} == runs
+    assert "the child has one" == result.output[0]
+    assert {result.output[1].removeprefix("the child has "), result.output[2]} == set(answers)
+    assert result.output == (await Engine([BELOW]).replay(exported)).output
+
+
+@tool
+def two_questions() -> Steps[str]:
+    """Ask twice, in two bodies."""
+    inner = yield from call(one_question)
+    own = yield from Ask("Outer?")
+    return f"{inner} {own}"
+
+
+@tool
+def one_question() -> Steps[str]:
+    """Ask once."""
+    said = yield from Ask("Inner?")
+    return str(said)
+
+
+def asks_at_each_level(ctx: StepContext) -> Steps[Any]:
+    told = yield from call(two_questions)
+    mine = yield from Ask("Own?")
+    return [told, mine]
+
+
+LEVELS = AgentDefinition("levels", tools=[two_questions, one_question], handle_steps=asks_at_each_level)
+
+
+@pytest.mark.spec("programs:PG7", "durable:U20")
+async def test_a_body_in_a_body_asks_in_the_same_run_under_a_number_of_its_own(db: str):
+    answers = {"Inner?": "a", "Outer?": "b", "Own?": "c"}
+    texts = []
+    async with worker_of([LEVELS], db) as worker:
+        result = await worker.run(LEVELS, "")
+        run = result.journal
+        while result.pending_questions:
+            texts += [question.text for question in result.pending_questions]
+            result = await worker.resume(run, answers={q.id: answers[q.text] for q in result.pending_questions})
+        exported = await worker.export(run)
+
+    assert list(answers) == texts
+    assert ["a b", "c"] == result.output
+    assert result.output == (await Engine([LEVELS]).replay(exported)).output
+
+
+@pytest.mark.spec("programs:PG7", "programs:PG5")
+async def test_what_bodies_of_one_reply_leave_is_their_callers(db: str):
+    """Todos and output, in the order of the calls; what hooks share as far as it is JSON."""
+    script = [
+        tool_calls(tool_call("kept", {"name": "a"}), tool_call("kept", {"name": "b"})),
+        tool_call("kept", {"name": "c"}),
+        text("done"),
+    ]
+    seen: list[Any] = []
+
+    def shared(ctx: Any, asked: Any, result: Any) -> Any:
+        seen.append((asked.tool_name, ctx.source, ctx.values.get("last")))
+        return Change(values={"last": asked.input.get("name", asked.tool_name), "own": object()})
+
+    def agent() -> AgentDefinition:
+        return AgentDefinition(
+            "keeper",
+            model="test/model",
+            tools=[kept],
+            hooks=Hooks(post_tool=[shared]),
+            output_mode="structured_output",
+            output_schema=OUTPUT,
+        )
+
+    expected = await Engine([agent()], models=ScriptedModel(list(script))).run("keeper", "go")
+    shown = list(seen)
+    seen.clear()
+    async with worker_of([agent()], db, models=ScriptedModel(list(script))) as worker:
+        result = await worker.run("keeper", "go")
+        views = await worker.operator.tree(result.journal)
+        exported = await worker.export(result.journal)
+
+    assert {"name": "c"} == expected.output == result.output
+    assert expected.state.context == result.state.context
+    assert [call.result.text for call in expected.tool_calls] == [call.result.text for call in result.tool_calls]
+    assert {"kept"} == {view.attributes["tool"] for view in views if "/" in view.id}
+    assert 3 == len(views)
+    assert shown[-2:] == seen[-2:]
+    replayed = await Engine([agent()], models=ScriptedModel([])).replay(exported)
+    assert (result.output, result.state.context) == (replayed.output, replayed.state.context)
+
+
+OUTPUT = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+
+
+@tool(parallel_safe=True)
+def kept(name: str) -> Steps[str]:
+    """
+    Keep a name.
+
+    Args:
+        name: Which.
+    """
+    yield ToolCall("write_todos", {"todos": [{"task": name, "completed": True}]})
+    yield ToolCall("set_output", {"name": name})
+    return f"kept {name}"
