@@ -506,6 +506,9 @@ class Steps:
         try:
             form = await run.at_place(place.reservation, place.name, act, where)
         except _Unrecorded as stopped:
+            if isinstance(stopped.outcome.error, ReplayDivergence):
+                # What stands below can be gone on with, so this run has not ended either.
+                run.fatal = run.fatal or stopped.outcome.error
             return stopped.outcome, {}
         outcome = _decoded(form, where)
         run.timing.came_by(outcome.at)
@@ -808,8 +811,7 @@ class _Elsewhere:
             gone = ChildResult(agent_id=name, run_id=status.workflow_id, status=RunStatus.CANCELLED)
             return {"child": bare(gone), "started": 0}
         except Exception as error:
-            # The child can be gone on with, so this run has not ended either.
-            msg = f"the child {child.id!r} cannot go on: {error}"
+            msg = f"the run {child.id!r} cannot go on: {error}"
             raise _Unrecorded(Stop("diverged", run.at(), ReplayDivergence(msg))) from error
 
 

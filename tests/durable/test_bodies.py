@@ -4,7 +4,6 @@ Tools that yield in durable runs: a body alone is part of its caller's run, seve
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -17,18 +16,19 @@ from stepengine import (
     Engine,
     Hooks,
     Limits,
+    ModelSettings,
     Parallel,
-    Perform,
     RunStatus,
     StepContext,
     Steps,
     ToolCall,
+    Usage,
     call,
     tool,
 )
-from stepengine.durable import DurableEngine
-from stepengine.errors import ReplayDivergence, ToolError
+from stepengine.errors import JournalError, ReplayDivergence
 from stepengine.journal import MemoryJournal
+from stepengine.models import ModelReply
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
 
 from .shared import DONE, note, worker_of
@@ -326,3 +326,289 @@ def kept(name: str) -> Steps[str]:
     yield ToolCall("write_todos", {"todos": [{"task": name, "completed": True}]})
     yield ToolCall("set_output", {"name": name})
     return f"kept {name}"
+
+
+async def resumed(agent: AgentDefinition, journal: Any, answers: dict[str, str]) -> Any:
+    """Go on with a recorded run until nothing is asked any more."""
+    while True:
+        open_ = journal.history().open_questions()
+        given = {key: answers[question.text] for key, (_, question) in open_.items()}
+        result = await in_process(agent).resume(journal, answers=given)
+        if not result.pending_questions:
+            return result
+
+
+async def answered_by(worker: Any, run: str, answers: dict[str, str]) -> Any:
+    """Go on with a durable run until nothing is asked any more."""
+    result = await worker.result(run)
+    while result.pending_questions:
+        result = await worker.resume(run, answers={q.id: answers[q.text] for q in result.pending_questions})
+    return result
+
+
+def calls_both_ways(ctx: StepContext) -> Steps[Any]:
+    alone = yield from call(release, version="1")
+    both = yield from Parallel(ToolCall("release", {"version": "2"}), ToolCall("noted_twice", {"name": "3"}))
+    return [alone, *[each.text for each in both], round(ctx.random.random(), 6)]
+
+
+BOTH = AgentDefinition("both", tools=[release, noted_twice, note], handle_steps=calls_both_ways)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("answered", [(), ("Release 1?",)], ids=["in_a_body_alone", "in_one_of_two"])
+@pytest.mark.spec("programs:PG7", "durable:U42", "durable:UT21")
+async def test_a_run_moves_in_the_middle_of_a_body_from_a_journal_and_back(db: str, answered: tuple[str, ...]):
+    DONE.clear()
+    answers = {"Release 1?": "yes", "Release 2?": "no"}
+    first = {text: answers[text] for text in answered}
+    journal = MemoryJournal()
+    waiting = await in_process(BOTH).run(BOTH, "", journal=journal, answers=first)
+    copy = MemoryJournal(journal.lines())
+    before_move = list(DONE)
+    expected = await resumed(BOTH, copy, answers)
+    expected_done = sorted(DONE)
+    DONE[:] = before_move
+    async with worker_of([BOTH], db, models=notes(9)) as worker:
+        run = await worker.continued(journal)
+        asked = await worker.result(run)
+        result = await answered_by(worker, run, answers)
+        exported = await worker.export(run)
+    replayed = await in_process(BOTH, 0).replay(exported)
+
+    assert [q.text for q in waiting.pending_questions] == [q.text for q in asked.pending_questions]
+    assert expected.output == result.output == replayed.output
+    assert expected_done == sorted(DONE)
+    assert expected.usage == result.usage == replayed.usage
+    assert effects(copy) == effects(exported)
+    # What had ended has its times, so that a body that looks at the clock sees the same.
+    before, after = journal.history().results, exported.history().results
+    assert {address: known.at for address, known in before.items()} == {a: after[a].at for a in before}
+
+
+@pytest.mark.deep
+@pytest.mark.spec("programs:PG7", "durable:U42")
+async def test_a_run_moves_into_a_journal_in_the_middle_of_a_body(db: str):
+    DONE.clear()
+    answers = {"Release 1?": "yes", "Release 2?": "no"}
+    async with worker_of([BOTH], db, models=notes(9)) as worker:
+        waiting = await worker.run(BOTH, "", answers={"Release 1?": "yes"})
+        exported = await worker.export(waiting.journal)
+    before = list(DONE)
+    result = await resumed(BOTH, exported, answers)
+
+    assert ["Release 2?"] == [question.text for question in waiting.pending_questions]
+    assert result.status is RunStatus.COMPLETED
+    assert len(DONE) == len(set(DONE))
+    assert {"published 1", "3 2"} <= set(before)
+    assert result.output == (await in_process(BOTH, 0).replay(exported)).output
+
+
+EDITED: list[str] = []
+
+
+@tool
+def changing() -> Steps[str]:
+    """Do something else since it was edited."""
+    yield from call(note, name="other" if "effect" in EDITED else "same")
+    sure = yield from Ask("Sure?")
+    return "edited" if "result" in EDITED else f"as it was: {sure}"
+
+
+def calls_alone(ctx: StepContext) -> Steps[Any]:
+    told = yield from call(changing)
+    sure = yield from Ask("Further?")
+    yield from call(note, name="last")
+    return [told, sure]
+
+
+def calls_with_others(ctx: StepContext) -> Steps[Any]:
+    told = yield from Parallel(ToolCall("changing", {}), ToolCall("note", {"name": "beside"}))
+    sure = yield from Ask("Further?")
+    yield from call(note, name="last")
+    return [told[0].text, sure]
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("handler", [calls_alone, calls_with_others])
+@pytest.mark.parametrize("edit", ["effect", "result"])
+@pytest.mark.spec("programs:PG7", "durable:UT9", "reliability:R13")
+async def test_an_edited_body_stops_where_it_differs_and_goes_on_as_it_was(db: str, handler: Any, edit: str):
+    DONE.clear()
+    EDITED.clear()
+    agent = AgentDefinition("edited", tools=[changing, note], handle_steps=handler)
+    is_alone = handler is calls_alone
+    async with worker_of([agent], db, release="r1") as worker:
+        run = (await worker.run(agent, "")).journal
+        if edit == "result":
+            await worker.resume(run, answers={"Sure?": "yes"})
+    before = list(DONE)
+    EDITED.append(edit)
+    if is_alone or edit == "effect":
+        async with worker_of([agent], db, release="r1") as worker:
+            with pytest.raises((ReplayDivergence, JournalError), match="something else"):
+                await worker.result(run, waits=True)
+    assert before == DONE
+    EDITED.clear()
+    async with worker_of([agent], db, release="r1") as worker:
+        if is_alone or edit == "effect":
+            await worker.operator.retry(run)
+        result = await answered_by(worker, run, {"Sure?": "yes", "Further?": "on"})
+
+    assert ["as it was: yes", "on"] == result.output
+    assert [*before, "last"] == DONE
+
+
+@tool
+def fails_at_once() -> Steps[str]:
+    """Fail."""
+    yield from call(note, name="begun")
+    raise ValueError("no")
+
+
+@tool
+def waits_long() -> Steps[str]:
+    """Wait for somebody."""
+    try:
+        yield from Ask("Will anybody say?")
+    finally:
+        DONE.append("closed")
+    return "never"
+
+
+def cuts_others(ctx: StepContext) -> Steps[Any]:
+    told = yield Parallel(ToolCall("waits_long", {}), ToolCall("fails_at_once", {}), fail_fast=True)
+    return [[each.status, each.text] for each in told.value]
+
+
+@pytest.mark.deep
+@pytest.mark.spec("programs:PG7")
+async def test_a_body_that_fails_cuts_those_that_it_was_called_with(db: str):
+    agent = AgentDefinition("cutter", tools=[waits_long, fails_at_once, note], handle_steps=cuts_others)
+    DONE.clear()
+    async with worker_of([agent], db) as worker:
+        result = await worker.run(agent, "")
+        states = {view.id.partition("/")[2]: view.state for view in await worker.operator.tree(result.journal)}
+        exported = await worker.export(result.journal)
+    replayed = await Engine([agent]).replay(exported)
+
+    assert ["cancelled", "error"] == [status for status, _ in result.output]
+    assert "ValueError: no" == result.output[1][1]
+    assert result.output == replayed.output
+    assert {"": "SUCCESS", "0": "CANCELLED", "1": "SUCCESS"} == states
+    assert "begun" in DONE
+
+
+@pytest.mark.deep
+@pytest.mark.spec("programs:PG7", "durable:UF9")
+async def test_a_run_that_is_cancelled_ends_its_bodies(db: str):
+    agent = AgentDefinition("patient", tools=[waits_long, note], handle_steps=waits_in_bodies)
+    async with worker_of([agent], db) as worker:
+        waiting = await worker.run(agent, "")
+        ended = await worker.operator.cancel(waiting.journal)
+        states = {view.state for view in await worker.operator.tree(waiting.journal)}
+
+    assert 2 == len(waiting.pending_questions)
+    assert {waiting.journal, f"{waiting.journal}/0", f"{waiting.journal}/1"} == set(ended)
+    assert {"CANCELLED"} == states
+
+
+def waits_in_bodies(ctx: StepContext) -> Steps[Any]:
+    yield Parallel(ToolCall("waits_long", {}), ToolCall("waits_long", {}))
+
+
+SCRIBE = AgentDefinition("scribe", model="test/model", settings=ModelSettings(max_tokens=96))
+
+
+@tool(uses=[SCRIBE])
+def many_notes(count: int) -> Steps[int]:
+    """
+    Let notes be written.
+
+    Args:
+        count: How many.
+    """
+    written = 0
+    for number in range(count):
+        answer = yield AgentCall("scribe", f"Note {number}")
+        written += answer.value.status is RunStatus.COMPLETED
+    return written
+
+
+def writes_alone(ctx: StepContext) -> Steps[Any]:
+    first = yield from call(many_notes, count=3)
+    second = yield from call(many_notes, count=3)
+    return [first, second]
+
+
+def writes_beside(ctx: StepContext) -> Steps[Any]:
+    told = yield from Parallel(ToolCall("many_notes", {"count": 3}), ToolCall("many_notes", {"count": 3}))
+    third = yield from call(many_notes, count=3)
+    return [*[int(each.text) for each in told], third]
+
+
+def priced(count: int) -> ScriptedModel:
+    return ScriptedModel([ModelReply("said", usage=Usage(input_tokens=4, output_tokens=96, requests=1))] * count)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("handler", [writes_alone, writes_beside])
+@pytest.mark.spec("programs:PG7", "programs:PG3", "durable:UT16", "durable:U23")
+async def test_children_of_bodies_share_the_budget_of_their_caller(db: str, handler: Any):
+    agent = AgentDefinition("writing", tools=[many_notes], handle_steps=handler)
+    async with worker_of([agent], db, models=priced(99), pricing=None) as worker:
+        poor = await worker.run(agent, "", limits=Limits(max_tokens=450))
+        few = await worker.run(agent, "", limits=Limits(max_total_children=4))
+        rich = await worker.run(agent, "")
+
+    assert poor.usage.total_tokens <= 450
+    assert 0 < sum(poor.output) < 6
+    assert sum(each for each in rich.output) == 3 * len(rich.output)
+    assert 300 * len(rich.output) == rich.usage.total_tokens
+    assert len([child for child in few.children if child.run_id]) <= 4
+
+
+@tool
+def deeper(levels: int) -> Steps[str]:
+    """
+    Go deeper.
+
+    Args:
+        levels: How many more.
+    """
+    if not levels:
+        return "bottom"
+    told = yield Parallel(ToolCall("deeper", {"levels": levels - 1}), ToolCall("note", {"name": f"level {levels}"}))
+    return str(told.value[0].text)
+
+
+def goes_deep(ctx: StepContext) -> Steps[Any]:
+    fine = yield from call(deeper, levels=int(ctx.prompt))
+    return fine
+
+
+@pytest.mark.deep
+@pytest.mark.spec("programs:PG7", "programs:PG2", "durable:UT10")
+async def test_bodies_in_bodies_need_a_slot_for_each_depth_and_no_more(db: str):
+    agent = AgentDefinition("deep", tools=[deeper, note], handle_steps=goes_deep)
+    async with worker_of([agent], db, concurrency=1) as worker:
+        fine = await worker.run(agent, "3")
+        too_deep = await worker.run(agent, "5")
+
+    assert "bottom" == fine.output
+    assert "max_depth" in too_deep.output
+
+
+@pytest.mark.deep
+@pytest.mark.spec("programs:PG7", "durable:U44")
+async def test_events_of_bodies_are_followed_from_elsewhere(db: str):
+    answers = {"Release 1?": "yes", "Release 2?": "no"}
+    async with worker_of([BOTH], db, models=notes(9)) as worker:
+        run = await worker.submit(BOTH, "", answers=answers)
+        followed = [event async for event in worker.events(run)]
+        result = await worker.result(run)
+
+    shown = [event.tool_name for event in followed if type(event).__name__ == "ToolStarted"]
+    assert 3 == len([name for name in shown if name in ("release", "noted_twice") and name == "release"]) + 1
+    assert RunStatus.COMPLETED is result.status
+    assert result.output == followed[-1].result.output
