@@ -30,7 +30,7 @@ from stepengine.engine.run import EngineRun, failing, streamed
 from stepengine.errors import JournalError, ReplayDivergence, StepEngineError
 from stepengine.journal.encoding import describe, restored, touched_world
 from stepengine.journal.fingerprints import Fingerprints
-from stepengine.journal.history import opening_of
+from stepengine.journal.history import opening_of, parent_of
 from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.records import Address, Intent, Result, shown_address
 from stepengine.journal.store import Journal, MemoryJournal
@@ -382,11 +382,23 @@ class _Played:
 
     def end_of(self, path: str) -> Stop:
         """Return why a run stops where its record does."""
+        if self.was_cut(path):
+            return Stop("cancelled")
         runs = self._archive.runs
         while path and path not in runs:
             path = path.rpartition(".")[0]
         view = runs.get(path)
         return Stop("cancelled" if view is not None and view.state == "CANCELLED" else "shutdown")
+
+    def was_cut(self, path: str) -> bool:
+        """Return whether the run at *path*, or one around it, is known to have ended: nobody waits there any more."""
+        while path:
+            address = parent_of(path)
+            entry = self._archive.entries.get(address)
+            if entry is not None and entry.form is not None:
+                return True
+            path = address[0]
+        return False
 
     def check_end(self) -> None:
         """Raise ``ReplayDivergence`` when the run ended before its record does."""
@@ -416,7 +428,7 @@ class _Player:
             return await self._driven(item, io)
         known = await self._coming(item)
         if known is None:
-            if type(item.effect) is AskPerson:
+            if type(item.effect) is AskPerson and not self._played.was_cut(item.path):
                 stopped = await self._inner.perform(item, io)
                 return stopped if type(stopped) is Stop else self._played.end_of(item.path)
             return self._played.end_of(item.path)

@@ -596,10 +596,13 @@ class Steps:
             given["max_seconds"] = max(0.0, deadline - asyncio.get_running_loop().time())
         room = given.get("max_tokens", 0), given.get("max_cost_usd", Decimal(0))
         ledger.reserve(*room)
+        children = given.get("max_total_children", 0)
+        ledger.count_children(children, by_model=False)
         try:
             yield Limits(**given) if given else None
         finally:
             ledger.reserve(-room[0], -room[1])
+            ledger.count_children(-children, by_model=False)
             self._siblings_of(item).end()
 
     def _siblings_of(self, item: Item) -> _Siblings:

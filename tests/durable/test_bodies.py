@@ -4,6 +4,7 @@ Tools that yield in durable runs: a body alone is part of its caller's run, seve
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ from stepengine import (
     call,
     tool,
 )
-from stepengine.errors import JournalError, ReplayDivergence
+from stepengine.errors import JournalError, LimitExceeded, ReplayDivergence
 from stepengine.journal import MemoryJournal
 from stepengine.models import ModelReply
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
@@ -529,9 +530,10 @@ def many_notes(count: int) -> Steps[int]:
         count: How many.
     """
     written = 0
-    for number in range(count):
-        answer = yield AgentCall("scribe", f"Note {number}")
-        written += answer.value.status is RunStatus.COMPLETED
+    with contextlib.suppress(LimitExceeded):
+        for number in range(count):
+            answer = yield AgentCall("scribe", f"Note {number}")
+            written += answer.value.status is RunStatus.COMPLETED
     return written
 
 
@@ -565,7 +567,7 @@ async def test_children_of_bodies_share_the_budget_of_their_caller(db: str, hand
     assert 0 < sum(poor.output) < 6
     assert sum(each for each in rich.output) == 3 * len(rich.output)
     assert 300 * len(rich.output) == rich.usage.total_tokens
-    assert len([child for child in few.children if child.run_id]) <= 4
+    assert 4 == sum(few.output) == len(few.children)
 
 
 @tool
