@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from stepengine import (
+    STEP,
     AgentCall,
     AgentDefinition,
     Ask,
@@ -614,3 +615,52 @@ async def test_events_of_bodies_are_followed_from_elsewhere(db: str):
     assert 3 == len([name for name in shown if name in ("release", "noted_twice") and name == "release"]) + 1
     assert RunStatus.COMPLETED is result.status
     assert result.output == followed[-1].result.output
+
+
+def hears(ctx: StepContext) -> Steps[Any]:
+    yield from call(asked_here)
+    first = yield STEP
+    yield from AgentCall("asker", "")
+    second = yield STEP
+    yield from Parallel(ToolCall("asked_here", {}), ToolCall("note", {"name": "beside"}))
+    third = yield STEP
+    return [first.text, second.text, third.text]
+
+
+@tool
+def asked_here() -> Steps[str]:
+    """Ask."""
+    return str((yield from Ask("Here?")))
+
+
+def repeated(request: Any) -> ModelReply:
+    """Say what the user has said."""
+    return ModelReply(" | ".join([message.text for message in request.messages if message.role == "user"]))
+
+
+HEARS = AgentDefinition(
+    "hears", model="test/model", tools=[asked_here, note], spawnable_agents=[ASKER], handle_steps=hears
+)
+
+
+@pytest.mark.deep
+@pytest.mark.spec("programs:PG7", "programs:PG5", "reliability:SS07", "requirements:N3")
+async def test_what_is_said_while_a_body_or_a_child_is_under_way_stands_in_the_journal(db: str, until):
+    said = ["left", "right", "straight on"]
+    async with worker_of([HEARS], db, models=ScriptedModel([repeated] * 9)) as worker:
+        result = await worker.run(HEARS, "go")
+        run = result.journal
+        for word in said:
+            await worker.operator.say(run, word)
+
+            async def is_there():
+                return any(each.tree is not None and each.tree.inbox for each in worker._process.runs)
+
+            await until(is_there)
+            result = await worker.resume(run, answers={result.pending_questions[0].id: "yes"})
+        exported = await worker.export(run)
+    replayed = await Engine([HEARS], models=ScriptedModel([])).replay(exported)
+
+    assert ["go | left", "go | left | right", "go | left | right | straight on"] == result.output
+    assert result.output == replayed.output
+    assert result.state.message_history == replayed.state.message_history
