@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, assert_never
 
-from stepengine.data.effects import AskPerson, CallFunction, CallModel, CallTool, Spawn
+from stepengine.data.effects import AskPerson, CallBody, CallFunction, CallModel, CallTool, Spawn
 from stepengine.data.events import (
     AgentFinished,
     AgentSpawned,
@@ -47,6 +47,7 @@ def started(item: Item, questions: Sequence[Question] = ()) -> list[Event]:
                     input=effect.input,
                     source=effect.source,
                     category=_category(item, name),
+                    child_path=child_path(item.path, effect.seq) if type(effect) is CallBody else "",
                 )
             ]
         case CallFunction():

@@ -375,6 +375,8 @@ class RunView:
             call["name"] = self._name(form[NAMES[form["type"]]])
             of = GIVEN.get(form["type"])
             call["input"] = self.texts.number(plain(form["input"]) if of is None else {m: plain(form[m]) for m in of})
+        if form.get("source") == "tool":
+            call["by"] = "tool"
         if form.get("tool_call_id"):
             call["id"] = self._name(form["tool_call_id"])
         if intent.gather is not None:
@@ -411,7 +413,7 @@ class RunView:
             self._reply(row, self._runs[result.path], number, value)
         else:
             told |= self._value(value, f"`stepengine show {shlex.quote(self.file)} --step '{told['a']}'`")
-            if isinstance(value, ChildResult):
+            if isinstance(value, ChildResult) or (isinstance(value, ToolResult) and child_path(*address) in self._runs):
                 self._ended(child_path(*address), outcome, result.at)
 
     def _reply(self, row: Form, run: _Open, number: int, reply: ModelReply) -> None:
