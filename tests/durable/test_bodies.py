@@ -664,3 +664,30 @@ async def test_what_is_said_while_a_body_or_a_child_is_under_way_stands_in_the_j
     assert ["go | left", "go | left | right", "go | left | right | straight on"] == result.output
     assert result.output == replayed.output
     assert result.state.message_history == replayed.state.message_history
+
+
+def given(ctx: Any) -> Change:
+    """Give a run a tool that its agent has not."""
+    return Change(tools=[kept])
+
+
+def calls_given(ctx: StepContext) -> Steps[Any]:
+    alone = yield ToolCall("kept", {"name": "a"}, include_tool_call=False)
+    both = yield Parallel(
+        ToolCall("kept", {"name": "b"}, include_tool_call=False), ToolCall("note", {"name": "beside"})
+    )
+    return [alone.tool_result.text, [each.text for each in both.value]]
+
+
+@pytest.mark.spec("programs:PG7", "durable:U48")
+async def test_a_tool_that_only_its_run_has_is_called_alone(db: str):
+    agent = AgentDefinition("given", tools=[note], hooks=Hooks(pre_run=[given]), handle_steps=calls_given)
+    async with worker_of([agent], db) as worker:
+        result = await worker.run(agent, "")
+        exported = await worker.export(result.journal)
+    replayed = await Engine([agent]).replay(exported)
+
+    alone, (refused, beside) = result.output
+    assert ("kept a", "beside") == (alone, beside)
+    assert "called alone" in refused
+    assert result.output == replayed.output

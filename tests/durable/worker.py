@@ -188,7 +188,9 @@ CHILD = AgentDefinition("child", tools=[look], handle_steps=child_steps)
 PARENT = AgentDefinition("parent", model="test/model", tools=[look, fire], spawnable_agents=[CHILD], handle_steps=steps)
 ASKING = AgentDefinition("asking", tools=[look], handle_steps=asking_steps)
 TALKING = AgentDefinition("talking", tools=[look], handle_steps=talking_steps)
-YIELDING = AgentDefinition("yielding", tools=[prepare, twice, look], spawnable_agents=[CHILD], handle_steps=yielding_steps)
+YIELDING = AgentDefinition(
+    "yielding", tools=[prepare, twice, look], spawnable_agents=[CHILD], handle_steps=yielding_steps
+)
 AGENTS = [PARENT, ASKING, TALKING, YIELDING]
 
 
