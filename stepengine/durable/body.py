@@ -10,17 +10,27 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from datetime import UTC, datetime
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import attrs
 
-from stepengine.data.effects import Spawn
+from stepengine.data.effects import CallBody, Spawn
 from stepengine.data.limits import Limits
 from stepengine.data.outcomes import Outcome
 from stepengine.data.state import AgentState
+from stepengine.data.tools import Yielding
 from stepengine.durable.sessions import ENTERED, begun, left_by_turn, looked_back
 from stepengine.durable.steps import END, LOOKUP, DurableRun, Steps
-from stepengine.durable.wire import Order, child_form, error_form, error_of, result_form
+from stepengine.durable.wire import (
+    Ancestor,
+    Order,
+    body_form,
+    child_form,
+    error_form,
+    error_of,
+    result_form,
+    values_of,
+)
 from stepengine.engine.launching import Launcher, Planned
 from stepengine.engine.planning import Request, reopening, with_prompt
 from stepengine.engine.run import failing
@@ -29,7 +39,7 @@ from stepengine.journal.encoding import comparable
 from stepengine.journal.fingerprints import definition_fingerprint
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.performer import Performer
-from stepengine.runtime.tree import MachineMaker
+from stepengine.runtime.tree import ChildPlanner, MachineMaker
 
 __all__ = ("execute", "planned", "requested")
 
@@ -73,16 +83,26 @@ def planned(root: Planned, order: Order, *, depth: int | None = None) -> tuple[R
     for number, spawn in enumerate(order.spawns, 1):
         is_last = number == len(order.spawns)
         parent = order.parent if is_last and order.parent is not None else AgentState()
-        effect = Spawn(
-            seq=spawn.seq, agent_id=spawn.agent_id, prompt=spawn.prompt, params=spawn.params,
-            tool_call_id=spawn.tool_call_id, is_inline=spawn.is_inline, at=spawn.at, of=spawn.of,
-            parent=_giving(parent),
-        )  # fmt: skip
+        effect = _asked(spawn, parent)
         path = f"{plan.path}.{spawn.seq}" if plan.path else str(spawn.seq)
         plan, state = services.planner(plan, effect, path)
     if order.slice is not None:
         plan = attrs.evolve(plan, limits=_within(plan.given, order.slice))
     return attrs.evolve(plan, random=Random(f"{order.seed}:{plan.path}")), state  # noqa: S311
+
+
+def _asked(ancestor: Ancestor, parent: AgentState) -> Spawn | CallBody:
+    """Return what was asked for on the way to a run, by a run in the state *parent*."""
+    if not ancestor.tool_name:
+        return Spawn(
+            seq=ancestor.seq, agent_id=ancestor.agent_id, prompt=ancestor.prompt, params=ancestor.params,
+            tool_call_id=ancestor.tool_call_id, is_inline=ancestor.is_inline, at=ancestor.at, of=ancestor.of,
+            parent=_giving(parent),
+        )  # fmt: skip
+    return CallBody(
+        seq=ancestor.seq, tool_name=ancestor.tool_name, input=ancestor.input, tool_call_id=ancestor.tool_call_id,
+        source=ancestor.source, at=ancestor.at, state=_giving(parent), values=values_of(ancestor.values),
+    )  # fmt: skip
 
 
 def _giving(state: AgentState) -> Callable[[], AgentState]:
@@ -118,6 +138,7 @@ async def execute(launcher: Launcher, order: Order, run: DurableRun, *, depth: i
     services = attrs.evolve(
         root.services,
         machine=seen.machine(root.services.machine if failed is None else failing(failed)),
+        planner=_with_seed(root.services.planner, order.seed),
         middlewares=(*root.services.middlewares, seen.steps),
         seed=order.seed,
         clock=launcher.services.clock,
@@ -132,15 +153,19 @@ async def execute(launcher: Launcher, order: Order, run: DurableRun, *, depth: i
         raise run.fatal
     finished = seen.finished
     assert finished is not None  # noqa: S101 - a run without an end has raised
-    child = finished.as_child()
     rules = live.tree.desk.remembered.rules
-    if order.spawns:
+    ended = comparable(finished.as_child())
+    if plan.body is not None:
+        given = finished.as_tool_result(cast("Yielding", plan.tools[plan.body.tool_name].runs))
+        form = body_form(finished, given, started=run.started, rules=rules)
+        ended = {"status": form["status"], "result": form["result"]}
+    elif order.spawns:
         form = child_form(finished, is_inline=plan.is_inline, started=run.started, rules=rules)
     else:
         form = result_form(result)
     if order.turn and not order.spawns:
         form["session"] = left_by_turn(order, result, rules, began=finished.began)
-    print_ = run.prints.value(comparable(child))
+    print_ = run.prints.value(ended)
     await run.step(f"{END}:{print_}", _nothing, "its end")
     return form
 
@@ -164,6 +189,8 @@ async def _looked_up(
     run: DurableRun, plan: RunPlan, state: AgentState
 ) -> tuple[RunPlan, AgentState, StepEngineError | None]:
     """Return plan and state with what is looked up when a run starts: once, whoever executes it."""
+    if plan.body is not None:
+        return plan, state, None  # its caller has looked
     own = not isinstance(plan.definition.system_prompt, str) and plan.sent is None
     if not own and plan.context_window is None:
         return plan, with_prompt(plan, state) if plan.sent is None else state, None
@@ -198,11 +225,27 @@ class _Seen:
         return Steps(inner, self._run)
 
     def machine(self, inner: MachineMaker) -> MachineMaker:
-        """Return what makes the run's machine, and looks at how it ends."""
+        """Return what makes the machines of the run and of the bodies in it, and looks at how the run ends."""
 
         def made(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:
-            self._run.machine = running = inner(plan, state)
-            finished = self.finished = yield from running
+            run = self._run
+            around, run.machine = run.machine, inner(plan, state)
+            try:
+                finished: Finished = yield from run.machine
+            finally:
+                run.machine = around or run.machine
+            if plan.path == run.order.path:
+                self.finished = finished
             return finished
 
         return made
+
+
+def _with_seed(inner: ChildPlanner, seed: str) -> ChildPlanner:
+    """Return *inner* so that what is random in the body of a tool depends on the *seed* of the order, as in the run itself."""
+
+    def child(parent: RunPlan, effect: Any, path: str) -> tuple[RunPlan, AgentState]:
+        plan, state = inner(parent, effect, path)
+        return attrs.evolve(plan, random=Random(f"{seed}:{path}")), state  # noqa: S311
+
+    return child

@@ -89,7 +89,7 @@ def new_id() -> str:
 
 
 def parent_of(run: str) -> str:
-    """Return the id of the run that spawned *run*; ``""`` for a root."""
+    """Return the id of the run above *run*, which may be part of the one above it; ``""`` for a root."""
     root, _, path = run.partition("/")
     above = path.rpartition(".")[0]
     return "" if not path else f"{root}/{above}" if above else root
@@ -189,18 +189,21 @@ class Waiting:
 
     Attributes:
         run: The run that asks: a root, or a child.
+        path: Its path; of a question that the body of a tool asks in that run, the path of the body.
         seq: The number of its ``Ask``.
         questions: What it asks; all are answered at once.
     """
 
     run: str
+    path: str
     seq: int
     questions: tuple[Question, ...]
 
     @property
-    def path(self) -> str:
-        """The path of the run that asks."""
-        return self.run.partition("/")[2]
+    def key(self) -> str:
+        """What makes its answer count once."""
+        root = self.run.partition("/")[0]
+        return f"{root}/{self.path}:{self.seq}" if self.path else f"{root}:{self.seq}"
 
     @property
     def topic(self) -> str:
@@ -504,7 +507,10 @@ class Operator:
             JournalCorrupt: when a row is no JSON.
         """
         asked = [
-            (Waiting(run=run, seq=form["seq"], questions=tuple(map(restored, form["questions"]))), sent)
+            (
+                Waiting(run=run, path=form["path"], seq=form["seq"], questions=tuple(map(restored, form["questions"]))),
+                sent,
+            )
             for run, text, sent in await self.rows(OPEN, root, root)
             if "questions" in (form := _read(text, f"a question of {run!r}"))
         ]
@@ -517,7 +523,7 @@ class Operator:
             return []
         asking = {each.run for each in asked}
         left = {run: (state, spawned - ended) for run, state, spawned, ended in await self.rows(LIVING, root, root)}
-        below = Counter([parent_of(run) for run in left])
+        below = Counter([_nearest(parent_of(run), left) for run in left])
         goes_on = [
             run
             for run, (state, outstanding) in left.items()
@@ -566,7 +572,7 @@ class Operator:
             Reply(
                 run=asked.run,
                 topic=asked.topic,
-                key=f"{asked.run}:{asked.seq}",
+                key=asked.key,
                 message={"at": at, "answers": answers_form(asked.questions, answers), **said},
             )
             for asked in chosen
@@ -740,6 +746,13 @@ def view_of(status: Any) -> RunView:
         attempts=status.recovery_attempts or 0,
         attributes=attributes,
     )
+
+
+def _nearest(run: str, known: Collection[str]) -> str:
+    """Return *run*, or the nearest above it of those that are *known*: the body of a tool may be part of the run of its caller."""
+    while run and run not in known:
+        run = parent_of(run)
+    return run
 
 
 def _unknown(run: str) -> JournalError:

@@ -15,14 +15,14 @@ from typing import Any
 
 import attrs
 
-from stepengine.data.effects import AskPerson, CallModel, Spawn
+from stepengine.data.effects import RUNS, AskPerson, CallBody, CallModel, Spawn
 from stepengine.data.events import Event
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.state import AgentState, ChildResult
 from stepengine.durable.body import requested
 from stepengine.durable.operate import Operator, RunView, Step
 from stepengine.durable.sessions import ENTERED, begun, meant
-from stepengine.durable.steps import ASK, CHILD, INTENT, KINDS, LOOKUP, SPAWN, fingerprint_of, kind_of
+from stepengine.durable.steps import ASK, BODY, CHILD, INTENT, KINDS, LOOKUP, SPAWN, TOOL, fingerprint_of, kind_of
 from stepengine.durable.wire import Order, Seed, answers_of, error_of, outcome_form, outcome_of_form
 from stepengine.engine.launching import Launcher
 from stepengine.engine.planning import with_prompt
@@ -30,7 +30,7 @@ from stepengine.engine.run import EngineRun, failing, streamed
 from stepengine.errors import JournalError, ReplayDivergence, StepEngineError
 from stepengine.journal.encoding import describe, restored, touched_world
 from stepengine.journal.fingerprints import Fingerprints
-from stepengine.journal.history import opening_of
+from stepengine.journal.history import opening_of, parent_of
 from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.records import Address, Intent, Result, shown_address
 from stepengine.journal.store import Journal, MemoryJournal
@@ -129,19 +129,25 @@ def _take(archive: Archive, path: str, steps: Sequence[Step]) -> set[int]:
         kind, fp = kind_of(name), fingerprint_of(name)
         if not isinstance(form, Mapping):
             continue
+        # What belongs to the body of a tool in this run says so.
+        address: Address = (form.get("path", path), form.get("seq", -1))
         if kind == LOOKUP:
             archive.lookups[path] = form
         elif kind == ENTERED:
             archive.order, archive.is_begun = begun(archive.order, form), True
-        elif kind in (INTENT, SPAWN):
-            archive.entries.setdefault((path, form["seq"]), Entry(CHILD if kind == SPAWN else kind, fp))
+        elif kind in BEGINNINGS:
+            archive.entries.setdefault(address, Entry(BEGINNINGS[kind], fp))
         elif kind == ASK and "questions" in form:
             said = received.get(step.number + 1)
             taken -= set() if said is not None else {step.number}
-            archive.entries[path, form["seq"]] = Entry(kind, fp, None if said is None else {**form, "said": said})
+            archive.entries[address] = Entry(kind, fp, None if said is None else {**form, "said": said})
         elif "seq" in form:
-            archive.entries[path, form["seq"]] = Entry(kind, fp, form)
+            archive.entries[address] = Entry(kind, fp, form)
     return taken
+
+
+BEGINNINGS = {INTENT: INTENT, SPAWN: CHILD, BODY: TOOL}
+"""Kinds of steps by which it is known that something has begun, and what it is."""
 
 
 def recorded_outcome(form: Mapping[str, Any]) -> Single:
@@ -324,13 +330,15 @@ class _Played:
         return _Player(inner, self)
 
     def _planner(self, inner: ChildPlanner) -> ChildPlanner:
-        def planned(parent: RunPlan, effect: Spawn, path: str) -> tuple[RunPlan, AgentState]:
+        def planned(parent: RunPlan, effect: Spawn | CallBody, path: str) -> tuple[RunPlan, AgentState]:
             return self.looked_up(*inner(parent, effect, path))
 
         return planned
 
     def looked_up(self, plan: RunPlan, state: AgentState) -> tuple[RunPlan, AgentState]:
-        """Return plan and state with what was looked up when the run started."""
+        """Return plan and state with what was looked up when the run started; the caller of a tool has looked for its body."""
+        if plan.body is not None:
+            return plan, state
         known = self._archive.lookups.get(plan.path)
         if known is None:
             prompt = plan.definition.system_prompt
@@ -374,8 +382,23 @@ class _Played:
 
     def end_of(self, path: str) -> Stop:
         """Return why a run stops where its record does."""
-        view = self._archive.runs.get(path) or self._archive.runs.get("")
+        if self.was_cut(path):
+            return Stop("cancelled")
+        runs = self._archive.runs
+        while path and path not in runs:
+            path = path.rpartition(".")[0]
+        view = runs.get(path)
         return Stop("cancelled" if view is not None and view.state == "CANCELLED" else "shutdown")
+
+    def was_cut(self, path: str) -> bool:
+        """Return whether the run at *path*, or one around it, is known to have ended: nobody waits there any more."""
+        while path:
+            address = parent_of(path)
+            entry = self._archive.entries.get(address)
+            if entry is not None and entry.form is not None:
+                return True
+            path = address[0]
+        return False
 
     def check_end(self) -> None:
         """Raise ``ReplayDivergence`` when the run ended before its record does."""
@@ -400,20 +423,12 @@ class _Player:
         return self._inner.begin(batch)
 
     async def perform(self, item: Item, io: IO) -> Single:
-        """Give the recorded outcome; a child is driven over its own records."""
-        known = self._played.outcome(item)
-        if self._played.coming is not None and type(item.effect) is not Spawn:
-            while known is None and await self._played.coming():
-                self._played.meet(item)
-                known = self._played.outcome(item)
-        if type(item.effect) is Spawn:
-            child: object = getattr(known, "value", None)
-            if known is None or (isinstance(child, ChildResult) and child.run_id):
-                outcome = await self._inner.perform(item, io)
-                return outcome if known is None or type(outcome) is Stop else attrs.evolve(outcome, at=known.at)
-            return known
+        """Give the recorded outcome; a child, and the body of a tool, is driven over its own records."""
+        if type(item.effect) in RUNS:
+            return await self._driven(item, io)
+        known = await self._coming(item)
         if known is None:
-            if type(item.effect) is AskPerson:
+            if type(item.effect) is AskPerson and not self._played.was_cut(item.path):
                 stopped = await self._inner.perform(item, io)
                 return stopped if type(stopped) is Stop else self._played.end_of(item.path)
             return self._played.end_of(item.path)
@@ -421,6 +436,34 @@ class _Player:
             error = restored({"type": "Failure", "error": attempt["error"]}).error
             io.attempt(Failure(error), restored(attempt["usage"]) if "usage" in attempt else None)
         return known
+
+    async def _coming(self, item: Item) -> Single | None:
+        """Return the recorded outcome of an effect, if it has one, or will have."""
+        known = self._played.outcome(item)
+        while known is None and self._played.coming is not None and await self._played.coming():
+            self._played.meet(item)
+            known = self._played.outcome(item)
+        return known
+
+    async def _driven(self, item: Item, io: IO) -> Single:
+        known = self._played.outcome(item)
+        if known is not None and not _has_run(item, known):
+            return known
+        outcome = await self._inner.perform(item, io)
+        known = known if type(outcome) is Stop else await self._coming(item)
+        if type(known) is Stop:
+            return attrs.evolve(known, body=getattr(outcome, "body", None))
+        if known is None or type(outcome) is Stop:
+            return outcome
+        return attrs.evolve(outcome, at=known.at, inputs=known.inputs)  # type: ignore[union-attr,arg-type]  # no Stop
+
+
+def _has_run(item: Item, known: Single) -> bool:
+    """Return whether what an effect starts has run, as is recorded of its end: it was not refused before it began."""
+    if type(item.effect) is CallBody:
+        return type(known) is not Failure
+    child: object = getattr(known, "value", None)
+    return isinstance(child, ChildResult) and bool(child.run_id)
 
 
 # --- in -----------------------------------------------------------------------------------------------------------------
@@ -443,7 +486,7 @@ def seeded(journal: Journal, redactor: Redactor, *, pool: str) -> tuple[Order, S
     outcomes: dict[Address, tuple[str, str, dict[str, object] | None]] = {}
     for address, intent in history.intents.items():
         result = history.results.get(address)
-        if intent.type == "Spawn" and result is None:
+        if intent.begins_run and result is None:
             continue
         fp = intent.fp or prints.of(intent.effect)
         attempts = [] if result is None else list(result.attempts)

@@ -17,17 +17,20 @@ import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import attrs
 
-from stepengine.data.effects import AskPerson, CallModel, Spawn
+from stepengine.data.effects import RUNS, AskPerson, CallBody, CallModel, Leaf, Spawn
 from stepengine.data.events import Event, Warned
 from stepengine.data.json import freeze_object
 from stepengine.data.limits import Limits
-from stepengine.data.outcomes import Failure, Single, Stop, Value
+from stepengine.data.messages import ToolResult
+from stepengine.data.outcomes import BodyEnd, Failure, Single, Stop, Value
 from stepengine.data.questions import Question
 from stepengine.data.state import AgentState, ChildResult, RunStatus
+from stepengine.data.tools import Yielding
+from stepengine.data.usage import Usage
 from stepengine.durable.database import WORKFLOW, away_errors, queue_name
 from stepengine.durable.messages import Heard
 from stepengine.durable.sessions import Sessions
@@ -36,10 +39,13 @@ from stepengine.durable.wire import (
     Order,
     Seed,
     answers_of,
+    body_form,
+    body_of,
     child_of,
     outcome_form,
     outcome_of_form,
     uncertain,
+    values_form,
 )
 from stepengine.errors import DataError, ReplayDivergence, StepEngineError, UnknownOutcome
 from stepengine.journal.divergence import parked_at
@@ -50,16 +56,32 @@ from stepengine.journal.records import shown_address
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.redaction import Redactor
 from stepengine.runtime.asking import shown_questions
+from stepengine.runtime.limits import Ledger
 from stepengine.runtime.logs import LOGGER
 from stepengine.runtime.performer import IO, Item, Performer, is_repeatable
 from stepengine.runtime.performing import is_deferred
 from stepengine.runtime.tree import RunTree
 
-__all__ = ("ASK", "CHILD", "END", "INTENT", "LOOKUP", "SPAWN", "DurableRun", "Steps", "fingerprint_of", "kind_of")
+__all__ = (
+    "ASK",
+    "BODY",
+    "CHILD",
+    "END",
+    "INTENT",
+    "LOOKUP",
+    "SPAWN",
+    "TOOL",
+    "DurableRun",
+    "Steps",
+    "fingerprint_of",
+    "kind_of",
+)
 
 T = TypeVar("T")
 MODEL, TOOL, PERFORM = "model", "tool", "perform"
 SPAWN, CHILD, ASK, INTENT, LOOKUP, END = "spawn", "child", "ask", "intent", "lookup", "end"
+BODY, RESULT = "body", "result"
+"""Kinds of steps: the body of a tool that was called alone begins; its result, where two are told apart."""
 KINDS = {"CallModel": MODEL, "CallTool": TOOL, "Perform": PERFORM, "Spawn": CHILD, "Ask": ASK}
 AGAIN = ("takeover", "again")
 """Attributes of runs that an operator gave to another worker, which makes the count of their executions begin anew."""
@@ -89,17 +111,22 @@ class _Unrecorded(BaseException):
         self.outcome = outcome
 
 
+_Seeded: TypeAlias = "tuple[str, str, Mapping[str, Any] | None]"
+"""What the seed knows of an effect: kind, fingerprint, and its outcome if it has one."""
+
+
 class _Place(NamedTuple):
     """
     Where the outcome of an effect that has begun will stand.
 
     Attributes:
         name: The step's name.
-        reservation: Its number; ``None`` for a question.
+        reservation: Its number; ``None`` for a question, and for a body in this run, whose result comes after what is done in it.
         is_doubtful: Whether it was begun by an execution before this one, and must not happen again.
         asked: What a marker says of a question: who answered up front.
         answer: What waits for the answer to a question.
         seeded: The outcome in the seed.
+        is_settled: Whether that is all that is needed, so that nothing is done again.
         is_early: Whether nothing was done by this execution before it began, so that an earlier one may have begun it.
     """
 
@@ -110,6 +137,7 @@ class _Place(NamedTuple):
     answer: asyncio.Task[Any] | None = None
     seeded: Mapping[str, Any] | None = None
     is_early: bool = False
+    is_settled: bool = False
 
 
 class DurableRun:
@@ -137,6 +165,7 @@ class DurableRun:
         asking: How many questions wait for their answers.
         heard: The messages to the run that it has heard.
         idle: Set while nothing is under way that had better be recorded before the process leaves.
+        bodies: The calls of tools that yield whose bodies are under way in this run, from the outermost on.
     """
 
     def __init__(
@@ -172,6 +201,7 @@ class DurableRun:
         self.asking = 0
         self.idle = asyncio.Event()
         self.idle.set()
+        self.bodies: list[Ancestor] = []
         self._acting = 0
         self._is_again: bool | None = None
         self.tree: RunTree | None = None
@@ -197,6 +227,23 @@ class DurableRun:
             self._acting -= 1
             if not self._acting:
                 self.idle.set()
+
+    def placed(self, item: Item) -> dict[str, str]:
+        """Return what a form says of where an effect belongs: nothing of one of the run itself, its path of one in a body."""
+        return {} if item.path == self.order.path else {"path": item.path}
+
+    def check_going_on(self) -> None:
+        """
+        Do nothing while this execution goes on.
+
+        Raises:
+            ReplayDivergence: when the run did something else than is recorded.
+            asyncio.CancelledError: when this execution must go no further.
+        """
+        if self.fatal is not None:
+            raise self.fatal
+        if self.leaves or self.parked is not None:
+            raise asyncio.CancelledError
 
     def shows(self, event: Event) -> bool:
         """Return whether an event is news."""
@@ -308,8 +355,8 @@ class Steps:
     def __init__(self, inner: Performer, run: DurableRun) -> None:
         self._inner = inner
         self._run = run
-        self._places: dict[int, _Place] = {}
-        self._siblings: dict[int, _Siblings] = {}
+        self._places: dict[tuple[str, int], _Place] = {}
+        self._siblings: dict[tuple[str, int], _Siblings] = {}
 
     async def begin(self, batch: Sequence[Item]) -> None:
         """
@@ -318,13 +365,12 @@ class Steps:
         Raises:
             ReplayDivergence: when one is not what was recorded here.
         """
-        if self._run.leaves:
-            raise asyncio.CancelledError
+        self._run.check_going_on()
         is_early = not self._run.is_live
         if batch[0].effect.seq < LONG <= batch[-1].effect.seq + 1 and not is_early:
             self._run.is_long()
         for item in batch:
-            self._places[item.effect.seq] = (await self._begun(item))._replace(is_early=is_early)
+            self._places[item.path, item.effect.seq] = (await self._begun(item))._replace(is_early=is_early)
         await self._inner.begin(batch)
 
     async def _begun(self, item: Item) -> _Place:
@@ -343,15 +389,26 @@ class Steps:
                 return place
         if type(effect) is AskPerson:
             return await self._asking(item, name, where)
-        if type(effect) is Spawn:
-            await run.step(f"{SPAWN}:{print_}", marking(seq=effect.seq), where)
-            return _Place(name, run.dbos.reserve_step())
+        if type(effect) in RUNS:
+            return await self._starting(item, name, where, seeded)
         if is_repeatable(item):
             return _Place(name, run.dbos.reserve_step())
-        intent = await run.step(f"{INTENT}:{print_}", marking(seq=effect.seq, token=run.token), where)
+        mark = marking(seq=effect.seq, token=run.token, **run.placed(item))
+        intent = await run.step(f"{INTENT}:{print_}", mark, where)
         return _Place(name, run.dbos.reserve_step(), is_doubtful=intent["token"] != run.token)
 
-    def _of_seed(self, item: Item, name: str, seeded: tuple[str, str, Mapping[str, Any] | None]) -> _Place | None:
+    async def _starting(self, item: Item, name: str, where: str, seeded: _Seeded | None) -> _Place:
+        """Take note that a child starts, or the body of a tool; one that is driven elsewhere has the place of its end already."""
+        run, print_ = self._run, fingerprint_of(name)
+        known = None if seeded is None else seeded[2]
+        if not _is_here(item):
+            await run.step(f"{SPAWN}:{print_}", marking(seq=item.effect.seq, **run.placed(item)), where)
+            return _Place(f"{CHILD}:{print_}", run.dbos.reserve_step(), seeded=known)
+        if known is None:
+            await run.step(f"{BODY}:{print_}", marking(seq=item.effect.seq, **run.placed(item)), where)
+        return _Place(name, seeded=known)
+
+    def _of_seed(self, item: Item, name: str, seeded: _Seeded) -> _Place | None:
         """Return the place of an effect that the seed knows; ``None`` for one that has to be done, or driven, again."""
         run, (kind, fp, form) = self._run, seeded
         if f"{kind}:{fp}" != name:
@@ -360,8 +417,8 @@ class Steps:
             raise run.fatal
         if form is None:
             return None if is_repeatable(item) else _Place(name, run.dbos.reserve_step(), is_doubtful=True)
-        # What an inline child left to its parent stands in no journal: it is driven over its own part of the seed.
-        return None if type(item.effect) is Spawn and item.effect.is_inline else _Place(name, seeded=form)
+        # What an inline child or the body of a tool left stands in no journal: it is driven over its own part of the seed.
+        return None if _leaves_more(item, form) else _Place(name, seeded=form, is_settled=True)
 
     async def _asking(self, item: Item, name: str, where: str) -> _Place:
         """Write down what is asked, and wait from now on for what nobody has answered up front."""
@@ -373,7 +430,7 @@ class Steps:
             run.is_live = True
             if type(outcome) is not Stop:
                 form = outcome_form(effect.seq, attrs.evolve(outcome, at=run.stamped(outcome.at)), run.redactor)
-                return form | run.heard.taken_by(outcome)
+                return form | run.heard.taken_by(outcome) | run.placed(item)
             if outcome.kind != "suspended":
                 raise _Unrecorded(outcome)
             open_ = [bare(question) for question in shown_questions(item)]
@@ -393,13 +450,13 @@ class Steps:
 
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
         """Give an effect's outcome: the recorded one, or that of performing it."""
-        place = self._places.pop(item.effect.seq)
-        if place.seeded is not None:
-            return self._from_seed(item, place.seeded)
+        place = self._places.pop((item.path, item.effect.seq))
+        if place.is_settled:
+            return self._from_seed(item, cast("Mapping[str, object]", place.seeded))
         if type(item.effect) is AskPerson:
             return self._answered(item, place)
-        if type(item.effect) is Spawn:
-            return self._child(item, io, place)
+        if type(item.effect) in RUNS:
+            return self._body(item, io, place) if _is_here(item) else self._child(item, io, place)
         return self._leaf(item, io, place)
 
     async def _from_seed(self, item: Item, form: Mapping[str, object]) -> Single:
@@ -409,7 +466,8 @@ class Steps:
         child: object = outcome.value if type(outcome) is Value else None
         if not isinstance(child, ChildResult):
             return outcome
-        self._count(item, child, 0)
+        self._count(item, child.usage, child.cost, 0)
+        self._run.started += bool(child.run_id)
         return attrs.evolve(cast("Value", outcome), value=attrs.evolve(child, output=self._typed(item, child)))
 
     async def _leaf(self, item: Item, io: IO, place: _Place) -> Single:
@@ -423,7 +481,7 @@ class Steps:
                 error = UnknownOutcome(
                     "the process ended before what it did was recorded; it may or may not have happened"
                 )
-                return outcome_form(seq, Failure(error, run.at()), run.redactor)
+                return outcome_form(seq, Failure(error, run.at()), run.redactor) | run.placed(item)
             if again:
                 attempts.append({"error": bare(UnknownOutcome("the process ended before the reply was recorded"))})
             async with run.effects:
@@ -434,7 +492,8 @@ class Steps:
             if type(outcome) is Stop and outcome.kind != "limit":
                 raise _Unrecorded(outcome)
             stamped = attrs.evolve(outcome, at=run.stamped(outcome.at))
-            return outcome_form(seq, stamped, run.redactor, attempts=attempts) | run.heard.taken_by(outcome)
+            form = outcome_form(seq, stamped, run.redactor, attempts=attempts)
+            return form | run.heard.taken_by(outcome) | run.placed(item)
 
         with run.acting():
             return (await self._recorded(item, place, act))[0]
@@ -447,6 +506,9 @@ class Steps:
         try:
             form = await run.at_place(place.reservation, place.name, act, where)
         except _Unrecorded as stopped:
+            if isinstance(stopped.outcome.error, ReplayDivergence):
+                # What stands below can be gone on with, so this run has not ended either.
+                run.fatal = run.fatal or stopped.outcome.error
             return stopped.outcome, {}
         outcome = _decoded(form, where)
         run.timing.came_by(outcome.at)
@@ -472,6 +534,51 @@ class Steps:
         except (DataError, LookupError, TypeError) as error:
             return Failure(StepEngineError(f"what was sent as the answer at {where} is none: {error}"), run.timing.last)
 
+    # --- bodies of tools ----------------------------------------------------------------------------------------------
+
+    async def _body(self, item: Item, io: IO, place: _Place) -> Single:
+        """
+        Run the body of a tool in this run, and give its result: the recorded one, with what the body leaves now.
+
+        Its effects are recorded one by one as the run's own are, so whoever goes on with the run goes through it again.
+        """
+        run, where = self._run, shown_address(item.path, item.effect.seq)
+        run.bodies.append(asked_by(item))
+        try:
+            outcome = await self._inner.perform(item, io)
+        finally:
+            run.bodies.pop()
+        run.check_going_on()
+        if type(outcome) is Stop and outcome.kind != "limit":
+            return outcome
+        now = outcome_form(item.effect.seq, outcome, run.redactor)
+
+        async def act() -> dict[str, Any]:
+            run.is_live = True
+            return now | {"at": run.stamped(outcome.at)} | run.heard.taken_by(outcome) | run.placed(item)
+
+        known = place.seeded or await run.step(place.name, act, where)
+        self._check_same(item, known, now)
+        ended = _decoded(known, where)
+        run.timing.came_by(ended.at)
+        return _with_body(ended, getattr(outcome, "body", None))
+
+    def _check_same(self, item: Item, known: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
+        """
+        Compare the recorded result of a body with what it gave now; where a limit stopped it, the time alone may differ.
+
+        Raises:
+            ReplayDivergence: when it gave something else.
+        """
+        if known is None or "stop" in known or "stop" in now:
+            return
+        was, is_ = ({name: form.get(name) for name in ("value", "error")} for form in (known, now))
+        if was != is_:
+            run, where = self._run, shown_address(item.path, item.effect.seq)
+            names = [f"{RESULT}:{run.prints.value(each)}" for each in (was, is_)]
+            run.fatal = run.fatal or run.differs(where, names)
+            raise run.fatal
+
     # --- children -----------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -481,30 +588,25 @@ class Steps:
 
         Of children that run at once each gets as much; one that runs alone gets all that is left.
         """
-        run, limits = self._run, item.plan.limits
-        tree = cast("RunTree", run.tree)
+        tree = cast("RunTree", self._run.tree)
         ledger = tree.ledger(item.path)
-        among = self._siblings_of(item).begin()
-        given: dict[str, Any] = {}
-        if limits.max_tokens is not None:
-            given["max_tokens"] = max(0, limits.max_tokens - ledger.tokens - ledger.reserved_tokens) // among
-        if limits.max_cost_usd is not None:
-            left = Decimal(str(limits.max_cost_usd)) - ledger.cost - ledger.reserved_cost
-            given["max_cost_usd"] = max(Decimal(0), left) / among
-        if ledger.given.max_total_children is not None:
-            given["max_total_children"] = max(0, ledger.given.max_total_children - ledger.children) // among
-        if item.path in tree.deadlines:
-            given["max_seconds"] = max(0.0, tree.deadlines[item.path][0] - asyncio.get_running_loop().time())
+        given = _left(ledger, self._siblings_of(item).begin())
+        deadline = _deadline(tree, item.path)
+        if deadline is not None:
+            given["max_seconds"] = max(0.0, deadline - asyncio.get_running_loop().time())
         room = given.get("max_tokens", 0), given.get("max_cost_usd", Decimal(0))
         ledger.reserve(*room)
+        children = given.get("max_total_children", 0)
+        ledger.count_children(children, by_model=False)
         try:
             yield Limits(**given) if given else None
         finally:
             ledger.reserve(-room[0], -room[1])
+            ledger.count_children(-children, by_model=False)
             self._siblings_of(item).end()
 
     def _siblings_of(self, item: Item) -> _Siblings:
-        first = item.effect.seq if item.gather is None else item.gather.effects[0].seq
+        first = item.path, item.effect.seq if item.gather is None else item.gather.effects[0].seq
         known = self._siblings.get(first)
         if known is None:
             # Whatever was asked for before has ended.
@@ -512,39 +614,47 @@ class Steps:
         return known
 
     async def _child(self, item: Item, io: IO, place: _Place) -> Single:
-        run = self._run
-        effect = cast("Spawn", item.effect)
+        run, seq = self._run, item.effect.seq
         ended: dict[str, object] = {}
 
         async def act() -> dict[str, Any]:
-            with self._sharing(item) as share:
-                outcome = await self._inner.perform(item, _Elsewhere(io, self._run, item, share, ended))
+            outcome = _unreachable(item) or await self._performed_elsewhere(item, io, ended)
             run.is_live = True
             if type(outcome) is Stop and outcome.kind != "limit":
                 raise _Unrecorded(outcome)
-            form = outcome_form(effect.seq, attrs.evolve(outcome, at=run.stamped(outcome.at)), run.redactor)
-            form |= run.heard.taken_by(outcome)
-            return form | {name: ended[name] for name in ("left", "started", "rules") if name in ended}
+            at = run.stamped(outcome.at) if place.seeded is None else place.seeded["at"]
+            form = outcome_form(seq, attrs.evolve(outcome, at=at), run.redactor)
+            form |= run.heard.taken_by(outcome) | run.placed(item)
+            return form | {name: ended[name] for name in ("left", "started", "rules", "body") if name in ended}
 
         outcome, form = await self._recorded(item, place, act)
+        for rule in form.get("rules", ()):
+            cast("RunTree", run.tree).desk.remembered.add(freeze_object(rule))
+        if "body" in form:
+            self._check_same(item, place.seeded, form)
+            body = body_of(form["body"])
+            run.started += form["started"]
+            self._count(item, body.spending.usage, body.spending.cost, form["started"])
+            return _with_body(outcome, body)
         child = outcome.value if type(outcome) is Value else None
         if not isinstance(child, ChildResult):
             return outcome
-        self._count(item, child, form.get("started", 0))
-        for rule in form.get("rules", ()):
-            cast("RunTree", run.tree).desk.remembered.add(freeze_object(rule))
+        run.started += form.get("started", 0) + bool(child.run_id)
+        self._count(item, child.usage, child.cost, form.get("started", 0))
         left = restored(form["left"]) if "left" in form else None
         return attrs.evolve(
             cast("Value", outcome), value=attrs.evolve(child, output=self._typed(item, child), left=left)
         )
 
-    def _count(self, item: Item, child: ChildResult, started: int) -> None:
-        """Count what a child, below which *started* others ran, has used of this run's budgets."""
-        run = self._run
-        ledger = cast("RunTree", run.tree).ledger(item.path)
-        run.started += started + bool(child.run_id)
-        ledger.count_children(started, by_model=bool(cast("Spawn", item.effect).tool_call_id))
-        ledger.spend(child.usage.total_tokens, child.cost or Decimal(0))
+    async def _performed_elsewhere(self, item: Item, io: IO, ended: dict[str, object]) -> Single:
+        with self._sharing(item) as share:
+            return await self._inner.perform(item, _Elsewhere(io, self._run, item, share, ended))
+
+    def _count(self, item: Item, usage: Usage, cost: Decimal | None, started: int) -> None:
+        """Count what a child or a body elsewhere, below which *started* others ran, has used of this run's budgets."""
+        ledger = cast("RunTree", self._run.tree).ledger(item.path)
+        ledger.count_children(started, by_model=_is_of_model(item))
+        ledger.spend(usage.total_tokens, cost or Decimal(0))
 
     def _typed(self, item: Item, child: ChildResult) -> Any:
         """Return a child's output as its agent's own type."""
@@ -566,7 +676,7 @@ class _Siblings:
         together = (item.effect,) if item.gather is None else item.gather.effects
         width = item.plan.limits.max_concurrent_children if item.gather is None else item.gather.concurrency
         self._width = width or item.plan.limits.max_concurrent_children or len(together)
-        self._to_come = sum(type(effect) is Spawn for effect in together)
+        self._to_come = sum(type(effect) in RUNS for effect in together)
         self._running = 0
 
     def begin(self) -> int:
@@ -594,8 +704,29 @@ class _Ended:
         return self._child
 
 
+class _EndedBody:
+    """How the body of a tool ended in another process, in the shape of what a machine returns."""
+
+    def __init__(self, form: Mapping[str, Any]) -> None:
+        self.status = RunStatus(form["status"])
+        self.pending = ()
+        self.error = None
+        self._form = form
+
+    def as_tool_result(self, _: Yielding) -> ToolResult:
+        """Return the result of the call."""
+        result: ToolResult = restored(self._form["result"])
+        return result
+
+    def as_body(self) -> BodyEnd:
+        """Return what the caller gets of it beside the result."""
+        return body_of(self._form["body"])
+
+
 class _Elsewhere:
-    """The ``IO`` of one ``Spawn``: its child is driven by whoever takes it from its queue."""
+    """
+    The ``IO`` of one ``Spawn``, or of one of several calls of tools that yield: it is driven by whoever takes it from its queue.
+    """
 
     def __init__(self, io: IO, run: DurableRun, item: Item, share: Limits | None, ended: dict[str, object]) -> None:
         self._run = run
@@ -616,16 +747,11 @@ class _Elsewhere:
     async def drive(self, plan: RunPlan, state: AgentState, path: str) -> Finished:
         """Put the child on the queue of its depth, or find it there, and wait until it has ended."""
         run, order = self._run, self._run.order
-        effect = cast("Spawn", self._item.effect)
-        spawn = Ancestor(
-            seq=effect.seq, agent_id=plan.definition.id, prompt=effect.prompt, params=effect.params,
-            tool_call_id=effect.tool_call_id, is_inline=effect.is_inline, at=effect.at, of=effect.of,
-        )  # fmt: skip
         tree = cast("RunTree", run.tree)
         child = attrs.evolve(
             order,
-            spawns=(*order.spawns, spawn),
-            parent=inherited(effect, plan),
+            spawns=(*order.spawns, *run.bodies, asked_by(self._item, plan.definition.id)),
+            parent=inherited(self._item.effect, plan),
             previous=None,
             slice=self._share,
             rules=tree.desk.remembered.rules,
@@ -637,6 +763,8 @@ class _Elsewhere:
             "app_version": run.release,
             "attributes": {"parent": order.id, "agent": plan.definition.id},
         }
+        if plan.body is not None:
+            options["attributes"] = {"parent": order.id, "agent": plan.definition.id, "tool": plan.body.tool_name}
         options |= {"priority": order.priority} if order.priority else {}
         # In a context of its own: the child belongs to the run and not to this step, which may be done again.
         task = asyncio.create_task(self._waited(options, child), context=contextvars.Context())
@@ -655,7 +783,7 @@ class _Elsewhere:
         finally:
             task.cancel()
         self._ended.update(form)
-        return cast("Finished", _Ended(child_of(form)))
+        return cast("Finished", _Ended(child_of(form)) if plan.body is None else _EndedBody(form))
 
     async def _given_up(self, child: str) -> None:
         """Cancel a child and what is below it: nobody waits for what they would give."""
@@ -678,19 +806,117 @@ class _Elsewhere:
             form: dict[str, object] = await handle.get_result(polling_interval_sec=CHILD_POLL)
             return form
         except errors.DBOSAwaitedWorkflowCancelledError:
+            if child.spawns[-1].tool_name:
+                cut = Finished(status=RunStatus.CANCELLED, state=AgentState())
+                return body_form(cut, cut.as_tool_result(cast("Yielding", None)), started=0)
             status = await handle.get_status()
             name = child.spawns[-1].agent_id
             gone = ChildResult(agent_id=name, run_id=status.workflow_id, status=RunStatus.CANCELLED)
             return {"child": bare(gone), "started": 0}
         except Exception as error:
-            # The child can be gone on with, so this run has not ended either.
-            msg = f"the child {child.id!r} cannot go on: {error}"
+            msg = f"the run {child.id!r} cannot go on: {error}"
             raise _Unrecorded(Stop("diverged", run.at(), ReplayDivergence(msg))) from error
 
 
-def inherited(effect: Spawn, plan: RunPlan) -> AgentState:
-    """Return of a parent's state what its child is started with, and nothing else of it."""
-    parent = effect.parent()
+def asked_by(item: Item, agent_id: str = "") -> Ancestor:
+    """Return what stands for an effect on the way to the run that it starts, of the agent *agent_id*."""
+    effect = cast("Spawn | CallBody", item.effect)
+    if type(effect) is CallBody:
+        return Ancestor(
+            seq=effect.seq, agent_id=agent_id or item.plan.definition.id, tool_call_id=effect.tool_call_id, at=effect.at,
+            tool_name=effect.tool_name, input=effect.input, source=effect.source, values=values_form(effect.values),
+        )  # fmt: skip
+    spawn = cast("Spawn", effect)
+    return Ancestor(
+        seq=spawn.seq, agent_id=agent_id, prompt=spawn.prompt, params=spawn.params,
+        tool_call_id=spawn.tool_call_id, is_inline=spawn.is_inline, at=spawn.at, of=spawn.of,
+    )  # fmt: skip
+
+
+def _is_here(item: Item) -> bool:
+    """
+    Return whether what an effect starts is part of the run itself: the body of a tool that was called alone.
+
+    Several at once are runs of their own, as children are: one run would number their steps in the order in which they end.
+    """
+    return type(item.effect) is CallBody and item.gather is None
+
+
+def _leaves_more(item: Item, form: Mapping[str, Any]) -> bool:
+    """Return whether what an effect started left more than is recorded of its end in a journal."""
+    effect = item.effect
+    if type(effect) is not CallBody:
+        return type(effect) is Spawn and effect.is_inline
+    # One that was cut off with its group would go on now; one that was refused never began.
+    return "error" not in form and form["value"].get("status") != "cancelled"
+
+
+def _with_body(ended: Single, body: BodyEnd | None) -> Single:
+    """Return how a call ended, with what the body leaves; one that failed before it began leaves nothing."""
+    return ended if type(ended) is Failure else attrs.evolve(cast("Value", ended), body=body)
+
+
+def _unreachable(item: Item) -> Failure | None:
+    """Return why the body of a tool cannot run elsewhere, if it cannot: nobody there knows what a source gave to this run."""
+    effect = item.effect
+    if type(effect) is not CallBody or effect.tool_name in item.plan.planned_from.tools:
+        return None
+    msg = (
+        f"the tool {effect.tool_name!r} yields, and came from a source of tools: in a durable run it is called alone, not together "
+        "with others"
+    )
+    return Failure(StepEngineError(msg))
+
+
+def _is_of_model(item: Item) -> bool:
+    """Return whether a model asked for what an effect starts."""
+    effect, body = item.effect, item.plan.body
+    if type(effect) is CallBody:
+        return effect.source == "model" if body is None else body.by_model
+    return bool(cast("Spawn", effect).tool_call_id)
+
+
+def _left(ledger: Ledger, among: int) -> dict[str, Any]:
+    """Return what is left of the budgets of a run and of those around it, shared *among* some."""
+    found: dict[str, list[Any]] = {}
+    around: Ledger | None = ledger
+    while around is not None:
+        limits = around.limits
+        if limits.max_tokens is not None:
+            left = limits.max_tokens - around.tokens - around.reserved_tokens
+            found.setdefault("max_tokens", []).append(max(0, left) // among)
+        if limits.max_cost_usd is not None:
+            dollars = Decimal(str(limits.max_cost_usd)) - around.cost - around.reserved_cost
+            found.setdefault("max_cost_usd", []).append(max(Decimal(0), dollars) / among)
+        if around.given.max_total_children is not None:
+            more = around.given.max_total_children - around.children
+            found.setdefault("max_total_children", []).append(max(0, more) // among)
+        around = around.parent
+    return {name: min(values) for name, values in found.items()}
+
+
+def _deadline(tree: RunTree, path: str) -> float | None:
+    """Return when the time of the run at *path*, or of one around it, is over; ``None`` for never."""
+    paths = [path, *[path.rsplit(".", n)[0] for n in range(1, path.count(".") + 1)], ""]
+    ends = [tree.deadlines[each][0] for each in paths if each in tree.deadlines]
+    return min(ends, default=None)
+
+
+def inherited(effect: Leaf, plan: RunPlan) -> AgentState:
+    """Return of a caller's state what its child, or the body of its tool, is started with, and nothing else of it."""
+    if type(effect) is CallBody:
+        caller = effect.state()
+        names = (
+            "run_id",
+            "ancestor_run_ids",
+            "message_history",
+            "view",
+            "system_prompt",
+            "tool_definitions",
+            "context",
+        )
+        return AgentState(**{name: getattr(caller, name) for name in names})
+    parent = cast("Spawn", effect).parent()
     known: dict[str, Any] = {"run_id": parent.run_id, "ancestor_run_ids": parent.ancestor_run_ids}
     if plan.sent is not None:
         known |= {"system_prompt": parent.system_prompt, "tool_definitions": parent.tool_definitions}

@@ -14,12 +14,14 @@ from typing import Any, cast
 
 import attrs
 
-from stepengine.data.codec import bare, restored
+from stepengine.data.codec import bare, bare_any, restored, restored_any
 from stepengine.data.fields import PLAIN
+from stepengine.data.hooks import Change
 from stepengine.data.json import freeze
 from stepengine.data.limits import Limits
+from stepengine.data.messages import Source, ToolResult, UserMessage
 from stepengine.data.models import ModelReply, StopReason
-from stepengine.data.outcomes import Failure, Single, Stop, Value
+from stepengine.data.outcomes import BodyEnd, Failure, SetOutput, Single, Stop, Value
 from stepengine.data.questions import Answer, AnswerLike, Question, answered
 from stepengine.data.state import AgentState, ChildResult, RunInfo, RunResult, RunStatus
 from stepengine.data.usage import Usage
@@ -36,6 +38,8 @@ __all__ = (
     "Seed",
     "answers_form",
     "answers_of",
+    "body_form",
+    "body_of",
     "child_form",
     "child_of",
     "error_form",
@@ -44,6 +48,8 @@ __all__ = (
     "outcome_of_form",
     "result_form",
     "result_of",
+    "values_form",
+    "values_of",
 )
 
 SCHEMA = 1
@@ -61,17 +67,21 @@ def _portable(form: Mapping[str, object]) -> dict[str, object]:
 @attrs.frozen(kw_only=True)
 class Ancestor:
     """
-    One ``Spawn`` on the way from the root to a run.
+    One ``Spawn``, or one call of a tool that yields, on the way from the root to a run.
 
     Attributes:
         seq: Its number on its own path.
-        agent_id: The agent that it asked for.
+        agent_id: The agent that it asked for; of a call the one that calls.
         prompt: The prompt.
         params: The params.
         tool_call_id: The call that spawned it.
         is_inline: Whether the child goes on from its parent's history.
         at: What time it was, milliseconds since the root's start.
         of: How many children were asked for at once.
+        tool_name: The tool that was called; ``""`` for a ``Spawn``.
+        input: The input of the call.
+        source: Who asked for the call.
+        values: What hooks of the caller share with those of the body, as far as it can be stored.
     """
 
     seq: int
@@ -82,6 +92,18 @@ class Ancestor:
     is_inline: bool = False
     at: int = 0
     of: int = 1
+    tool_name: str = ""
+    input: Any = None
+    source: Source = "model"
+    values: Mapping[str, Any] | None = None
+
+    def form(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        form = attrs.asdict(self, recurse=False)
+        return form if self.tool_name else {name: form[name] for name in form if name not in OF_CALLS}
+
+
+OF_CALLS = ("tool_name", "input", "source", "values")
 
 
 @attrs.frozen(kw_only=True)
@@ -102,7 +124,7 @@ class Order:
         answers: Answers given up front, by question id or text.
         priority: Smaller numbers first; 0 for none. Children have that of their root.
         pool: The workers that it is meant for.
-        spawns: The way to this run, from the root's ``Spawn`` on; empty for the root.
+        spawns: The way to this run, from what the root asked for on; empty for the root.
         parent: What the parent's state gives to a child.
         slice: What this child may use of its tree's budgets.
         turn: Its number in the session that ``info`` names; 0 for what is no turn.
@@ -157,7 +179,7 @@ class Order:
         form |= {"turn": self.turn} if self.turn else {}
         form |= {"rules": list(self.rules)} if self.rules else {}
         form |= {"answers": {k: _answer_form(v) for k, v in self.answers.items()}} if self.answers else {}
-        form |= {"pool": self.pool, "spawns": [attrs.asdict(spawn) for spawn in self.spawns]}
+        form |= {"pool": self.pool, "spawns": [spawn.form() for spawn in self.spawns]}
         return _portable(form)
 
     @classmethod
@@ -353,6 +375,70 @@ def child_of(form: Mapping[str, object]) -> ChildResult:
     """Return how a child ended, with what it leaves to its parent; its output is JSON."""
     child: ChildResult = restored(form["child"])
     return attrs.evolve(child, left=restored(form["left"])) if "left" in form else child
+
+
+def body_form(finished: Finished, result: ToolResult, *, started: int, rules: Sequence[object] = ()) -> dict[str, Any]:
+    """
+    Return how the body of a tool ended; *started* is how many runs were started below it, *rules* what people allowed for good.
+
+    What it leaves to its caller stands beside the *result*; what hooks share only as far as it can be stored.
+    """
+    end = finished.as_body()
+    try:
+        told = bare(result)
+    except DataError as error:
+        told = bare(ToolResult.error(f"The tool ended, but its result cannot be stored: {error.message}"))
+    left: dict[str, object] = {
+        "spending": bare(end.spending),
+        "children": [outcome_members(Value(child))["value"] for child in end.children],
+        "changes": [_change_form(change) for change in end.changes],
+    }
+    form: dict[str, object] = {"schema": SCHEMA, "status": finished.status.value, "result": told, "body": left}
+    return _portable(form | {"started": started} | ({"rules": list(rules)} if rules else {}))
+
+
+def body_of(form: Mapping[str, Any]) -> BodyEnd:
+    """Return what the body of a tool left to its caller, of the member ``body`` of its form."""
+    return BodyEnd(
+        spending=restored(form["spending"]),
+        children=tuple([restored(child) for child in form["children"]]),
+        changes=tuple([_change_of(change) for change in form["changes"]]),
+    )
+
+
+def _change_form(change: Change | SetOutput | UserMessage) -> dict[str, object]:
+    if isinstance(change, SetOutput):
+        return {"output": change.value}
+    if isinstance(change, UserMessage):
+        return {"said": bare(change)}
+    values = {} if change.values is None else {"values": values_form(change.values)}
+    return {"change": bare(change), **values}
+
+
+def _change_of(form: Mapping[str, Any]) -> Change | SetOutput | UserMessage:
+    if "output" in form:
+        return SetOutput(freeze(form["output"]))
+    if "said" in form:
+        said: UserMessage = restored(form["said"])
+        return said
+    change: Change = restored(form["change"])
+    return attrs.evolve(change, values=values_of(form["values"])) if "values" in form else change
+
+
+def values_form(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return of what hooks share what can be stored; the rest are objects of one process, and stay there."""
+    kept: dict[str, object] = {}
+    for name, value in values.items():
+        try:
+            kept[name] = bare_any(value)
+        except DataError:
+            continue
+    return _portable(kept)
+
+
+def values_of(form: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return what hooks share."""
+    return {name: restored_any(value) for name, value in (form or {}).items()}
 
 
 LISTS = ("tool_calls", "thinking", "children")

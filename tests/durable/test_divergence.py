@@ -155,3 +155,41 @@ async def test_another_child_is_not_given_the_result_of_the_one_that_is_under_wa
         result = await worker.resume(waiting.journal, answers={waiting.pending_questions[0].id: "yes"})
 
     assert "yes" == result.output
+
+
+@pytest.mark.deep
+@pytest.mark.spec("durable:U15", "durable:UT9", "durable:UF13")
+async def test_a_run_whose_child_does_something_else_has_not_ended_and_goes_on_with_it(db: str):
+    """
+    The child is the one that was edited; its parent waits for a result that nobody can give now.
+    """
+    DONE.clear()
+
+    def edited_child(name):
+        def steps(ctx: StepContext):
+            yield from call(note, name)
+            return (yield from Ask("Go on?"))
+
+        return steps
+
+    def workers(name):
+        child = AgentDefinition("child", tools=[note], handle_steps=edited_child(name))
+        parent = AgentDefinition("parent", spawnable_agents=[child], handle_steps=waits_for_the_child)
+        return worker_of([parent], db, release="r1")
+
+    async with workers("as it was") as worker:
+        run = (await worker.run("parent", "")).journal
+    async with workers("edited") as worker:
+        with pytest.raises(ReplayDivergence, match="cannot go on"):
+            await worker.result(run, waits=True)
+    async with workers("as it was") as worker:
+        await worker.operator.retry(run)
+        waiting = await worker.result(run)
+        result = await worker.resume(run, answers={waiting.pending_questions[0].id: "yes"})
+
+    assert ["as it was"] == DONE
+    assert "yes" == result.output
+
+
+def waits_for_the_child(ctx: StepContext):
+    return (yield from AgentCall("child", ""))

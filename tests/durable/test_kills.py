@@ -155,6 +155,71 @@ async def test_a_worker_that_wakes_up_after_its_run_was_taken_over_changes_nothi
     assert max(workers.told("began").values()) <= 2
 
 
+IN_BODY = [
+    (f"go-{of}-{earlier}", f"go-{of}-{later}")
+    for of in ("alone", "a")
+    for earlier, later in itertools.pairwise(("inner-first", "inner-second", "fire", "child-look", "child-measured"))
+]
+"""Effects of the bodies of ``prepare`` in ``worker.py``, and those that begin with their results."""
+AROUND = [
+    ("go-alone-child-measured", "go-p"),
+    ("go-alone-child-measured", "go-a-inner-first"),
+    ("go-b-first", "go-b-second"),
+    *((name, "go-last") for name in ("go-p", "go-a-child-measured", "go-b-second")),
+]
+
+
+@pytest.mark.deep
+@pytest.mark.spec("programs:PG7", "programs:PG2", "durable:UT2", "durable:U18", "reliability:R1")
+async def test_workers_are_killed_in_and_after_every_effect_of_bodies_alone_and_at_once(
+    workers: Workers, tmp_path: Path, monkeypatch
+):
+    expected = await undisturbed("yielding", "go", tmp_path, monkeypatch)
+    async with await Operator.connect(workers.db) as operator:
+        run = await operator.submit("yielding", "go")
+        await restarted_until_done(workers, operator, run, lambda: workers.start("worker-1", DIES="1"))
+        form = await operator.result(run)
+        views = [view.id.partition("/")[2] for view in await operator.tree(run)]
+
+    began, died = workers.told("began"), workers.told("died")
+    fires = ["go-alone-fire", "go-a-fire"]
+    assert [text.replace("fired", "unknown") for text in expected.output] == form["output"]
+    # In doubt is only what must not happen twice; the call that it belongs to goes on behind it.
+    assert [1, 1] == [began[fire] for fire in fires]
+    assert all(died[f"in {name}"] == 1 for name in began)
+    # The child of the body alone, two bodies and a child of the first of them: a body alone is no run.
+    assert ["", "0.2", "1", "1.2", "3"] == sorted(views)
+    order = [line["name"] for line in workers.lines() if line["what"] == "began"]
+    for earlier, later in (*IN_BODY, *AROUND):
+        assert earlier not in order[order.index(later) :], (earlier, later, order)
+
+
+@pytest.mark.deep
+@pytest.mark.spec("programs:PG7", "durable:UF5", "durable:U26")
+async def test_a_run_that_is_killed_in_the_middle_of_a_body_goes_on_elsewhere(workers: Workers, until):
+    async with await Operator.connect(workers.db) as operator:
+        first = workers.start("worker-1", SLOW="0.3")
+        run = await operator.submit("yielding", "go")
+
+        async def began():
+            return workers.told("began")["go-alone-inner-second"]
+
+        await until(began, seconds=60)
+        first.kill()
+        first.wait()
+        workers.start("worker-2")
+        await Upkeep(operator).takeover("worker-1")
+        form = await operator.result(run)
+        view = await operator.run(run)
+
+    told = workers.told("began")
+    assert "worker-2" == view.executor
+    assert 1 == told["go-alone-inner-first"]
+    assert 2 == told.pop("go-alone-inner-second")
+    assert {1} == set(told.values())
+    assert "go-alone-inner-first go-alone-inner-second fired" in form["output"][0]
+
+
 def spoken(session: str) -> RunInfo:
     return RunInfo(session_id=session)
 

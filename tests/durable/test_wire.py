@@ -5,25 +5,32 @@ What stands in the database, without one: everything comes back as it was, and w
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from typing import Any
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepengine.data.json import freeze
+from stepengine.data.codec import restored
+from stepengine.data.hooks import Change
+from stepengine.data.json import JsonDict, freeze
 from stepengine.data.limits import Limits
+from stepengine.data.messages import ToolResult, UserMessage
 from stepengine.data.models import ModelReply, StopReason
-from stepengine.data.outcomes import Failure, Stop, Value
+from stepengine.data.outcomes import Failure, SetOutput, Stop, Value
 from stepengine.data.questions import Answer, Question
 from stepengine.data.state import AgentState, ChildResult, RunInfo, RunResult, RunStatus
-from stepengine.data.usage import Usage
+from stepengine.data.usage import Spending, Usage
 from stepengine.durable.wire import (
     Ancestor,
     Order,
     Seed,
     answers_form,
     answers_of,
+    body_form,
+    body_of,
     error_form,
     error_of,
     outcome_form,
@@ -33,6 +40,7 @@ from stepengine.durable.wire import (
     uncertain,
 )
 from stepengine.errors import DataError, StepEngineError, ToolError
+from stepengine.machine.plan import Finished
 from stepengine.redaction import Redactor
 
 REDACTOR = Redactor({}, shapes=True)
@@ -40,7 +48,10 @@ STATE = AgentState(run_id="r", agent_id="a", step_index=3)
 OPTIONAL: dict[str, Any] = {
     "prompt": "go", "params": freeze({"n": [1, None]}), "info": RunInfo("s", "u", freeze({"k": "v"})), "limits": Limits(max_steps=3),
     "previous": STATE, "answers": {"Q?": "yes", "R?": True, "S?": Answer("no", by="ann")}, "priority": 2, "pool": "large",
-    "spawns": (Ancestor(seq=2, agent_id="c", prompt="p", tool_call_id="c1", is_inline=True, at=7, of=2),), "parent": STATE,
+    "spawns": (
+        Ancestor(seq=4, agent_id="a", tool_name="t", input={"n": 1}, source="handler", at=5, values={"k": [1]}),
+        Ancestor(seq=2, agent_id="c", prompt="p", tool_call_id="c1", is_inline=True, at=7, of=2),
+    ), "parent": STATE,
     "slice": Limits(max_tokens=9), "turn": 4, "rules": (freeze({"tool": "x"}),),
 }  # fmt: skip
 
@@ -51,10 +62,45 @@ def test_an_order_comes_back_as_it_was_whatever_it_holds(names: set[str]) -> Non
     stored = json.loads(json.dumps(order.form()))
 
     assert order == Order.of(stored)
-    assert order.id == ("r/2" if "spawns" in names else "r")
+    assert order.id == ("r/4.2" if "spawns" in names else "r")
     for broken in ({**stored, "schema": 2}, {k: v for k, v in stored.items() if k != "seed"}, {**stored, "spawns": 5}):
         with pytest.raises(DataError, match=r"schema 2|no request of a run"):
             Order.of(broken)
+
+
+CHANGES = (
+    Change(context=JsonDict({"a": [1, None]}), values={"last": "x", "many": [1.5, {"b": True}]}),
+    Change(system_prompt="Now."),
+    Change(values={"own": object()}),
+    SetOutput(freeze({"n": 1})),
+    SetOutput(None),
+    UserMessage("meanwhile"),
+)
+
+
+@pytest.mark.spec("programs:PG7", "programs:PG5")
+@given(
+    st.lists(st.sampled_from(CHANGES)), st.integers(0, 3), st.sampled_from([RunStatus.COMPLETED, RunStatus.CANCELLED])
+)
+def test_what_a_body_leaves_comes_back_in_its_order_and_without_what_belongs_to_one_process(
+    changes: list[Any], children: int, status: RunStatus
+) -> None:
+    spending = Spending(usage=Usage(input_tokens=3, requests=1), cost=Decimal("0.25"), credits_used=2)
+    ended = Finished(
+        status=status,
+        state=STATE,
+        spending=spending,
+        children=tuple([ChildResult(agent_id="c", run_id=f"r-{n}", output=freeze([n])) for n in range(children)]),
+        changes=tuple(changes),
+    )
+    result = ToolResult.text("done")
+    form = json.loads(json.dumps(body_form(ended, result, started=children, rules=OPTIONAL["rules"])))
+    left = body_of(form["body"])
+
+    own = [attrs.evolve(each, values={}) if each is CHANGES[2] else each for each in changes]
+    assert own == list(left.changes)
+    assert (spending, ended.children) == (left.spending, left.children)
+    assert (status.value, children, result) == (form["status"], form["started"], restored(form["result"]))
 
 
 OUTCOMES = {

@@ -1,0 +1,693 @@
+"""
+Tools that yield in durable runs: a body alone is part of its caller's run, several at once are runs of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+
+from stepengine import (
+    STEP,
+    AgentCall,
+    AgentDefinition,
+    Ask,
+    Change,
+    Engine,
+    Hooks,
+    Limits,
+    ModelSettings,
+    Parallel,
+    RunStatus,
+    StepContext,
+    Steps,
+    ToolCall,
+    Usage,
+    call,
+    tool,
+)
+from stepengine.errors import JournalError, LimitExceeded, ReplayDivergence
+from stepengine.journal import MemoryJournal
+from stepengine.models import ModelReply
+from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
+
+from .shared import DONE, note, worker_of
+
+WRITER = AgentDefinition("writer", model="test/model", system_prompt="You write notes.")
+
+
+@tool(uses=[note])
+def noted_twice(ctx: StepContext, name: str) -> Steps[str]:
+    """
+    Note something twice.
+
+    Args:
+        name: What.
+    """
+    first = yield from call(note, name=f"{name} 1")
+    chance = round(ctx.random.random(), 6)
+    second = yield from call(note, name=f"{name} 2")
+    return f"{first}, {second}, {chance}"
+
+
+@tool(uses=[note, noted_twice, WRITER])
+def release(version: str, asks: bool = True) -> Steps[str]:
+    """
+    Release a version.
+
+    Args:
+        version: Which.
+        asks: Whether somebody is asked.
+    """
+    tested = yield from call(noted_twice, name=f"test {version}")
+    if asks:
+        sure = yield from Ask(f"Release {version}?", key="sure", options=("yes", "no"))
+    else:
+        sure = "unasked"
+    notes = yield from AgentCall("writer", f"Notes for {version}")
+    many = yield from Parallel(ToolCall("note", {"name": f"{version} a"}), ToolCall("note", {"name": f"{version} b"}))
+    yield from call(note, name=f"published {version}")
+    return f"{version} {sure}: {notes}; {[each.text for each in many]}; {tested}"
+
+
+def calls_one(ctx: StepContext) -> Steps[Any]:
+    told = yield from call(release, version="1.0")
+    yield from call(note, name="after")
+    return [told, round(ctx.random.random(), 6)]
+
+
+def calls_three(ctx: StepContext) -> Steps[Any]:
+    told = yield from Parallel(
+        ToolCall("release", {"version": "1", "asks": False}),
+        ToolCall("release", {"version": "2"}),
+        ToolCall("noted_twice", {"name": "3"}),
+    )
+    yield from call(note, name="after")
+    return [each.text for each in told]
+
+
+ONE = AgentDefinition("one", tools=[release, note], handle_steps=calls_one)
+THREE = AgentDefinition("three", tools=[release, noted_twice, note], handle_steps=calls_three)
+BOSS = AgentDefinition("boss", model="test/model", tools=[release])
+
+
+def notes(count: int) -> ScriptedModel:
+    return ScriptedModel([text("notes")] * count)
+
+
+def in_process(agent: AgentDefinition, count: int = 9) -> Engine:
+    return Engine([agent], models=notes(count))
+
+
+async def plain(agent: AgentDefinition, answers: dict[str, str], journal: Any = None) -> Any:
+    DONE.clear()
+    result = await in_process(agent).run(agent, "", answers=answers, journal=journal)
+    done = list(DONE)
+    DONE.clear()
+    return result, done
+
+
+def seed_of(journal: MemoryJournal) -> str:
+    """What the randomness of a recorded run depends on."""
+    head = journal.history().head
+    assert head is not None
+    return head.seed
+
+
+def effects(journal: Any) -> dict[Any, Any]:
+    """What a journal holds of every effect, without times and what follows from the run's id."""
+    history = journal.history()
+    found = {}
+    for address, intent in history.intents.items():
+        if address == ("", -1):
+            continue
+        form = {} if intent.type == "CallModel" else dict(intent.effect)
+        result = history.results.get(address)
+        value = None if result is None else getattr(history.outcome(result), "value", None)
+        found[address] = (intent.type, form, getattr(value, "text", value))
+    return found
+
+
+@pytest.mark.spec("programs:PG7")
+async def test_a_body_alone_is_part_of_its_callers_run_and_goes_on_where_it_was(db: str):
+    answers = {"Release 1.0?": "yes"}
+    journal = MemoryJournal()
+    expected, done = await plain(ONE, answers, journal)
+    async with worker_of([ONE], db, models=notes(9)) as worker:
+        run = await worker.submit(ONE, "", seed=seed_of(journal))
+        waiting = await worker.result(run)
+        before = list(DONE)
+        runs = [view.id for view in await worker.operator.tree(run)]
+    async with worker_of([ONE], db, models=notes(9)) as worker:
+        result = await worker.resume(run, answers=answers)
+        after = [view.id for view in await worker.operator.tree(run)]
+        exported = await worker.export(run)
+    replayed = await in_process(ONE, 0).replay(exported)
+
+    assert ["test 1.0 1", "test 1.0 2"] == before
+    assert sorted(done) == sorted(DONE)
+    assert RunStatus.COMPLETED is result.status
+    assert expected.output == result.output == replayed.output
+    assert expected.text == result.text
+    assert [run] == runs
+    # The writer stands below the body, which is none of the runs.
+    assert [run, f"{run}/0.2"] == sorted(after)
+    assert expected.pending_questions == result.pending_questions
+    assert [question.text for question in waiting.pending_questions] == ["Release 1.0?"]
+    assert effects(journal) == effects(exported)
+    assert expected.usage == result.usage == replayed.usage
+    assert 1 == len(result.children) == len(replayed.children)
+
+
+@pytest.mark.spec("programs:PG7")
+async def test_bodies_at_once_are_runs_of_their_own_of_which_one_asks_while_the_others_end(db: str, until):
+    answers = {"Release 2?": "no"}
+    journal = MemoryJournal()
+    expected, done = await plain(THREE, answers, journal)
+    async with worker_of([THREE], db, models=notes(9)) as worker:
+        run = await worker.submit(THREE, "", seed=seed_of(journal))
+        waiting = await worker.result(run)
+        before = list(DONE)
+        states = {view.id: view.state for view in await worker.operator.tree(run)}
+    async with worker_of([THREE], db, models=notes(9)) as worker:
+        result = await worker.resume(run, answers=answers)
+        exported = await worker.export(run)
+    replayed = await in_process(THREE, 0).replay(exported)
+
+    assert ["Release 2?"] == [question.text for question in waiting.pending_questions]
+    assert {"published 1", "3 2"} <= set(before)
+    assert {"published 2", "after"}.isdisjoint(before)
+    assert {run, f"{run}/0", f"{run}/0.1", f"{run}/1", f"{run}/2"} == set(states)
+    assert ("SUCCESS", "PENDING", "SUCCESS") == tuple(states[f"{run}/{n}"] for n in range(3))
+    assert sorted(done) == sorted(DONE)
+    assert expected.output == result.output == replayed.output
+    assert effects(journal) == effects(exported)
+    assert expected.usage == result.usage == replayed.usage
+    assert 2 == len(result.children) == len(replayed.children)
+
+
+@tool
+def asked_below() -> Steps[str]:
+    """Let a child ask."""
+    child = yield from AgentCall("asker", "")
+    return f"the child has {child}"
+
+
+def asker_steps(ctx: StepContext) -> Steps[Any]:
+    return (yield from Ask("How many?"))
+
+
+ASKER = AgentDefinition("asker", handle_steps=asker_steps)
+
+
+def calls_below(ctx: StepContext) -> Steps[Any]:
+    alone = yield from call(asked_below)
+    both = yield from Parallel(ToolCall("asked_below", {}), AgentCall("asker", ""))
+    return [alone, both[0].text, both[1].output]
+
+
+BELOW = AgentDefinition("below", tools=[asked_below], spawnable_agents=[ASKER], handle_steps=calls_below)
+
+
+@pytest.mark.deep
+@pytest.mark.spec("programs:PG7", "durable:U37")
+async def test_a_child_of_a_body_asks_through_the_root_alone_and_beside_others(db: str, until):
+    async with worker_of([BELOW], db) as worker:
+        waiting = await worker.run(BELOW, "")
+        run = waiting.journal
+        second = await worker.resume(run, answers={waiting.pending_questions[0].id: "one"})
+        runs = {view.id.partition("/")[2] for view in await worker.operator.tree(run)}
+        answers = {question.id: question.id for question in second.pending_questions}
+        result = await worker.resume(run, answers=answers)
+        exported = await worker.export(run)
+
+    assert 1 == len(waiting.pending_questions)
+    assert 2 == len(answers)
+    assert {"", "0.0", "1", "1.0", "2"} == runs
+    assert "the child has one" == result.output[0]
+    assert {result.output[1].removeprefix("the child has "), result.output[2]} == set(answers)
+    assert result.output == (await Engine([BELOW]).replay(exported)).output
+
+
+@tool
+def two_questions() -> Steps[str]:
+    """Ask twice, in two bodies."""
+    inner = yield from call(one_question)
+    own = yield from Ask("Outer?")
+    return f"{inner} {own}"
+
+
+@tool
+def one_question() -> Steps[str]:
+    """Ask once."""
+    said = yield from Ask("Inner?")
+    return str(said)
+
+
+def asks_at_each_level(ctx: StepContext) -> Steps[Any]:
+    told = yield from call(two_questions)
+    mine = yield from Ask("Own?")
+    return [told, mine]
+
+
+LEVELS = AgentDefinition("levels", tools=[two_questions, one_question], handle_steps=asks_at_each_level)
+
+
+@pytest.mark.spec("programs:PG7", "durable:U20")
+async def test_a_body_in_a_body_asks_in_the_same_run_under_a_number_of_its_own(db: str):
+    answers = {"Inner?": "a", "Outer?": "b", "Own?": "c"}
+    texts = []
+    async with worker_of([LEVELS], db) as worker:
+        result = await worker.run(LEVELS, "")
+        run = result.journal
+        while result.pending_questions:
+            texts += [question.text for question in result.pending_questions]
+            result = await worker.resume(run, answers={q.id: answers[q.text] for q in result.pending_questions})
+        exported = await worker.export(run)
+
+    assert list(answers) == texts
+    assert ["a b", "c"] == result.output
+    assert result.output == (await Engine([LEVELS]).replay(exported)).output
+
+
+@pytest.mark.spec("programs:PG7", "programs:PG5")
+async def test_what_bodies_of_one_reply_leave_is_their_callers(db: str):
+    """Todos and output, in the order of the calls; what hooks share as far as it is JSON."""
+    script = [
+        tool_calls(tool_call("kept", {"name": "a"}), tool_call("kept", {"name": "b"})),
+        tool_call("kept", {"name": "c"}),
+        text("done"),
+    ]
+    seen: list[Any] = []
+
+    def shared(ctx: Any, asked: Any, result: Any) -> Any:
+        seen.append((asked.tool_name, ctx.source, ctx.values.get("last")))
+        return Change(values={"last": asked.input.get("name", asked.tool_name), "own": object()})
+
+    def agent() -> AgentDefinition:
+        return AgentDefinition(
+            "keeper",
+            model="test/model",
+            tools=[kept],
+            hooks=Hooks(post_tool=[shared]),
+            output_mode="structured_output",
+            output_schema=OUTPUT,
+        )
+
+    expected = await Engine([agent()], models=ScriptedModel(list(script))).run("keeper", "go")
+    shown = list(seen)
+    seen.clear()
+    async with worker_of([agent()], db, models=ScriptedModel(list(script))) as worker:
+        result = await worker.run("keeper", "go")
+        views = await worker.operator.tree(result.journal)
+        exported = await worker.export(result.journal)
+
+    assert {"name": "c"} == expected.output == result.output
+    assert expected.state.context == result.state.context
+    assert [call.result.text for call in expected.tool_calls] == [call.result.text for call in result.tool_calls]
+    assert {"kept"} == {view.attributes["tool"] for view in views if "/" in view.id}
+    assert 3 == len(views)
+    assert shown[-2:] == seen[-2:]
+    replayed = await Engine([agent()], models=ScriptedModel([])).replay(exported)
+    assert (result.output, result.state.context) == (replayed.output, replayed.state.context)
+
+
+OUTPUT = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+
+
+@tool(parallel_safe=True)
+def kept(name: str) -> Steps[str]:
+    """
+    Keep a name.
+
+    Args:
+        name: Which.
+    """
+    yield ToolCall("write_todos", {"todos": [{"task": name, "completed": True}]})
+    yield ToolCall("set_output", {"name": name})
+    return f"kept {name}"
+
+
+async def resumed(agent: AgentDefinition, journal: Any, answers: dict[str, str]) -> Any:
+    """Go on with a recorded run until nothing is asked any more."""
+    while True:
+        open_ = journal.history().open_questions()
+        given = {key: answers[question.text] for key, (_, question) in open_.items()}
+        result = await in_process(agent).resume(journal, answers=given)
+        if not result.pending_questions:
+            return result
+
+
+async def answered_by(worker: Any, run: str, answers: dict[str, str]) -> Any:
+    """Go on with a durable run until nothing is asked any more."""
+    result = await worker.result(run)
+    while result.pending_questions:
+        result = await worker.resume(run, answers={q.id: answers[q.text] for q in result.pending_questions})
+    return result
+
+
+def calls_both_ways(ctx: StepContext) -> Steps[Any]:
+    alone = yield from call(release, version="1")
+    both = yield from Parallel(ToolCall("release", {"version": "2"}), ToolCall("noted_twice", {"name": "3"}))
+    return [alone, *[each.text for each in both], round(ctx.random.random(), 6)]
+
+
+BOTH = AgentDefinition("both", tools=[release, noted_twice, note], handle_steps=calls_both_ways)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("answered", [(), ("Release 1?",)], ids=["in_a_body_alone", "in_one_of_two"])
+@pytest.mark.spec("programs:PG7", "durable:U42", "durable:UT21")
+async def test_a_run_moves_in_the_middle_of_a_body_from_a_journal_and_back(db: str, answered: tuple[str, ...]):
+    DONE.clear()
+    answers = {"Release 1?": "yes", "Release 2?": "no"}
+    first = {text: answers[text] for text in answered}
+    journal = MemoryJournal()
+    waiting = await in_process(BOTH).run(BOTH, "", journal=journal, answers=first)
+    copy = MemoryJournal(journal.lines())
+    before_move = list(DONE)
+    expected = await resumed(BOTH, copy, answers)
+    expected_done = sorted(DONE)
+    DONE[:] = before_move
+    async with worker_of([BOTH], db, models=notes(9)) as worker:
+        run = await worker.continued(journal)
+        asked = await worker.result(run)
+        result = await answered_by(worker, run, answers)
+        exported = await worker.export(run)
+    replayed = await in_process(BOTH, 0).replay(exported)
+
+    assert [q.text for q in waiting.pending_questions] == [q.text for q in asked.pending_questions]
+    assert expected.output == result.output == replayed.output
+    assert expected_done == sorted(DONE)
+    assert expected.usage == result.usage == replayed.usage
+    assert effects(copy) == effects(exported)
+    # What had ended has its times, so that a body that looks at the clock sees the same.
+    before, after = journal.history().results, exported.history().results
+    assert {address: known.at for address, known in before.items()} == {a: after[a].at for a in before}
+
+
+@pytest.mark.deep
+@pytest.mark.spec("programs:PG7", "durable:U42")
+async def test_a_run_moves_into_a_journal_in_the_middle_of_a_body(db: str):
+    DONE.clear()
+    answers = {"Release 1?": "yes", "Release 2?": "no"}
+    async with worker_of([BOTH], db, models=notes(9)) as worker:
+        waiting = await worker.run(BOTH, "", answers={"Release 1?": "yes"})
+        exported = await worker.export(waiting.journal)
+    before = list(DONE)
+    result = await resumed(BOTH, exported, answers)
+
+    assert ["Release 2?"] == [question.text for question in waiting.pending_questions]
+    assert result.status is RunStatus.COMPLETED
+    assert len(DONE) == len(set(DONE))
+    assert {"published 1", "3 2"} <= set(before)
+    assert result.output == (await in_process(BOTH, 0).replay(exported)).output
+
+
+EDITED: list[str] = []
+
+
+@tool
+def changing() -> Steps[str]:
+    """Do something else since it was edited."""
+    yield from call(note, name="other" if "effect" in EDITED else "same")
+    sure = yield from Ask("Sure?")
+    return "edited" if "result" in EDITED else f"as it was: {sure}"
+
+
+def calls_alone(ctx: StepContext) -> Steps[Any]:
+    told = yield from call(changing)
+    sure = yield from Ask("Further?")
+    yield from call(note, name="last")
+    return [told, sure]
+
+
+def calls_with_others(ctx: StepContext) -> Steps[Any]:
+    told = yield from Parallel(ToolCall("changing", {}), ToolCall("note", {"name": "beside"}))
+    sure = yield from Ask("Further?")
+    yield from call(note, name="last")
+    return [told[0].text, sure]
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("handler", [calls_alone, calls_with_others])
+@pytest.mark.parametrize("edit", ["effect", "result"])
+@pytest.mark.spec("programs:PG7", "durable:UT9", "reliability:R13")
+async def test_an_edited_body_stops_where_it_differs_and_goes_on_as_it_was(db: str, handler: Any, edit: str):
+    DONE.clear()
+    EDITED.clear()
+    agent = AgentDefinition("edited", tools=[changing, note], handle_steps=handler)
+    is_alone = handler is calls_alone
+    async with worker_of([agent], db, release="r1") as worker:
+        run = (await worker.run(agent, "")).journal
+        if edit == "result":
+            await worker.resume(run, answers={"Sure?": "yes"})
+    before = list(DONE)
+    EDITED.append(edit)
+    if is_alone or edit == "effect":
+        async with worker_of([agent], db, release="r1") as worker:
+            with pytest.raises((ReplayDivergence, JournalError), match="something else"):
+                await worker.result(run, waits=True)
+    assert before == DONE
+    EDITED.clear()
+    async with worker_of([agent], db, release="r1") as worker:
+        if is_alone or edit == "effect":
+            await worker.operator.retry(run)
+        result = await answered_by(worker, run, {"Sure?": "yes", "Further?": "on"})
+
+    assert ["as it was: yes", "on"] == result.output
+    assert [*before, "last"] == DONE
+
+
+@tool
+def fails_at_once() -> Steps[str]:
+    """Fail."""
+    yield from call(note, name="begun")
+    raise ValueError("no")
+
+
+@tool
+def waits_long() -> Steps[str]:
+    """Wait for somebody."""
+    try:
+        yield from Ask("Will anybody say?")
+    finally:
+        DONE.append("closed")
+    return "never"
+
+
+def cuts_others(ctx: StepContext) -> Steps[Any]:
+    told = yield Parallel(ToolCall("waits_long", {}), ToolCall("fails_at_once", {}), fail_fast=True)
+    return [[each.status, each.text] for each in told.value]
+
+
+@pytest.mark.deep
+@pytest.mark.spec("programs:PG7")
+async def test_a_body_that_fails_cuts_those_that_it_was_called_with(db: str):
+    agent = AgentDefinition("cutter", tools=[waits_long, fails_at_once, note], handle_steps=cuts_others)
+    DONE.clear()
+    async with worker_of([agent], db) as worker:
+        result = await worker.run(agent, "")
+        states = {view.id.partition("/")[2]: view.state for view in await worker.operator.tree(result.journal)}
+        exported = await worker.export(result.journal)
+    replayed = await Engine([agent]).replay(exported)
+
+    assert ["cancelled", "error"] == [status for status, _ in result.output]
+    assert "ValueError: no" == result.output[1][1]
+    assert result.output == replayed.output
+    assert {"": "SUCCESS", "0": "CANCELLED", "1": "SUCCESS"} == states
+    assert "begun" in DONE
+
+
+@pytest.mark.deep
+@pytest.mark.spec("programs:PG7", "durable:UF9")
+async def test_a_run_that_is_cancelled_ends_its_bodies(db: str):
+    agent = AgentDefinition("patient", tools=[waits_long, note], handle_steps=waits_in_bodies)
+    async with worker_of([agent], db) as worker:
+        waiting = await worker.run(agent, "")
+        ended = await worker.operator.cancel(waiting.journal)
+        states = {view.state for view in await worker.operator.tree(waiting.journal)}
+
+    assert 2 == len(waiting.pending_questions)
+    assert {waiting.journal, f"{waiting.journal}/0", f"{waiting.journal}/1"} == set(ended)
+    assert {"CANCELLED"} == states
+
+
+def waits_in_bodies(ctx: StepContext) -> Steps[Any]:
+    yield Parallel(ToolCall("waits_long", {}), ToolCall("waits_long", {}))
+
+
+SCRIBE = AgentDefinition("scribe", model="test/model", settings=ModelSettings(max_tokens=96))
+
+
+@tool(uses=[SCRIBE])
+def many_notes(count: int) -> Steps[int]:
+    """
+    Let notes be written.
+
+    Args:
+        count: How many.
+    """
+    written = 0
+    with contextlib.suppress(LimitExceeded):
+        for number in range(count):
+            answer = yield AgentCall("scribe", f"Note {number}")
+            written += answer.value.status is RunStatus.COMPLETED
+    return written
+
+
+def writes_alone(ctx: StepContext) -> Steps[Any]:
+    first = yield from call(many_notes, count=3)
+    second = yield from call(many_notes, count=3)
+    return [first, second]
+
+
+def writes_beside(ctx: StepContext) -> Steps[Any]:
+    told = yield from Parallel(ToolCall("many_notes", {"count": 3}), ToolCall("many_notes", {"count": 3}))
+    third = yield from call(many_notes, count=3)
+    return [*[int(each.text) for each in told], third]
+
+
+def priced(count: int) -> ScriptedModel:
+    return ScriptedModel([ModelReply("said", usage=Usage(input_tokens=4, output_tokens=96, requests=1))] * count)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("handler", [writes_alone, writes_beside])
+@pytest.mark.spec("programs:PG7", "programs:PG3", "durable:UT16", "durable:U23")
+async def test_children_of_bodies_share_the_budget_of_their_caller(db: str, handler: Any):
+    agent = AgentDefinition("writing", tools=[many_notes], handle_steps=handler)
+    async with worker_of([agent], db, models=priced(99), pricing=None) as worker:
+        poor = await worker.run(agent, "", limits=Limits(max_tokens=450))
+        few = await worker.run(agent, "", limits=Limits(max_total_children=4))
+        rich = await worker.run(agent, "")
+
+    assert poor.usage.total_tokens <= 450
+    assert 0 < sum(poor.output) < 6
+    assert sum(each for each in rich.output) == 3 * len(rich.output)
+    assert 300 * len(rich.output) == rich.usage.total_tokens
+    assert 4 == sum(few.output) == len(few.children)
+
+
+@tool
+def deeper(levels: int) -> Steps[str]:
+    """
+    Go deeper.
+
+    Args:
+        levels: How many more.
+    """
+    if not levels:
+        return "bottom"
+    told = yield Parallel(ToolCall("deeper", {"levels": levels - 1}), ToolCall("note", {"name": f"level {levels}"}))
+    return str(told.value[0].text)
+
+
+def goes_deep(ctx: StepContext) -> Steps[Any]:
+    fine = yield from call(deeper, levels=int(ctx.prompt))
+    return fine
+
+
+@pytest.mark.deep
+@pytest.mark.spec("programs:PG7", "programs:PG2", "durable:UT10")
+async def test_bodies_in_bodies_need_a_slot_for_each_depth_and_no_more(db: str):
+    agent = AgentDefinition("deep", tools=[deeper, note], handle_steps=goes_deep)
+    async with worker_of([agent], db, concurrency=1) as worker:
+        fine = await worker.run(agent, "3")
+        too_deep = await worker.run(agent, "5")
+
+    assert "bottom" == fine.output
+    assert "max_depth" in too_deep.output
+
+
+@pytest.mark.deep
+@pytest.mark.spec("programs:PG7", "durable:U44")
+async def test_events_of_bodies_are_followed_from_elsewhere(db: str):
+    answers = {"Release 1?": "yes", "Release 2?": "no"}
+    async with worker_of([BOTH], db, models=notes(9)) as worker:
+        run = await worker.submit(BOTH, "", answers=answers)
+        followed = [event async for event in worker.events(run)]
+        result = await worker.result(run)
+
+    shown = [event.tool_name for event in followed if type(event).__name__ == "ToolStarted"]
+    assert 3 == len([name for name in shown if name in ("release", "noted_twice") and name == "release"]) + 1
+    assert RunStatus.COMPLETED is result.status
+    assert result.output == followed[-1].result.output
+
+
+def hears(ctx: StepContext) -> Steps[Any]:
+    yield from call(asked_here)
+    first = yield STEP
+    yield from AgentCall("asker", "")
+    second = yield STEP
+    yield from Parallel(ToolCall("asked_here", {}), ToolCall("note", {"name": "beside"}))
+    third = yield STEP
+    return [first.text, second.text, third.text]
+
+
+@tool
+def asked_here() -> Steps[str]:
+    """Ask."""
+    return str((yield from Ask("Here?")))
+
+
+def repeated(request: Any) -> ModelReply:
+    """Say what the user has said."""
+    return ModelReply(" | ".join([message.text for message in request.messages if message.role == "user"]))
+
+
+HEARS = AgentDefinition(
+    "hears", model="test/model", tools=[asked_here, note], spawnable_agents=[ASKER], handle_steps=hears
+)
+
+
+@pytest.mark.deep
+@pytest.mark.spec("programs:PG7", "programs:PG5", "reliability:SS07", "requirements:N3")
+async def test_what_is_said_while_a_body_or_a_child_is_under_way_stands_in_the_journal(db: str, until):
+    said = ["left", "right", "straight on"]
+    async with worker_of([HEARS], db, models=ScriptedModel([repeated] * 9)) as worker:
+        result = await worker.run(HEARS, "go")
+        run = result.journal
+        for word in said:
+            await worker.operator.say(run, word)
+
+            async def is_there():
+                return any(each.tree is not None and each.tree.inbox for each in worker._process.runs)
+
+            await until(is_there)
+            result = await worker.resume(run, answers={result.pending_questions[0].id: "yes"})
+        exported = await worker.export(run)
+    replayed = await Engine([HEARS], models=ScriptedModel([])).replay(exported)
+
+    assert ["go | left", "go | left | right", "go | left | right | straight on"] == result.output
+    assert result.output == replayed.output
+    assert result.state.message_history == replayed.state.message_history
+
+
+def given(ctx: Any) -> Change:
+    """Give a run a tool that its agent has not."""
+    return Change(tools=[kept])
+
+
+def calls_given(ctx: StepContext) -> Steps[Any]:
+    alone = yield ToolCall("kept", {"name": "a"}, include_tool_call=False)
+    both = yield Parallel(
+        ToolCall("kept", {"name": "b"}, include_tool_call=False), ToolCall("note", {"name": "beside"})
+    )
+    return [alone.tool_result.text, [each.text for each in both.value]]
+
+
+@pytest.mark.spec("programs:PG7", "durable:U48")
+async def test_a_tool_that_only_its_run_has_is_called_alone(db: str):
+    agent = AgentDefinition("given", tools=[note], hooks=Hooks(pre_run=[given]), handle_steps=calls_given)
+    async with worker_of([agent], db) as worker:
+        result = await worker.run(agent, "")
+        exported = await worker.export(result.journal)
+    replayed = await Engine([agent]).replay(exported)
+
+    alone, (refused, beside) = result.output
+    assert ("kept a", "beside") == (alone, beside)
+    assert "called alone" in refused
+    assert result.output == replayed.output
