@@ -370,6 +370,12 @@ def test_an_interaction_without_a_reply_is_a_typed_error_with_its_usage(status, 
     assert (kind, retryable, Usage(50, 15, 3, 0, 41)) == (caught.value.kind, caught.value.retryable, caught.value.usage)
 
 
+def test_what_the_provider_s_tools_read_is_part_of_the_prompt():
+    used = {**USAGE, "total_tool_use_tokens": 129, "total_tokens": 238}
+
+    assert (182, 238) == ((usage := whole(usage=used).usage).prompt_tokens, usage.total_tokens)
+
+
 def test_an_error_in_a_stream_is_that_error():
     error = {"code": "RESOURCE_EXHAUSTED", "message": "Too much."}
     with pytest.raises(ModelError, match="Too much") as caught:
