@@ -193,6 +193,29 @@ def test_media_thinking_and_tools_go_out_in_the_api_s_words():
         body(UserMessage([DocumentPart(data=b"x", mime_type="application/zip")]))
 
 
+@pytest.mark.spec("providers:PV138")
+def test_a_failed_call_says_so_and_files_of_a_result_follow_all_results_of_its_message():
+    pdf = DocumentPart(data=b"x")
+    history = [UserMessage("?"), AssistantMessage([call(1), call(2)]), result(1, TextPart("a"), pdf)]
+    sent = body(*history, result(2, "gone", status="error"), UserMessage("So?"))["input"][3:]
+
+    assert ["function_result", "function_result", "user_input", "user_input"] == [step["type"] for step in sent]
+    assert [("a", None), ("gone", True)] == [(step["result"], step.get("is_error")) for step in sent[:2]]
+    assert ["text", "document"] == [piece["type"] for piece in sent[2]["content"]]
+
+
+@pytest.mark.spec("providers:PV137")
+@pytest.mark.parametrize("what", ["thought", "output of tomorrow", "image by address"])
+def test_a_step_stands_alone_and_thoughts_go_to_the_model_that_had_them(what):
+    steps = [BACK[what], {"type": "model_output", "content": [{"type": "text", "text": "."}]}]
+    parts = decode({"status": "completed", "steps": steps}, made(NAME, MODEL), MODEL, None).content
+    elsewhere = decode({"status": "completed", "steps": steps}, made(NAME, "other"), "other", None).content
+
+    assert steps == body(UserMessage("?"), AssistantMessage(parts), UserMessage("!"))["input"][1:3]
+    theirs = body(UserMessage("?"), AssistantMessage(elsewhere), UserMessage("!"))["input"][1:-1]
+    assert (steps[1:] if what == "thought" else steps) == theirs
+
+
 @pytest.mark.spec("providers:PV137")
 @pytest.mark.parametrize("extra", [{"background": True}, {"body": {"previous_interaction_id": "v1_1"}}])
 def test_what_would_wait_in_the_background_or_double_the_history_is_refused(extra):
@@ -311,6 +334,25 @@ def test_text_around_an_image_keeps_its_place():
     assert whole({"type": "model_output", "content": outputs}) == read(
         [start, *told, event("step.stop", index=0), ended]
     )
+
+
+@pytest.mark.spec("providers:PV137")
+def test_steps_stand_by_their_numbers_and_a_mark_behind_the_last_event_says_nothing():
+    pieces = [
+        piece
+        for index, text in ((1, "b"), (0, "a"))
+        for piece in (
+            event("step.start", index=index, step={"type": "model_output"}),
+            event("step.delta", index=index, delta={"type": "text", "text": text}),
+            event("step.stop", index=index),
+        )
+    ]
+    done = b"event: done\ndata: [DONE]\n\n"
+    ended = event("interaction.completed", interaction={"status": "completed", "usage": USAGE})
+
+    assert ["a", "b"] == [part.text for part in read([*pieces, ended, done]).content]
+    with pytest.raises(TruncatedReply):
+        read([*pieces, done])
 
 
 CALL, DELTA = {"index": 0, "step": {"type": "function_call", "name": "look"}}, {"index": 0, "delta": {"type": "text"}}
