@@ -216,6 +216,33 @@ def test_a_step_stands_alone_and_thoughts_go_to_the_model_that_had_them(what):
     assert (steps[1:] if what == "thought" else steps) == theirs
 
 
+@pytest.mark.spec("providers:PV138")
+def test_steps_keep_their_order_and_refused_thoughts_stay_away():
+    def output(text: str) -> dict[str, Any]:
+        return {"type": "model_output", "content": [{"type": "text", "text": text}]}
+
+    steps = [output("a"), BACK["thought"], output("b"), BACK["search"], output("c")]
+    parts = decode({"status": "completed", "steps": steps}, made(NAME, MODEL), MODEL, None).content
+    history = Transcript([UserMessage("?"), AssistantMessage(parts), UserMessage("!")])
+    request = ModelRequest(f"{NAME}/{MODEL}", messages=history)
+    again = GoogleInteractionsProvider("k")._encode(request, stream=False, after="invalid_signature")
+
+    assert steps == body(*history)["input"][1:-1]
+    assert "thought" not in [step["type"] for step in json.loads(again.content)["input"]]
+
+
+@pytest.mark.spec("providers:PV138")
+def test_schemas_are_promised_beside_tools_and_what_is_too_large_is_refused():
+    strict, schema = attrs.evolve(TOOL, strict=True), TOOL.input_schema
+    sent = body(tools=(strict,), settings=ModelSettings(response_schema=schema))
+
+    assert "validated" == sent["generation_config"]["tool_choice"]
+    assert (schema, 1) == (sent["response_format"]["schema"], len(sent["tools"]))
+    assert "response_format" in body(settings=ModelSettings(response_schema={"type": "object"}))
+    with pytest.raises(ModelError, match=r"it has 15,000,001 bytes"):
+        body(UserMessage([ImagePart(data=bytes(15_000_001))]))
+
+
 @pytest.mark.spec("providers:PV137")
 @pytest.mark.parametrize("extra", [{"background": True}, {"body": {"previous_interaction_id": "v1_1"}}])
 def test_what_would_wait_in_the_background_or_double_the_history_is_refused(extra):
