@@ -193,6 +193,56 @@ def test_media_thinking_and_tools_go_out_in_the_api_s_words():
         body(UserMessage([DocumentPart(data=b"x", mime_type="application/zip")]))
 
 
+@pytest.mark.spec("providers:PV138")
+def test_a_failed_call_says_so_and_files_of_a_result_follow_all_results_of_its_message():
+    pdf = DocumentPart(data=b"x")
+    history = [UserMessage("?"), AssistantMessage([call(1), call(2)]), result(1, TextPart("a"), pdf)]
+    sent = body(*history, result(2, "gone", status="error"), UserMessage("So?"))["input"][3:]
+
+    assert ["function_result", "function_result", "user_input", "user_input"] == [step["type"] for step in sent]
+    assert [("a", None), ("gone", True)] == [(step["result"], step.get("is_error")) for step in sent[:2]]
+    assert ["text", "document"] == [piece["type"] for piece in sent[2]["content"]]
+
+
+@pytest.mark.spec("providers:PV137")
+@pytest.mark.parametrize("what", ["thought", "output of tomorrow", "image by address"])
+def test_a_step_stands_alone_and_thoughts_go_to_the_model_that_had_them(what):
+    steps = [BACK[what], {"type": "model_output", "content": [{"type": "text", "text": "."}]}]
+    parts = decode({"status": "completed", "steps": steps}, made(NAME, MODEL), MODEL, None).content
+    elsewhere = decode({"status": "completed", "steps": steps}, made(NAME, "other"), "other", None).content
+
+    assert steps == body(UserMessage("?"), AssistantMessage(parts), UserMessage("!"))["input"][1:3]
+    theirs = body(UserMessage("?"), AssistantMessage(elsewhere), UserMessage("!"))["input"][1:-1]
+    assert (steps[1:] if what == "thought" else steps) == theirs
+
+
+@pytest.mark.spec("providers:PV138")
+def test_steps_keep_their_order_and_refused_thoughts_stay_away():
+    def output(text: str) -> dict[str, Any]:
+        return {"type": "model_output", "content": [{"type": "text", "text": text}]}
+
+    steps = [output("a"), BACK["thought"], output("b"), BACK["search"], output("c")]
+    parts = decode({"status": "completed", "steps": steps}, made(NAME, MODEL), MODEL, None).content
+    history = Transcript([UserMessage("?"), AssistantMessage(parts), UserMessage("!")])
+    request = ModelRequest(f"{NAME}/{MODEL}", messages=history)
+    again = GoogleInteractionsProvider("k")._encode(request, stream=False, after="invalid_signature")
+
+    assert steps == body(*history)["input"][1:-1]
+    assert "thought" not in [step["type"] for step in json.loads(again.content)["input"]]
+
+
+@pytest.mark.spec("providers:PV138")
+def test_schemas_are_promised_beside_tools_and_what_is_too_large_is_refused():
+    strict, schema = attrs.evolve(TOOL, strict=True), TOOL.input_schema
+    sent = body(tools=(strict,), settings=ModelSettings(response_schema=schema))
+
+    assert "validated" == sent["generation_config"]["tool_choice"]
+    assert (schema, 1) == (sent["response_format"]["schema"], len(sent["tools"]))
+    assert "response_format" in body(settings=ModelSettings(response_schema={"type": "object"}))
+    with pytest.raises(ModelError, match=r"it has 15,000,001 bytes"):
+        body(UserMessage([ImagePart(data=bytes(15_000_001))]))
+
+
 @pytest.mark.spec("providers:PV137")
 @pytest.mark.parametrize("extra", [{"background": True}, {"body": {"previous_interaction_id": "v1_1"}}])
 def test_what_would_wait_in_the_background_or_double_the_history_is_refused(extra):
@@ -313,6 +363,25 @@ def test_text_around_an_image_keeps_its_place():
     )
 
 
+@pytest.mark.spec("providers:PV137")
+def test_steps_stand_by_their_numbers_and_a_mark_behind_the_last_event_says_nothing():
+    pieces = [
+        piece
+        for index, text in ((1, "b"), (0, "a"))
+        for piece in (
+            event("step.start", index=index, step={"type": "model_output"}),
+            event("step.delta", index=index, delta={"type": "text", "text": text}),
+            event("step.stop", index=index),
+        )
+    ]
+    done = b"event: done\ndata: [DONE]\n\n"
+    ended = event("interaction.completed", interaction={"status": "completed", "usage": USAGE})
+
+    assert ["a", "b"] == [part.text for part in read([*pieces, ended, done]).content]
+    with pytest.raises(TruncatedReply):
+        read([*pieces, done])
+
+
 CALL, DELTA = {"index": 0, "step": {"type": "function_call", "name": "look"}}, {"index": 0, "delta": {"type": "text"}}
 
 
@@ -368,6 +437,12 @@ def test_an_interaction_without_a_reply_is_a_typed_error_with_its_usage(status, 
         whole(status=status, **told)
 
     assert (kind, retryable, Usage(50, 15, 3, 0, 41)) == (caught.value.kind, caught.value.retryable, caught.value.usage)
+
+
+def test_what_the_provider_s_tools_read_is_part_of_the_prompt():
+    used = {**USAGE, "total_tool_use_tokens": 129, "total_tokens": 238}
+
+    assert (182, 238) == ((usage := whole(usage=used).usage).prompt_tokens, usage.total_tokens)
 
 
 def test_an_error_in_a_stream_is_that_error():

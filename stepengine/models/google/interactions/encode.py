@@ -134,14 +134,17 @@ def _said(content: Iterable[Json | None]) -> bytes:
 def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> Turn:  # noqa: FBT001 - private
     ids = wire_ids(message.tool_calls, flags.provider, own=own_ids)
     steps: list[Json] = []
+    said: list[Json] | None = None
     for part in message.content:
         output = _output(part, flags)
-        if output is not None and steps and steps[-1]["type"] == "model_output" and "content" in steps[-1]:
-            steps[-1]["content"].append(output)
-        elif output is not None:
-            steps.append({"type": "model_output", "content": [output]})
+        if output is not None:
+            if said is None:
+                said = []
+                steps.append({"type": "model_output", "content": said})
+            said.append(output)
         elif (step := _step(part, flags, ids)) is not None:
             steps.append(step)
+            said = None
     made = [part for part in made_by_model(message) if not is_own(part.provider_data, flags.provider, flags.model)]
     after = _said([_text(MADE), *[_content(part, flags) for part in made]]) if made else b""
     return Turn("assistant", joined(steps), ids={ours: encoded(theirs) for ours, theirs in ids.items()}, after=after)
