@@ -72,9 +72,6 @@ class GoogleInteractionsProvider(GoogleProvider):
         """
         return Provider.batch_member(self, request)
 
-    def _unpromised(self, request: ModelRequest) -> str:
-        return ""
-
     def _dropped(self, request: ModelRequest) -> tuple[str, ...]:
         dropped = [*said_by(request, self.bare(request.model), self.name).dropped]
         if request.tools and request.settings.parallel_tool_calls is False:
