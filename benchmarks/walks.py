@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import stepengine
 from benchmarks.engines import arguments
 from benchmarks.engines.stepengine import Counting, add, until_done
-from stepengine import AgentCall, AgentDefinition, Engine, Limits, Parallel, StepContext, Steps, ToolCall
+from stepengine import AgentCall, AgentDefinition, Engine, Limits, Parallel, StepContext, Steps, ToolCall, tool
 from stepengine.journal import FileJournal
 from stepengine.permissions import Policy, Rule
 from stepengine.redaction import GIVEN
@@ -63,6 +63,24 @@ def calling(steps: int) -> Callable[[StepContext], Steps]:
     return handler
 
 
+@tool(uses=[add])
+def twice(a: int, b: int) -> Steps[str]:
+    """Add in a body of its own."""
+    added = yield ToolCall("add", {"a": a, "b": b})
+    result = added.tool_result
+    return "" if result is None else result.text
+
+
+def calling_body(steps: int) -> Callable[[StepContext], Steps]:
+    """Return a handler that calls a tool that yields, which calls another one."""
+
+    def handler(_: StepContext) -> Steps:
+        for number in range(steps):
+            yield ToolCall("twice", arguments(number))
+
+    return handler
+
+
 def leading(steps: int) -> Callable[[StepContext], Steps]:
     """Return a handler that has two children at once, again and again."""
 
@@ -78,7 +96,12 @@ def engine_for(steps: int, handler: Callable[[StepContext], Steps], **options: A
     limits = Limits(max_steps=steps + 1, max_actions=steps + 1, max_total_children=2 * steps)
     model = Counting(0 if handler.__qualname__.startswith("leading") else steps)
     walker = AgentDefinition(
-        "walker", model="counting/m", tools=[add], spawnable_agents=["child"], limits=limits, handle_steps=handler
+        "walker",
+        model="counting/m",
+        tools=[add, twice],
+        spawnable_agents=["child"],
+        limits=limits,
+        handle_steps=handler,
     )
     return Engine([walker, AgentDefinition("child", model="counting/m")], models=model, pricing=None, **options)
 
@@ -86,6 +109,11 @@ def engine_for(steps: int, handler: Callable[[StepContext], Steps], **options: A
 async def bare_call(steps: int) -> None:
     """Run a handler that yields ``ToolCall``."""
     (await engine_for(steps, calling(steps)).run("walker")).unwrap()
+
+
+async def body_call(steps: int) -> None:
+    """Run a handler that yields a call of a tool that yields; its body calls a plain tool."""
+    (await engine_for(steps, calling_body(steps)).run("walker")).unwrap()
 
 
 async def bare_step(steps: int) -> None:
@@ -117,6 +145,7 @@ async def secret_step(steps: int) -> None:
 
 WALKS = {
     "bare call": bare_call,
+    "call with a body": body_call,
     "bare STEP": bare_step,
     "two children": two_children,
     "recorded STEP": recorded_step,

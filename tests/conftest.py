@@ -140,8 +140,10 @@ REQUIRE = "STEPENGINE_TESTS_REQUIRE"
 REQUIRED = {
     word: re.compile(rf"(?<!\w){re.escape(said)}(?!\w)", re.IGNORECASE)
     for word, said in {
-        "ai-sdk": "node and `npm install --no-save ai5", "axe-core": "axe-core", "bubblewrap": "bubblewrap", "chromium": "Chromium",
-        "core-dump": "core-dump limit", "durable": "extra 'durable'", "git": "git", "llmock": "llmock", "mlflow": "command mlflow", "phoenix": "command phoenix", "mcp-servers": "npm install -g @modelcontextprotocol/server", "ripgrep": "ripgrep", "tmux": "tmux",
+        "acp-sdk": "node and `npm install --no-save acp1", "ai-sdk": "node and `npm install --no-save ai5", "axe-core": "axe-core",
+        "bubblewrap": "bubblewrap", "chromium": "Chromium",
+        "core-dump": "core-dump limit", "durable": "extra 'durable'", "fastmcp": "fastmcp", "git": "git", "llmock": "llmock", "mlflow": "command mlflow", "phoenix": "command phoenix",
+        "mcp-npm": "node and `npm install --no-save @modelcontextprotocol/sdk", "ripgrep": "ripgrep", "tmux": "tmux",
     }.items()
 }  # fmt: skip
 """What a run can ask for with STEPENGINE_TESTS_REQUIRE, and how the reason of a test that is skipped without it names it."""

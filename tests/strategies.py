@@ -52,7 +52,7 @@ from stepengine.data.models import (
 )
 from stepengine.data.outcomes import Begun, Failure, Gathered, Stop, Value
 from stepengine.data.questions import Answer, Decision, Question
-from stepengine.data.server_tools import CodeExecution, FileSearch, UrlContext, WebSearch
+from stepengine.data.server_tools import CodeExecution, FileSearch, Programs, UrlContext, WebSearch
 from stepengine.data.state import AgentState, ChildResult, RunStatus
 from stepengine.data.tools import ToolAnnotations, ToolSpec
 from stepengine.data.transcript import Transcript
@@ -272,7 +272,8 @@ searches = some(
     location=st.none() | st.fixed_dictionaries({"city": text}),
 )
 readings = some(UrlContext, max_uses=st.none() | counts, allowed_domains=tuples(names, 2))
-server_tools = searches | readings | some(CodeExecution, files=tuples(names))
+programs = some(Programs, st.just(("look", "find")), direct=st.sampled_from([(), ("look",)]))
+server_tools = searches | readings | programs | some(CodeExecution, files=tuples(names))
 settings = some(
     ModelSettings,
     temperature=st.none() | floats,
@@ -463,6 +464,7 @@ STORED: dict[str, st.SearchStrategy[Any]] = {
     "ModelRequest": requests,
     "ModelSettings": settings,
     "OpaquePart": opaque_parts,
+    "Programs": programs,
     "Question": questions,
     "RefusalPart": refusal_parts,
     "ReplyDone": st.builds(ReplyDone, replies),

@@ -33,7 +33,8 @@ import attrs
 import pytest
 
 import stepengine
-from stepengine.acp.agent import _is_message
+from stepengine.acp.serving import _message_in
+from stepengine.acp.updates import _fenced
 from stepengine.cli.commands.fork import _edit
 from stepengine.cli.screen.prompt import PASTE
 from stepengine.cli.settings import Settings, UsageProblem
@@ -68,6 +69,7 @@ from stepengine.models._json import call_part, read_json
 from stepengine.models._schemas import plain_schema
 from stepengine.models._sse import SSEParser
 from stepengine.models._wire import safe_name
+from stepengine.models.bedrock_converse.encode import document_name
 from stepengine.models.google.calls import _keys_of
 from stepengine.models.keys import Credentials, printable
 from stepengine.models.openai_chat.written import WrittenThoughts, with_written_calls, with_written_thoughts
@@ -616,7 +618,7 @@ PLACES = (
     ),
     Place(
         "line of an editor",
-        _is_message,
+        _message_in,
         (
             ofb("["),
             ofb('{"a":'),
@@ -626,7 +628,13 @@ PLACES = (
             ofb(" "),
             ofb('{"id":1,"result":["', "", '"]}'),
         ),
-        ("acp/agent.py:_is_message",),
+        ("acp/serving.py:_message_in",),
+    ),
+    Place(
+        "text that an editor shows as a block",
+        lambda text: _fenced("", text),
+        (ofb("`"), ofb("` "), ofb("```\n"), ofb("", "a", "`")),
+        ("acp/updates.py:_fenced",),
     ),
     # --- pages
     *(
@@ -962,6 +970,12 @@ PLACES = (
             of("a", "<think>"),
             of(" ", "<think></think>"),
         ),
+    ),
+    Place(
+        "name of a document",
+        document_name,
+        (of("é"), of("a"), of(" a"), of("."), of("a.")),
+        ("models/bedrock_converse/encode.py:NOT_IN_NAMES",),
     ),
     Place("name of a tool", safe_name, (of("é"), of("a"), of(" a")), ("models/_wire.py:UNSAFE",)),
     Place(
@@ -1348,6 +1362,7 @@ APART: dict[str, str] = {
     "models/_reply.py:FIGURE": "at most 40 characters of a price; each repeat has one character class and ends at another",
     "models/_thinking.py:_words_of": "the name of a model, which its author gave; each repeat has one character class",
     "models/_thinking.py:UNMINIMAL": "the name of a model, which its author gave; each repeat has one character class",
+    "models/_thinking.py:MORE_THAN_HIGH": "the name of a model, which its author gave; nothing in it repeats",
     "models/_thinking.py:VERSION": "the name of a model, which its author gave; each repeat has one character class",
     "models/_thinking.py:LATEST": "the name of a model, which its author gave; each repeat has one character class",
     "models/anthropic/families.py:family_of": "the name of a model, which its author gave; each pattern ends at its first other character",
@@ -1407,6 +1422,10 @@ APART: dict[str, str] = {
     "judging/viewing/page.py:_hash": "base64 that was just made",
     "judging/viewing/page.py:page_of": "base64 that was just made",
     "judging/viewing/payload.py:Texts._media": "base64 that was just made",
+    "acp/prompts.py:media_form": "bytes of a capped size that were just decoded",
+    "acp/prompts.py:_kept_blocks": "JSON of a capped size, in a folder that was made for its owner alone",
+    "acp/servers.py:_name_of": "at most 28 characters",
+    "acp/updates.py:_shown_result": "bytes of a capped size",
     "acp/kept.py:ID": "a name of a fixed length",
     "acp/kept.py:_read": "JSON of a capped size, in a folder that was made for its owner alone",
     "mcp/names.py:ODD": "one character at a time",
@@ -1456,6 +1475,12 @@ APART: dict[str, str] = {
     "models/_wire.py:document_text": "UTF-8 of a document that the caller gives",
     "models/anthropic/request.py:BOUND": "a model's name, given by the author",
     "models/base.py:Provider.supports_model": "patterns of the provider's author for a model's name",
+    "models/bedrock_converse/encode.py:PLACED": "a beginning that only this package writes, and one run of characters behind it",
+    "models/bedrock_converse/encode.py:_Joiner._named": "a name of at most 150 characters that was just cleaned",
+    "models/bedrock_converse/families.py:NAME": "a model's name, given by the author",
+    "models/bedrock_converse/families.py:family_of": "a model's name, given by the author",
+    "models/bedrock_converse/stream.py:_joined": "base64, read once behind the end of its block",
+    "models/google/interactions/decode.py:_source": "UTF-8 of at most 4,000 bytes",
     "models/google/encode.py:GENERATION": "a model's name, given by the author",
     "models/google/encode.py:LATEST": "a model's name, given by the author",
     "models/openai/encode.py:_call": "UTF-8 that was just made",

@@ -119,7 +119,7 @@ MODULES = {
     "stepengine.mcp": ["mcp_tools", "AgentServer", "Offered"],
     "stepengine.sessions": ["FileSessions", "SqliteSessions", "MemorySessions"],
     "stepengine.acp": ["EditorAgent", "MakeEngine", "serve", "take_stdout"],
-    "stepengine.ag_ui": ["ag_ui", "answers_of", "prompt_of"],
+    "stepengine.ag_ui": ["Asked", "ag_ui", "answers_of", "asked_of", "connected", "page_hooks", "prompt_of", "turns"],
     "stepengine.otel": ["Tracing"],
     "stepengine.vercel": ["HEADERS", "answers_of", "prompt_of", "sse", "vercel"],
     "stepengine.judging": [

@@ -18,7 +18,9 @@ NEEDS = {
     "ai-sdk": "tests/web/test_vercel_sdk.py::test_a_page_reads_every_run_and_complains_of_what_failed_only",
     "bubblewrap": "tests/tools/test_shell_sandbox.py",
     "chromium": "tests/judging/test_view_in_a_browser.py",
+    "fastmcp": "tests/mcp/test_counterparts.py::test_the_version_of_fastmcp_that_is_named_as_supported_is_what_is_tried",
     "llmock": "tests/faults/test_llmock.py",
+    "mcp-npm": "tests/mcp/test_reference_servers.py",
     "tmux": "tests/examples/test_from_codebuff.py::test_the_script_records_the_same_run_again[tmux_cli]",
 }
 """Tests that are skipped where a command is not on the path."""
@@ -54,7 +56,7 @@ def test_words_are_divided_by_commas_or_spaces(conftest: Any, given: str, expect
 
 
 def test_what_is_asked_for_by_a_name_that_nobody_knows_is_told(conftest: Any) -> None:
-    with pytest.raises(pytest.UsageError, match=r"STEPENGINE_TESTS_REQUIRE knows ai-sdk, .*; not chrome"):
+    with pytest.raises(pytest.UsageError, match=r"STEPENGINE_TESTS_REQUIRE knows acp-sdk, ai-sdk, .*; not chrome"):
         conftest.required("git chrome")
 
 

@@ -8,25 +8,36 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import os
-import stat
-import sys
-from collections.abc import AsyncGenerator, Callable
+import inspect
+from collections.abc import AsyncGenerator, Callable, Sequence
+from decimal import Decimal
 from importlib.metadata import PackageNotFoundError, version
-from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
+from stepengine.acp import asking, prompts, servers
+from stepengine.acp.choosing import MODE, MODEL, Chosen, Offer
 from stepengine.acp.kept import Kept, KeptSession, Turn
+from stepengine.acp.lending import EditorBuffers, EditorTerminals, Lent
+from stepengine.data.definition import AgentDefinition
 from stepengine.data.events import Event, PermissionRequested, QuestionAsked, RunFinished
-from stepengine.data.questions import Answer, AnswerLike, Question
+from stepengine.data.questions import Answer, Question
+from stepengine.data.sources import ToolSource
 from stepengine.data.state import AgentState, RunResult, RunStatus
 from stepengine.engine import Engine
-from stepengine.errors import AnswerRejected, DefinitionError, ReplayDivergence, SessionError, StepEngineError
+from stepengine.errors import (
+    AnswerRejected,
+    DefinitionError,
+    InputError,
+    MissingKey,
+    ReplayDivergence,
+    SessionError,
+    StepEngineError,
+)
 from stepengine.runtime.handle import RunHandle
+from stepengine.runtime.logs import LOGGER
 
 if TYPE_CHECKING:
     from acp import schema
@@ -34,20 +45,27 @@ if TYPE_CHECKING:
 
     from stepengine.acp.updates import Shown
 
-__all__ = ("EditorAgent", "MakeEngine", "serve", "take_stdout")
+__all__ = ("EditorAgent", "MakeEngine")
 
-MAX_RESOURCE = 32_768
-"""Characters of a text that an editor puts into a prompt as context."""
 PAGE = 50
 REASONS = {
     RunStatus.CANCELLED: "cancelled",
     RunStatus.MAX_STEPS: "max_turn_requests",
     RunStatus.TRUNCATED: "max_tokens",
 }
+BUFFERS, TERMINALS = "buffers", "terminals"
+ENVIRONMENT = "environment"
+NO_KEY = "Set the key of the model's provider in the environment of this agent, as the editor's settings have it, and start it again."
 
 
 class MakeEngine(Protocol):
-    """What makes an engine for a workspace."""
+    """
+    What makes an engine for a workspace.
+
+    It is also given those of these by name that it takes: ``mode``, a mode of its policy, and ``model``, the model of all agents,
+    each ``""`` where nothing was chosen; ``buffers``, the files that are open in the editor, for ``file_tools(buffers=...)``;
+    ``terminals``, the editor's, for ``shell_tools(terminals=...)``; the last two are ``None`` where the editor does not offer them.
+    """
 
     def __call__(self, cwd: Path, /, *, observers: tuple[Callable[[Event], Any], ...] = ()) -> Engine:
         """Return an engine whose tools work in *cwd*, and which shows its runs to *observers*."""
@@ -55,19 +73,38 @@ class MakeEngine(Protocol):
 
 @attrs.define(eq=False)
 class _Session:
-    """A session that is open; *state* is where its next turn goes on, *under_way* the run that a turn left for a question."""
+    """
+    A session that is open.
+
+    Attributes:
+        state: Where its next turn goes on.
+        handle: The run under way, also one that a turn left for a question.
+        made_for: What its engine was made for.
+        always: What was allowed for good, by the ids of the rules; an engine that is made anew has forgotten it.
+        free: Set while no turn is under way.
+        is_given_up: Whether the turn under way was cancelled.
+    """
 
     kept: KeptSession
     engine: Engine
+    agent: AgentDefinition
+    made_for: Chosen
+    sources: tuple[ToolSource, ...] = ()
     state: AgentState | None = None
+    cost: Decimal | None = Decimal(0)
     broken: str = ""
-    is_busy: bool = False
+    free: asyncio.Event = attrs.field(factory=asyncio.Event)
+    is_given_up: bool = False
     handle: RunHandle | None = None
     turn: Turn | None = None
     events: AsyncGenerator[Event, None] | None = None
     shown: Shown | None = None
     question: Question | None = None
     asking: set[asyncio.Task[None]] = attrs.field(factory=set)
+    always: set[str] = attrs.field(factory=set)
+
+    def __attrs_post_init__(self) -> None:
+        self.free.set()
 
 
 class EditorAgent:
@@ -75,79 +112,125 @@ class EditorAgent:
     An agent as the protocol's package calls it (``acp.run_agent``); ``serve`` runs one over stdin and stdout.
 
     Each prompt is a root run with a journal of its own, and goes on from the state of the one before. Tool calls that need a person's
-    permission, and questions with options, are permission requests; a question that wants words ends the turn, and the next prompt
-    answers it. Loading a session replays its journals: no model is asked, no tool runs.
+    permission, and questions with options, are permission requests; a question that wants words is a form where the editor shows
+    forms, else it ends the turn, and the next prompt answers it. Loading a session replays its journals: no model is asked, no tool
+    runs.
 
     Args:
         make: Makes the engine of a session, which is closed with it.
         agent: The id of the agent.
         folder: Where sessions are kept.
+        mcp: Makes a source of tools of an MCP server that the editor names: ``stepengine.mcp.mcp_tools``. Without it they are not
+            started, and a warning says so.
+        modes: The modes of a policy that can be chosen, the first one by default; *make* takes ``mode`` then.
+        models: The models that can be chosen, likewise, ``""`` for those that the agents name; *make* takes ``model`` then.
+
+    Attributes:
+        deletes: Whether ``session/delete`` comes to ``ext_method``, as it does with ``serve``: the package has no route for it.
+
+    Raises:
+        DefinitionError: for a mode that is none, and for choices that *make* does not take.
     """
 
-    def __init__(self, make: MakeEngine, agent: str, folder: Path) -> None:
+    def __init__(
+        self,
+        make: MakeEngine,
+        agent: str,
+        folder: Path,
+        *,
+        mcp: servers.McpMaker | None = None,
+        modes: Sequence[str] = (),
+        models: Sequence[str] = (),
+    ) -> None:
         self._make = make
         self._agent = agent
         self._kept = Kept(folder)
+        self._mcp = mcp
+        self._offer = Offer(modes, models)
+        self._takes = _taken(make)
+        for name, offered in ((MODE, modes), (MODEL, models)):
+            if offered and name not in self._takes:
+                msg = f"{name}s= offers a choice, and what makes the engine does not take it; give it the parameter {name}=''"
+                raise DefinitionError(msg)
         self._open: dict[str, _Session] = {}
         self._client: Client | None = None
+        self._client_can: Any = None
+        self._without_key = ""
+        self._later: set[asyncio.Task[None]] = set()
+        self.deletes = False
 
     def on_connect(self, conn: Client) -> None:
         """Learn whom to show runs to."""
         self._client = conn
 
-    async def initialize(self, protocol_version: int, **_: object) -> schema.InitializeResponse:
+    async def initialize(
+        self, protocol_version: int, client_capabilities: Any = None, **_: object
+    ) -> schema.InitializeResponse:
         """Say what this agent can do."""
         import acp
         from acp import schema
 
+        self._client_can = client_capabilities
         sessions = schema.SessionCapabilities(
             list=schema.SessionListCapabilities(),
+            delete=schema.SessionDeleteCapabilities() if self.deletes else None,
             fork=schema.SessionForkCapabilities(),
             resume=schema.SessionResumeCapabilities(),
             close=schema.SessionCloseCapabilities(),
         )
         return schema.InitializeResponse(
-            protocol_version=min(protocol_version, acp.PROTOCOL_VERSION),
+            # A version that is not known is answered by the newest that is, as the protocol has it.
+            protocol_version=acp.PROTOCOL_VERSION,
             agent_capabilities=schema.AgentCapabilities(
                 load_session=True,
-                prompt_capabilities=schema.PromptCapabilities(embedded_context=True),
+                prompt_capabilities=schema.PromptCapabilities(embedded_context=True, image=True),
+                mcp_capabilities=schema.McpCapabilities(http=self._mcp is not None),
                 session_capabilities=sessions,
             ),
+            auth_methods=[schema.AuthMethodAgent(id=ENVIRONMENT, name="Key in the environment", description=NO_KEY)],
             agent_info=schema.Implementation(name="stepengine", title=f"stepengine: {self._agent}", version=_version()),
         )
 
+    async def authenticate(self, method_id: str, **_: object) -> schema.AuthenticateResponse:
+        """Say whether the key was there when it was last needed: what is in the environment of a process does not change."""
+        from acp import schema
+
+        if method_id != ENVIRONMENT:
+            msg = f"{method_id!r:.80} is no way to sign in here; there is {ENVIRONMENT!r}"
+            raise _invalid(msg)
+        if self._without_key:
+            raise _without_key(self._without_key)
+        return schema.AuthenticateResponse()
+
     # --- sessions -----------------------------------------------------------------------------------------------------
 
-    async def new_session(self, cwd: str, mcp_servers: object = None, **_: object) -> schema.NewSessionResponse:
+    async def new_session(self, cwd: str, mcp_servers: Any = None, **_: object) -> schema.NewSessionResponse:
         """Begin a session in a workspace."""
         from acp import schema
 
-        session = await self._opened(self._asked(lambda: self._kept.new(_folder(cwd))))
-        self._warn_of_servers(mcp_servers)
-        return schema.NewSessionResponse(session_id=session.kept.id)
+        session = await self._opened(self._asked(lambda: self._kept.new(_folder(cwd))), mcp_servers)
+        return schema.NewSessionResponse(session_id=session.kept.id, **self._choices(session))
 
     async def load_session(
-        self, cwd: str, session_id: str, mcp_servers: object = None, **_: object
+        self, cwd: str, session_id: str, mcp_servers: Any = None, **_: object
     ) -> schema.LoadSessionResponse:
         """Go on with a session, and show what was said in it."""
         from acp import schema
 
-        await self._again(session_id, _folder(cwd), shows=True)
-        self._warn_of_servers(mcp_servers)
-        return schema.LoadSessionResponse()
+        session = await self._again(session_id, _folder(cwd), mcp_servers, shows=True)
+        return schema.LoadSessionResponse(**self._choices(session))
 
     async def resume_session(
-        self, cwd: str, session_id: str, mcp_servers: object = None, **_: object
+        self, cwd: str, session_id: str, mcp_servers: Any = None, **_: object
     ) -> schema.ResumeSessionResponse:
         """Go on with a session."""
         from acp import schema
 
-        await self._again(session_id, _folder(cwd), shows=False)
-        self._warn_of_servers(mcp_servers)
-        return schema.ResumeSessionResponse()
+        session = await self._again(session_id, _folder(cwd), mcp_servers, shows=False)
+        return schema.ResumeSessionResponse(**self._choices(session))
 
     async def fork_session(
-        self, cwd: str, session_id: str, mcp_servers: object = None, **_: object
+        self, cwd: str, session_id: str, mcp_servers: Any = None, **_: object
     ) -> schema.ForkSessionResponse:
         """Begin a session that goes on from where another one is."""
         from acp import schema
@@ -155,13 +238,12 @@ class EditorAgent:
         folder = _folder(cwd)
         source = self._asked(lambda: self._kept.find(session_id))
         under_way = self._open.get(session_id)
-        if under_way is not None and (under_way.is_busy or under_way.handle is not None):
+        if under_way is not None and (not under_way.free.is_set() or under_way.handle is not None):
             msg = f"session {session_id!r} is under way; fork it when its turn has ended"
             raise _invalid(msg)
         made = self._asked(lambda: self._kept.copy(source, folder))
-        await self._again(made.id, folder, shows=False)
-        self._warn_of_servers(mcp_servers)
-        return schema.ForkSessionResponse(session_id=made.id)
+        session = await self._again(made.id, folder, mcp_servers, shows=False)
+        return schema.ForkSessionResponse(session_id=made.id, **self._choices(session))
 
     async def list_sessions(
         self, cwd: str | None = None, cursor: str | None = None, **_: object
@@ -190,18 +272,90 @@ class EditorAgent:
             await self._end(session)
         return schema.CloseSessionResponse()
 
+    async def delete_session(self, session_id: str) -> None:
+        """Close a session, and delete it with its journals; one that there is not is gone already."""
+        await self.close_session(session_id)
+        self._asked(lambda: self._kept.remove(session_id))
+
+    async def ext_method(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        """Answer a method that the protocol's package has no route for."""
+        from acp import RequestError
+
+        if method != "session/delete" or not self.deletes:
+            raise RequestError.method_not_found("_" + method)
+        session_id = params.get("sessionId")
+        if not isinstance(session_id, str):
+            msg = "sessionId is the id of a session"
+            raise _invalid(msg)
+        await self.delete_session(session_id)
+        return {}
+
     async def aclose(self) -> None:
         """Close every session."""
+        for task in self._later:
+            task.cancel()
         for session_id in list(self._open):
             await self.close_session(session_id)
 
-    async def _opened(self, kept: KeptSession) -> _Session:
+    async def _opened(self, kept: KeptSession, named: Any) -> _Session:
         before = self._open.pop(kept.id, None)
         if before is not None:
             await self._end(before)
-        session = _Session(kept, self._asked(lambda: self._make(kept.cwd)))
+        kept.chosen = self._offer.again(kept.chosen)
+        engine = self._asked(lambda: self._engine(kept.cwd, kept.chosen, lent=self._lent(kept)))
+        agent = self._asked(lambda: engine.agent(self._agent))
+        session = _Session(kept, engine, agent, kept.chosen)
+        session.sources = self._asked(lambda: self._sources(session, named or ()))
+        session.agent = servers.with_sources(agent, session.sources)
         self._open[kept.id] = session
+        self._soon(self._tell_commands(session))
         return session
+
+    def _engine(
+        self,
+        cwd: Path,
+        chosen: Chosen,
+        observers: tuple[Callable[[Event], Any], ...] = (),
+        lent: Lent | None = None,
+    ) -> Engine:
+        """Return an engine of the maker's, told of what was chosen and lent as far as it wants to know."""
+        tools = lent or Lent()
+        known = {MODE: chosen.mode, MODEL: chosen.model, BUFFERS: tools.buffers, TERMINALS: tools.terminals}
+        given = {name: value for name, value in known.items() if name in self._takes}
+        make: Any = self._make
+        engine: Engine = make(cwd, observers=observers, **given)
+        return engine
+
+    def _lent(self, kept: KeptSession) -> Lent:
+        """Return what the editor offers to the tools of a session: its files and its terminals."""
+        can, client = self._client_can, self._client
+        if can is None or client is None:
+            return Lent()
+        fs = getattr(can, "fs", None)
+        reads, writes = bool(getattr(fs, "read_text_file", False)), bool(getattr(fs, "write_text_file", False))
+        buffers = EditorBuffers(client, kept.id, kept.cwd, reads=reads, writes=writes) if reads or writes else None
+
+        async def show(path: str, call_id: str, terminal: str) -> None:
+            session = self._open.get(kept.id)
+            if session is not None and session.shown is not None:
+                await self._tell(session, session.shown.in_terminal(path, call_id, terminal))
+
+        return Lent(buffers, EditorTerminals(client, kept.id, kept.cwd, show) if can.terminal else None)
+
+    def _sources(self, session: _Session, named: Sequence[Any]) -> tuple[ToolSource, ...]:
+        """Return the MCP servers of a session as sources of tools."""
+        if named and self._mcp is None:
+            LOGGER.warning(
+                "the editor named %d MCP servers; they are not started: nothing that could was given", len(named)
+            )
+        if self._mcp is None:
+            return ()
+        taken = [tool.name for tool in session.agent.tools if isinstance(tool, ToolSource)]
+
+        def tell(message: str) -> None:
+            self._soon(self._tell_text(session, f"({message})\n\n"))
+
+        return servers.named_servers(named, self._mcp, taken, cwd=str(session.kept.cwd), tell=tell)
 
     async def _end(self, session: _Session) -> None:
         for task in session.asking:
@@ -210,32 +364,43 @@ class EditorAgent:
             await session.handle.shutdown()
         await session.engine.aclose()
 
-    async def _again(self, session_id: str, cwd: Path, *, shows: bool) -> None:
+    async def _again(self, session_id: str, cwd: Path, named: Any, *, shows: bool) -> _Session:
         """Open a session that is kept; where nothing is shown, its last state is all that is needed."""
         kept = self._asked(lambda: self._kept.find(session_id))
         kept.cwd = cwd
-        session = await self._opened(kept)
+        session = await self._opened(kept, named)
         last = max([number for number, turn in enumerate(kept.turns) if turn.is_kept], default=-1)
         for number, turn in enumerate(kept.turns):
             if shows or number == last:
                 await self._replayed(session, number, turn, shows=shows, is_last=number == last)
+        if shows and session.state is not None:
+            model = session.made_for.model or session.agent.model or ""
+            for update in self._shown(session, number=0, is_live=False).filled(session.state, model):
+                await self._tell(session, update)
+        return session
+
+    def _shown(self, session: _Session, *, number: int, is_live: bool) -> Shown:
+        from stepengine.acp.updates import Shown
+
+        return Shown(number, session.kept.cwd, is_live=is_live, cost=session.cost)
 
     async def _replayed(self, session: _Session, number: int, turn: Turn, *, shows: bool, is_last: bool) -> None:
         import acp
 
-        from stepengine.acp.updates import Shown
-
-        shown = Shown(number + 1, session.kept.cwd, is_live=False)
-        updates: list[object] = [acp.update_user_message_text(turn.prompt)]
+        shown = self._shown(session, number=number + 1, is_live=False)
+        updates: list[object] = prompts.shown_again(turn.prompt, turn.media)
 
         def observe(event: Event) -> None:
             updates.extend(shown.of(event))
 
-        engine = self._make(session.kept.cwd, observers=(observe,))
+        engine = self._engine(session.kept.cwd, turn.chosen, (observe,))
         try:
-            result = await engine.replay(turn.journal, complete=False)
+            recorded = servers.recorded_servers(turn.servers, self._mcp) if self._mcp is not None else ()
+            agent = servers.with_sources(engine.agent(self._agent), recorded)
+            result = await engine.replay(turn.journal, agent=agent, complete=False)
             if is_last:
                 session.state = result.state
+            session.cost = _sum(session.cost, result.cost)
         except StepEngineError as error:
             why = "by another version of the agent" if isinstance(error, ReplayDivergence) else "and cannot be repeated"
             updates.append(
@@ -252,7 +417,7 @@ class EditorAgent:
         """Do what a request asks for; what is wrong with it is the protocol's error."""
         try:
             return call()
-        except SessionError as error:
+        except (SessionError, InputError) as error:
             raise _invalid(error.message) from None
         except StepEngineError as error:
             raise _failed(error.message) from None
@@ -264,42 +429,110 @@ class EditorAgent:
             raise _invalid(msg)
         return session
 
+    # --- choices ------------------------------------------------------------------------------------------------------
+
+    def _choices(self, session: _Session) -> dict[str, Any]:
+        """Return the modes and options of a session, as far as there is anything to choose."""
+        chosen = session.kept.chosen
+        found = {"modes": self._offer.mode_state(chosen), "config_options": self._offer.options(chosen)}
+        return {name: value for name, value in found.items() if value}
+
+    async def set_session_mode(self, session_id: str, mode_id: str, **_: object) -> schema.SetSessionModeResponse:
+        """Have another mode decide about permissions, from the next turn on."""
+        from acp import schema
+
+        session = self._session(session_id)
+        self._choose(session, MODE, mode_id)
+        options = self._offer.options(session.kept.chosen)
+        self._soon(
+            self._tell(
+                session, schema.ConfigOptionUpdate(session_update="config_option_update", config_options=options)
+            )
+        )
+        return schema.SetSessionModeResponse()
+
+    async def set_config_option(
+        self, config_id: str, session_id: str, value: object, **_: object
+    ) -> schema.SetSessionConfigOptionResponse:
+        """Choose the mode or the model, from the next turn on."""
+        from acp import schema
+
+        session = self._session(session_id)
+        self._choose(session, config_id, value)
+        if config_id == MODE:
+            mode = session.kept.chosen.mode
+            self._soon(
+                self._tell(
+                    session, schema.CurrentModeUpdate(session_update="current_mode_update", current_mode_id=mode)
+                )
+            )
+        return schema.SetSessionConfigOptionResponse(config_options=self._offer.options(session.kept.chosen))
+
+    def _choose(self, session: _Session, option: str, value: object) -> None:
+        chosen = self._offer.with_value(session.kept.chosen, option, value)
+        if chosen is None:
+            msg = f"{value!r:.80} is not among what can be chosen for {option!r:.80}; session/new told the options"
+            raise _invalid(msg)
+        session.kept.chosen = chosen
+        self._asked(session.kept.save)
+
     # --- turns --------------------------------------------------------------------------------------------------------
 
     async def prompt(self, session_id: str, prompt: list[Any], **_: Any) -> schema.PromptResponse:
-        """Take a turn, and show it while it runs."""
+        """Take a turn, and show it while it runs; one that is cancelled already is waited for."""
+        said = self._asked(lambda: prompts.prompt_of(prompt))
+        session = await self._idle(session_id)
+        session.free.clear()
+        try:
+            if session.handle is None or session.handle.done:
+                await self._begin(session, said)
+            else:
+                self._answer_with(session, said)
+            if session.is_given_up and session.handle is not None:
+                session.handle.interrupt()
+            return await self._follow(session)
+        except StepEngineError as error:
+            raise self._refusal(error) from None
+        finally:
+            session.is_given_up = False
+            session.free.set()
+
+    async def _idle(self, session_id: str) -> _Session:
+        """Return a session that can take a turn; the end of one that was cancelled is waited for."""
         session = self._session(session_id)
-        if session.is_busy:
+        while not session.free.is_set() and session.is_given_up:
+            await session.free.wait()
+            session = self._session(session_id)
+        if not session.free.is_set():
             msg = f"session {session_id!r} is under way; cancel its turn, or wait for its end"
             raise _invalid(msg)
         if session.broken:
             msg = f"this session cannot go on, {session.broken}. Begin a new one"
             raise _failed(msg)
-        text = _text_of(prompt)
-        session.is_busy = True
-        try:
-            if session.handle is None or session.handle.done:
-                await self._begin(session, text)
-            else:
-                self._answer_with(session, text)
-            return await self._follow(session)
-        except StepEngineError as error:
-            raise _failed(error.message) from None
-        finally:
-            session.is_busy = False
+        return session
 
-    async def _begin(self, session: _Session, text: str) -> None:
-        from stepengine.acp.updates import Shown
+    def _refusal(self, error: StepEngineError) -> Exception:
+        """Return the protocol's error for what kept a turn from going on."""
+        if isinstance(error, MissingKey):
+            self._without_key = error.message
+            return _without_key(error.message)
+        return _invalid(error.message) if isinstance(error, InputError) else _failed(error.message)
 
+    async def _begin(self, session: _Session, said: prompts.Prompt) -> None:
         if session.handle is not None:
             await self._ended(session, await session.handle.result())
-        turn = session.kept.begin(text)
-        session.shown = Shown(len(session.kept.turns), session.kept.cwd, is_live=True)
+        await self._renew(session)
+        text = await asyncio.to_thread(prompts.instructed, said.text, session.kept.cwd)
+        media = prompts.media_form(said.media) if said.media else ""
+        turn = session.kept.begin(said.text, servers=tuple([one.name for one in session.sources]), media=media)
+        if len(session.kept.turns) == 1:
+            await self._tell_title(session)
+        session.shown = self._shown(session, number=len(session.kept.turns), is_live=True)
         try:
             handle = session.engine.start(
-                self._agent,
+                session.agent,
                 text,
-                previous=session.state,
+                previous=prompts.state_with(session.state, said.media),
                 session_id=session.kept.id,
                 journal=turn.journal,
                 wait_for_answers=None,
@@ -310,13 +543,26 @@ class EditorAgent:
             raise
         session.handle, session.turn, session.events = handle, turn, handle.events()
 
-    def _answer_with(self, session: _Session, text: str) -> None:
+    async def _renew(self, session: _Session) -> None:
+        """Make the engine anew where something else was chosen since."""
+        chosen = session.kept.chosen
+        if chosen == session.made_for:
+            return
+        engine = self._engine(session.kept.cwd, chosen, lent=self._lent(session.kept))
+        await session.engine.aclose()
+        session.engine, session.made_for = engine, chosen
+        session.agent = servers.with_sources(engine.agent(self._agent), session.sources)
+
+    def _answer_with(self, session: _Session, said: prompts.Prompt) -> None:
         """Give the run what it asked for; a text that is no answer leaves its question open."""
         assert session.handle is not None  # noqa: S101 - the turn before left it
+        if said.media:
+            msg = "the agent waits for an answer in words; send images and files with the prompt after it"
+            raise InputError(msg)
         if session.question is None:
-            session.handle.send_input(text)
+            session.handle.send_input(said.text)
         else:
-            session.handle.answer(session.question.id, text)
+            session.handle.answer(session.question.id, said.text)
             session.question = None
 
     async def _follow(self, session: _Session) -> schema.PromptResponse:
@@ -327,17 +573,13 @@ class EditorAgent:
         async for event in session.events:
             for update in session.shown.of(event):
                 await self._tell(session, update)
-            if isinstance(event, PermissionRequested) and event.question.problem:
-                continue  # the tool refuses the call by itself
             if isinstance(event, PermissionRequested):
-                self._ask(session, event.question, session.shown.request(event))
+                if not event.question.problem:  # else the tool refuses the call by itself
+                    self._ask(session, event.question, session.shown.request(event))
             elif isinstance(event, QuestionAsked):
-                question = event.question
-                if question.options and not (question.multi_select or question.allow_text):
-                    self._ask(session, question, _call_of(question))
-                else:
-                    session.question = question
-                    await self._tell_text(session, _words_of(question))
+                if not self._ask_with_options(session, event.question):
+                    session.question = event.question
+                    await self._tell_text(session, asking.words_of(event.question))
                     return schema.PromptResponse(stop_reason="end_turn")
             elif isinstance(event, RunFinished):
                 return await self._response(session, event.result)
@@ -348,6 +590,8 @@ class EditorAgent:
         from acp import schema
 
         await self._ended(session, result)
+        if isinstance(result.error, MissingKey):
+            raise result.error
         if result.status is RunStatus.FAILED:
             raise _failed(str(result.error))
         used = result.usage
@@ -365,10 +609,13 @@ class EditorAgent:
     async def _ended(self, session: _Session, result: RunResult) -> None:
         """Keep where the next turn goes on; one that failed is left out of the conversation."""
         is_kept = result.status is not RunStatus.FAILED
+        session.cost = _sum(session.cost, result.cost)
         if is_kept:
             session.state = result.state
         if session.turn is not None:
             session.kept.end(session.turn, is_kept=is_kept)
+        for task in session.asking:  # what was asked about and not answered when the turn was cancelled
+            task.cancel()
         if session.events is not None:
             await session.events.aclose()
         session.handle = session.turn = session.events = session.question = None
@@ -376,38 +623,72 @@ class EditorAgent:
     async def cancel(self, session_id: str, **_: object) -> None:
         """End the turn of a session; a question that is open is not answered any more."""
         session = self._open.get(session_id)
-        if session is None or session.handle is None:
+        if session is None:
             return
-        session.handle.interrupt()
-        if not session.is_busy:
-            await self._ended(session, await session.handle.result())
+        is_idle = session.free.is_set()
+        session.is_given_up = not is_idle
+        if session.handle is not None:
+            session.handle.interrupt()
+            if is_idle:
+                await self._ended(session, await session.handle.result())
 
     # --- questions ----------------------------------------------------------------------------------------------------
 
-    def _ask(self, session: _Session, question: Question, call: schema.ToolCallUpdate) -> None:
+    def _ask_with_options(self, session: _Session, question: Question) -> bool:
+        """Ask something by a form or by options; return whether the editor can show it so."""
+        can = getattr(self._client_can, "elicitation", None)
+        if can is not None and can.form is not None:
+            self._ask(session, question, None)
+        elif asking.is_choice(question):
+            self._ask(session, question, asking.call_of(question))
+        else:
+            return False
+        return True
+
+    def _ask(self, session: _Session, question: Question, call: schema.ToolCallUpdate | None) -> None:
         # In a task: the run's text goes on to be shown while a person thinks.
         task = asyncio.create_task(self._asked_about(session, question, call))
         session.asking.add(task)
         task.add_done_callback(session.asking.discard)
 
-    async def _asked_about(self, session: _Session, question: Question, call: schema.ToolCallUpdate) -> None:
+    async def _asked_about(self, session: _Session, question: Question, call: schema.ToolCallUpdate | None) -> None:
         from acp import RequestError
 
-        from stepengine.acp.updates import options_of
-
-        assert self._client is not None  # noqa: S101 - somebody is connected, or nothing would run
-        options = options_of(question)
+        handle = session.handle
+        known = [rule for rule in asking.rules_of(question) if rule["id"] in session.always]
         try:
-            response = await self._client.request_permission(session.kept.id, call, options)
-            chosen = getattr(response.outcome, "option_id", None)
+            if known:
+                answer: Any = asking.allowed_by(known[0])
+            elif call is None:
+                answer = await self._filled_in(session, question)
+            else:
+                answer = await self._chosen(session, question, call)
         except (RequestError, ConnectionError, ValueError):  # the last for what the protocol does not know
-            chosen = None
-        known = [option.option_id for option in options]
-        answer = _answer(question, chosen if chosen in known else None)
+            answer = Answer(declined=True) if question.tool_name is None else False
+        if isinstance(answer, Answer) and answer.remember:
+            session.always.add(answer.covers)
         # The turn may have been cancelled meanwhile.
         with contextlib.suppress(AnswerRejected):
-            if session.handle is not None:
-                session.handle.answer(question.id, answer)
+            if handle is not None:
+                handle.answer(question.id, answer)
+
+    async def _chosen(self, session: _Session, question: Question, call: schema.ToolCallUpdate) -> object:
+        """Return the answer that a person chose among the options of a permission request."""
+        assert self._client is not None  # noqa: S101 - somebody is connected, or nothing would run
+        options = asking.options_of(question)
+        response = await self._client.request_permission(session.kept.id, call, options)
+        chosen = getattr(response.outcome, "option_id", None)
+        known = [option.option_id for option in options]
+        return asking.answer_of_option(question, chosen if chosen in known else None)
+
+    async def _filled_in(self, session: _Session, question: Question) -> object:
+        """Return the answer that a person gave in a form."""
+        from acp import schema
+
+        assert self._client is not None  # noqa: S101
+        mode = schema.ElicitationFormSessionMode(session_id=session.kept.id, requested_schema=asking.form_of(question))
+        response = await self._client.create_elicitation(question.text, mode)
+        return asking.answer_of_form(question, response)
 
     # --- words --------------------------------------------------------------------------------------------------------
 
@@ -420,104 +701,48 @@ class EditorAgent:
 
         await self._tell(session, acp.update_agent_message_text(text))
 
-    def _warn_of_servers(self, servers: Any) -> None:
-        if servers:
-            from stepengine.runtime.logs import LOGGER
+    async def _tell_title(self, session: _Session) -> None:
+        from acp import schema
 
-            LOGGER.warning(
-                "the editor named %d MCP servers; they are not started, give them to the agent", len(servers)
-            )
+        kept = session.kept
+        await self._tell(
+            session,
+            schema.SessionInfoUpdate(session_update="session_info_update", title=kept.title, updated_at=kept.updated),
+        )
+
+    async def _tell_commands(self, session: _Session) -> None:
+        from acp import schema
+
+        try:
+            commands = await asyncio.to_thread(prompts.commands_in, session.kept.cwd)
+        except StepEngineError as error:
+            LOGGER.warning("the skills of the workspace cannot be told: %s", error.message)
+            return
+        await self._tell(
+            session,
+            schema.AvailableCommandsUpdate(session_update="available_commands_update", available_commands=commands),
+        )
+
+    def _soon(self, telling: Any) -> None:
+        """Have something told when the request under way has its answer: an editor does not know the session before."""
+        task: asyncio.Task[None] = asyncio.create_task(_told(telling))
+        self._later.add(task)
+        task.add_done_callback(self._later.discard)
 
 
-def take_stdout() -> BinaryIO:
-    """
-    Return what writes to stdout, and let everything that is printed go to stderr from now on, by programs that are started, too.
-
-    To be called before an agent's file is imported, which may print.
-    """
-    out = os.fdopen(os.dup(1), "wb")
-    sys.stdout.flush()
-    os.dup2(2, 1)
-    sys.stdout = sys.stderr
-    return out
+async def _told(telling: Any) -> None:
+    with contextlib.suppress(ConnectionError):
+        await telling
 
 
-async def serve(make: MakeEngine, agent: str, folder: Path, *, out: BinaryIO | None = None) -> None:
-    """
-    Serve an editor over stdin and stdout until it goes away.
-
-    Args:
-        make: Makes the engine of a session.
-        agent: The id of the agent.
-        folder: Where sessions are kept.
-        out: What ``take_stdout`` returned, where that was called already.
-
-    Raises:
-        DefinitionError: when ``agent-client-protocol`` is not installed, or stdin is no pipe.
-    """
+def _taken(make: object) -> frozenset[str]:
+    """Return what of the choices of a person an engine's maker takes."""
     try:
-        import acp
-        from acp.core import DEFAULT_STDIO_BUFFER_LIMIT_BYTES as LIMIT
-    except ImportError:
-        msg = "editors need the package agent-client-protocol: pip install 'stepengine[acp]'"
-        raise DefinitionError(msg) from None
-    mode = os.fstat(0).st_mode
-    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
-        msg = "stdin is no pipe: this command is started by an editor, which talks with it over stdin and stdout"
-        raise DefinitionError(msg)
-    loop = asyncio.get_running_loop()
-    reader = _Messages(limit=LIMIT)
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, out or take_stdout())
-    reader.answers = writer = asyncio.StreamWriter(transport, protocol, None, loop)
-    editor: Any = EditorAgent(make, agent, folder)
-    try:
-        await acp.run_agent(editor, writer, reader, use_unstable_protocol=True)
-    finally:
-        await editor.aclose()
-
-
-class _Messages(asyncio.StreamReader):
-    """
-    What an editor sends, without lines that are no messages: the protocol's package would end the connection at them.
-
-    Attributes:
-        answers: Where these are answered.
-    """
-
-    answers: asyncio.StreamWriter
-    _is_part = False
-
-    async def readexactly(self, n: int) -> bytes:
-        """Return *n* bytes of a line that is longer than the buffer."""
-        self._is_part = True
-        return await super().readexactly(n)
-
-    async def readuntil(self, separator: Any = b"\n") -> bytes:
-        """Return the next line that is a message, or what is left of one whose beginning was read already."""
-        while True:
-            line = await super().readuntil(separator)
-            if self._is_part or not line.strip() or _is_message(line):
-                self._is_part = False
-                return line
-            self.answers.write(NO_MESSAGE)
-
-
-NO_MESSAGE = (
-    b'{"jsonrpc":"2.0","id":null,"error":{"code":-32600,"message":"a line is one message: a JSON object with a method, or with the '
-    b'id of a request that it answers"}}\n'
-)
-
-
-def _is_message(line: bytes) -> bool:
-    try:
-        message = json.loads(line)
-    except (ValueError, RecursionError):
-        return False
-    if not isinstance(message, dict):
-        return False
-    has_id = isinstance(message.get("id"), int | str | None)
-    return has_id and (isinstance(message["method"], str) if "method" in message else "id" in message)
+        parameters = inspect.signature(make).parameters.values()  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return frozenset()
+    takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    return frozenset((MODE, MODEL, BUFFERS, TERMINALS)) if takes_all else frozenset([each.name for each in parameters])
 
 
 def _folder(cwd: str) -> Path:
@@ -528,48 +753,8 @@ def _folder(cwd: str) -> Path:
     return path
 
 
-def _text_of(blocks: list[Any]) -> str:
-    """Return a prompt as text; links are named and never fetched."""
-    parts = []
-    for block in blocks:
-        resource: Any = getattr(block, "resource", None)
-        if block.type == "text":
-            parts.append(block.text)
-        elif block.type == "resource_link":
-            parts.append(f"[{block.name}]({block.uri})")
-        elif block.type == "resource" and getattr(resource, "text", None) is not None:
-            text = resource.text
-            cut = f"\n... ({len(text) - MAX_RESOURCE} characters more)" if len(text) > MAX_RESOURCE else ""
-            parts.append(f'<resource uri="{resource.uri}">\n{text[:MAX_RESOURCE]}{cut}\n</resource>')
-        else:
-            msg = f"a prompt of this agent has text, links and embedded text, no {block.type!r}"
-            raise _invalid(msg)
-    return "\n\n".join(parts)
-
-
-def _words_of(question: Question) -> str:
-    said = zip_longest(question.options, question.descriptions, fillvalue="")
-    choices = "".join([f"\n- {option}" + (f": {about}" if about else "") for option, about in said])
-    return f"\n\n{question.text}{choices}"
-
-
-def _call_of(question: Question) -> schema.ToolCallUpdate:
-    import acp
-    from acp import schema
-
-    content: list[Any] = [acp.tool_content(acp.text_block(question.text))]
-    return schema.ToolCallUpdate(
-        tool_call_id=f"question-{question.id}", title=question.text, kind="other", status="pending", content=content
-    )
-
-
-def _answer(question: Question, chosen: str | None) -> AnswerLike:
-    """Return what a person chose; whoever closes the question has said no."""
-    if question.tool_name is None:
-        return Answer(declined=True) if chosen in (None, "no") else question.options[int(chosen or 0)]
-    if chosen == "always":
-        return Answer(text="yes", remember="session")
-    return chosen == "yes"
+def _sum(one: Decimal | None, other: Decimal | None) -> Decimal | None:
+    return None if one is None or other is None else one + other
 
 
 def _invalid(message: str) -> Exception:
@@ -582,6 +767,12 @@ def _failed(message: str) -> Exception:
     from acp import RequestError
 
     return RequestError(-32603, message)
+
+
+def _without_key(message: str) -> Exception:
+    from acp import RequestError
+
+    return RequestError(-32000, message)
 
 
 def _version() -> str:

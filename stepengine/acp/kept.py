@@ -18,6 +18,7 @@ from typing import Any
 
 import attrs
 
+from stepengine.acp.choosing import Chosen
 from stepengine.data.visible import visible
 from stepengine.errors import SessionError
 
@@ -40,11 +41,32 @@ class Turn:
         prompt: What the user said, as it is shown again.
         journal: Where the run is recorded.
         is_kept: Whether the conversation went on from its state: not when it failed.
+        chosen: What held for it: a replay needs the same.
+        servers: The names of the MCP servers whose tools it had.
     """
 
     prompt: str
     journal: Path
     is_kept: bool = False
+    chosen: Chosen = Chosen()
+    servers: tuple[str, ...] = ()
+
+    @property
+    def media(self) -> Path:
+        """Where the images and documents are kept that the prompt had."""
+        return self.journal.with_suffix(".media.json")
+
+    def form(self) -> dict[str, object]:
+        """Return the turn as JSON."""
+        chosen, told = self.chosen, {"prompt": self.prompt, "journal": self.journal.name, "kept": self.is_kept}
+        return {**told, "mode": chosen.mode, "model": chosen.model, "servers": list(self.servers)}
+
+    @classmethod
+    def of_form(cls, form: Any, folder: Path) -> Turn:
+        """Return the turn that JSON describes, of a session in *folder*."""
+        chosen = _chosen(form)
+        servers = tuple([str(name) for name in form.get("servers", ())])
+        return cls(str(form["prompt"]), folder / Path(form["journal"]).name, bool(form["kept"]), chosen, servers)
 
 
 @attrs.define(eq=False)
@@ -58,6 +80,7 @@ class KeptSession:
         cwd: The workspace.
         turns: What was said, in order.
         updated: When it changed last, as ISO 8601 in UTC.
+        chosen: What a person chose for its next turn.
     """
 
     id: str
@@ -65,6 +88,7 @@ class KeptSession:
     cwd: Path
     turns: list[Turn] = attrs.field(factory=list)
     updated: str = ""
+    chosen: Chosen = Chosen()
 
     @property
     def title(self) -> str:
@@ -72,11 +96,14 @@ class KeptSession:
         first = self.turns[0].prompt if self.turns else ""
         return visible(" ".join(first.split()), strict=True)[:TITLE_CHARS]
 
-    def begin(self, prompt: str) -> Turn:
-        """Add a turn whose run begins now, and keep it."""
-        turn = Turn(prompt, self.folder / f"{len(self.turns) + 1:04}.jsonl")
+    def begin(self, prompt: str, *, servers: tuple[str, ...] = (), media: str = "") -> Turn:
+        """Add a turn whose run begins now, and keep it, with the images of its prompt as JSON in *media*."""
+        journal = self.folder / f"{len(self.turns) + 1:04}.jsonl"
+        turn = Turn(prompt, journal, chosen=self.chosen, servers=servers)
         self.turns.append(turn)
         try:
+            if media:
+                _write(turn.media, media)
             self.save()
         except SessionError:
             self.turns.pop()
@@ -96,19 +123,15 @@ class KeptSession:
             SessionError: when it cannot be written.
         """
         self.updated = datetime.now(UTC).isoformat(timespec="milliseconds")
-        turns = [{"prompt": t.prompt, "journal": t.journal.name, "kept": t.is_kept} for t in self.turns]
-        about = {"version": VERSION, "cwd": str(self.cwd), "updated": self.updated, "turns": turns}
-        place = self.folder / f"{ABOUT}.{secrets.token_hex(4)}"
-        try:
-            file = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(file, "w", encoding="utf-8") as out:
-                json.dump(about, out)
-            place.replace(self.folder / ABOUT)
-        except OSError as error:
-            raise _unkept(self.folder, error) from None
-        finally:
-            with suppress(OSError):
-                place.unlink(missing_ok=True)
+        about = {
+            "version": VERSION,
+            "cwd": str(self.cwd),
+            "updated": self.updated,
+            "mode": self.chosen.mode,
+            "model": self.chosen.model,
+            "turns": [turn.form() for turn in self.turns],
+        }
+        _write(self.folder / ABOUT, json.dumps(about))
 
 
 class Kept:
@@ -144,9 +167,9 @@ class Kept:
         try:
             self._check_owner()
             about = _read(folder / ABOUT)
-            turns = [Turn(str(t["prompt"]), folder / Path(t["journal"]).name, bool(t["kept"])) for t in about["turns"]]
-            return KeptSession(session_id, folder, Path(about["cwd"]), turns, str(about["updated"]))
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            turns = [Turn.of_form(turn, folder) for turn in about["turns"]]
+            return KeptSession(session_id, folder, Path(about["cwd"]), turns, str(about["updated"]), _chosen(about))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             msg = f"the session {session_id!r} cannot be read: {type(error).__name__}"
             raise SessionError(msg) from None
 
@@ -160,15 +183,28 @@ class Kept:
     def copy(self, source: KeptSession, cwd: Path) -> KeptSession:
         """Make a session that goes on from where another one is."""
         made = self.new(cwd)
+        made.chosen = source.chosen
         for turn in source.turns:
-            if turn.journal.is_file():
-                try:
-                    shutil.copy2(turn.journal, made.folder / turn.journal.name)
-                except OSError as error:
-                    raise _unkept(made.folder, error) from None
+            for file in (turn.journal, turn.media):
+                if file.is_file():
+                    try:
+                        shutil.copy2(file, made.folder / file.name)
+                    except OSError as error:
+                        raise _unkept(made.folder, error) from None
             made.turns.append(attrs.evolve(turn, journal=made.folder / turn.journal.name))
         made.save()
         return made
+
+    def remove(self, session_id: str) -> None:
+        """Delete a session with its journals; one that there is not is gone already."""
+        folder = self._folder / session_id
+        if not ID.fullmatch(session_id) or not folder.is_dir() or folder.is_symlink():
+            return
+        self._check_owner()
+        try:
+            shutil.rmtree(folder)
+        except OSError as error:
+            raise _unkept(self._folder, error) from None
 
     def all(self, cwd: Path | None) -> list[KeptSession]:
         """Return the sessions of a workspace, or all; the newest first. Those that cannot be read are left out."""
@@ -193,3 +229,22 @@ def _read(file: Path) -> dict[str, Any]:
         raise ValueError(msg)
     about: dict[str, object] = json.loads(file.read_text(encoding="utf-8"))
     return about
+
+
+def _chosen(form: Any) -> Chosen:
+    return Chosen(str(form.get("mode", "")), str(form.get("model", "")))
+
+
+def _write(file: Path, text: str) -> None:
+    """Write a file of a session; it is whole before it takes the place of the old one."""
+    place = file.with_name(f"{file.name}.{secrets.token_hex(4)}")
+    try:
+        descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as out:
+            out.write(text)
+        place.replace(file)
+    except OSError as error:
+        raise _unkept(file.parent, error) from None
+    finally:
+        with suppress(OSError):
+            place.unlink(missing_ok=True)

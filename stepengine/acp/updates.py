@@ -6,13 +6,19 @@ What lives here: what an editor is shown of a run, and how a question about a to
 
 from __future__ import annotations
 
+import base64
+import json
+import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
+from functools import cache
 from pathlib import Path
 from typing import Any, assert_never
 
 import acp
 import attrs
-from acp.schema import PermissionOption, ToolCallLocation, ToolCallUpdate
+from acp.schema import Cost, ToolCallLocation, ToolCallUpdate, UsageUpdate
 
 from stepengine.data.codec import plain
 from stepengine.data.events import (
@@ -20,9 +26,12 @@ from stepengine.data.events import (
     AgentSpawned,
     Compacted,
     Event,
+    ModelFinished,
+    ModelStarted,
     PermissionRequested,
     ReplyDiscarded,
     RunFinished,
+    StepFinished,
     TextCompleted,
     TextDelta,
     ThinkingCompleted,
@@ -34,11 +43,12 @@ from stepengine.data.events import (
     ToolStarted,
     Warned,
 )
-from stepengine.data.questions import Question
-from stepengine.data.state import RunStatus
+from stepengine.data.messages import ImagePart, ToolResult
+from stepengine.data.state import AgentState, RunStatus
 from stepengine.data.visible import visible
+from stepengine.errors import StepEngineError
 
-__all__ = ("Shown", "options_of")
+__all__ = ("Shown",)
 
 KINDS = {"read": "read", "write": "edit", "execute": "execute", "network": "fetch"}
 SEARCHES = ("search", "glob", "find")
@@ -47,6 +57,10 @@ NAMED = ("path", "paths", "command", "pattern", "query", "url", "agent_type", "n
 TITLE_CHARS = 100
 RESULT_CHARS = 30_000
 MAX_OLD_BYTES = 1_048_576
+MAX_IMAGE_BYTES = 8 * 1_048_576
+DIFFS = ("unified_diff", "diff")
+SHOWN_ELSEWHERE = ("problem", "argv")
+"""Details of a preview that say again what stands in others."""
 
 
 @attrs.define(eq=False)
@@ -65,12 +79,16 @@ class Shown:
         turn: The turn's number in its session: ids of calls and messages begin with it.
         cwd: The workspace; paths of files are absolute in the protocol.
         is_live: Whether the run happens now, so that files hold what is about to be replaced.
+        cost: What the turns before it cost in US dollars; ``None`` when a part of it is unknown.
     """
 
-    def __init__(self, turn: int, cwd: Path, *, is_live: bool) -> None:
+    def __init__(self, turn: int, cwd: Path, *, is_live: bool, cost: Decimal | None = Decimal(0)) -> None:
         self._turn = turn
         self._cwd = cwd
         self._is_live = is_live
+        self._cost = cost
+        self._filled = (0, "")
+        self._is_step = False
         self._diffed: set[str] = set()
         self._blocks: dict[tuple[str, int], _Block] = {}
         self._calls: set[str] = set()
@@ -90,10 +108,35 @@ class Shown:
                 yield from self._agent_finished(event)
             case Compacted() | Warned():
                 yield from self._told(event)
+            case ModelStarted() | ModelFinished() | StepFinished():
+                yield from self._spent(event)
             case RunFinished():
                 yield from self._finished(event)
             case _:
                 pass
+
+    def filled(self, state: AgentState, model: str) -> Iterator[object]:
+        """Give how full the model's context is by estimate, for a conversation that goes on from *state*."""
+        return self._usage(state.context_tokens, model, self._cost)
+
+    def _spent(self, event: ModelStarted | ModelFinished | StepFinished) -> Iterator[object]:
+        """Give, after a step of the root, how full the model's context is and what the session has cost."""
+        if event.path:
+            return
+        if isinstance(event, StepFinished):
+            known = None if self._cost is None or event.cost is None else self._cost + event.cost
+            yield from self._usage(*self._filled, known)
+        elif isinstance(event, ModelStarted):
+            self._is_step = event.purpose == "step"
+        elif self._is_step and event.reply is not None and event.reply.usage is not None:
+            used = event.reply.usage
+            self._filled = (used.prompt_tokens + used.completion_tokens, event.model)
+
+    def _usage(self, used: int, model: str, cost: Decimal | None) -> Iterator[object]:
+        size = _window(model) if model else None
+        if used and size:
+            told = None if cost is None else Cost(amount=float(cost), currency="USD")
+            yield UsageUpdate(session_update="usage_update", used=used, size=size, cost=told)
 
     def _of_reply(
         self, event: TextDelta | ThinkingDelta | TextCompleted | ThinkingCompleted | ReplyDiscarded
@@ -131,10 +174,16 @@ class Shown:
             title=_title(event.tool_name, event.input),
             kind=_kind(event),
             status="pending",
-            content=self._content(event.input, event.preview),
+            content=self._asked_content(event),
             locations=self._locations(event.input),
             raw_input=plain(event.input),
         )
+
+    def in_terminal(self, path: str, call_id: str, terminal: str) -> object:
+        """Return the update that shows the terminal in which a call runs; what it prints stays there when the call has ended."""
+        call = self._call_id(path, call_id)
+        self._diffed.add(call)
+        return acp.update_tool_call(call, content=[acp.tool_terminal_ref(terminal)])
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
@@ -198,10 +247,10 @@ class Shown:
     # --- tools and agents ---------------------------------------------------------------------------------------------
 
     def _asked(self, event: PermissionRequested) -> Iterator[Any]:
-        yield from self._begin(event, "pending", event.input, self._content(event.input, event.preview))
+        yield from self._begin(event, "pending", event.input, self._asked_content(event))
 
     def _tool_started(self, event: ToolStarted) -> Iterator[object]:
-        yield from self._begin(event, "in_progress", event.input, self._content(event.input, None))
+        yield from self._begin(event, "in_progress", event.input, list(self._diffs(event.input)))
 
     def _begin(self, event: Any, status: Any, given: object, content: Sequence[Any]) -> Iterator[Any]:
         call = self._call_id(event.path, event.tool_call_id)
@@ -225,9 +274,8 @@ class Shown:
         result, call = event.result, self._call_id(event.path, event.tool_call_id)
         status: Any = "failed" if result.is_error else "completed"
         # A diff says more than "written", and what is given takes its place.
-        stays = call in self._diffed and not result.is_error
-        content = None if stays else [acp.tool_content(acp.text_block(result.text[:RESULT_CHARS]))]
-        yield acp.update_tool_call(call, status=status, content=content)
+        stays = call in self._diffed and not result.is_error  # neither diffs nor terminals give way to words
+        yield acp.update_tool_call(call, status=status, content=None if stays else list(_shown_result(result)))
 
     def _progress(self, event: ToolProgress | ToolLog) -> Iterator[object]:
         # What a call shows is replaced, and a diff says more.
@@ -248,14 +296,13 @@ class Shown:
 
     # --- what a call is about ------------------------------------------------------------------------------------------
 
-    def _content(self, given: object, preview: object) -> list[Any]:
-        """Return what a call would change as diffs, else what its tool says of it."""
-        diffs = list(self._diffs(given))
-        if diffs or not isinstance(preview, Mapping):
+    def _asked_content(self, event: PermissionRequested) -> list[Any]:
+        """Return what a call would change as diffs, else what its tool says of it, else what it is given, in words."""
+        if diffs := list(self._diffs(event.input)):
             return diffs
-        details = plain(preview.get("details"))
-        said = "\n".join([str(preview.get("action", "")), *([str(details)] if details else [])])
-        return [acp.tool_content(acp.text_block(said[:RESULT_CHARS]))]
+        preview = event.preview if isinstance(event.preview, Mapping) else {"action": "", "details": event.input}
+        said = "\n\n".join(_said(preview))
+        return [acp.tool_content(acp.text_block(said[:RESULT_CHARS]))] if said else []
 
     def _diffs(self, given: object) -> Iterator[object]:
         match given:
@@ -307,22 +354,98 @@ def _entry(todo: Mapping[str, object]) -> Any:
     return acp.plan_entry(task, status="completed" if todo.get("completed") else "pending")
 
 
-def options_of(question: Question) -> list[PermissionOption]:
-    """Return what a person can choose: yes, always and no for a permission; else the options of the question."""
-    if question.tool_name is None:
-        chosen = [PermissionOption(option_id=str(n), name=o, kind="allow_once") for n, o in enumerate(question.options)]
-        return [*chosen, PermissionOption(option_id="no", name="No answer", kind="reject_once")]
-    options = [PermissionOption(option_id="yes", name="Allow", kind="allow_once")]
-    if question.remember is not None:
-        name = f"Always: {visible(str(question.remember.get('id', 'such calls')), strict=True)}"
-        options.append(PermissionOption(option_id="always", name=name, kind="allow_always"))
-    return [*options, PermissionOption(option_id="no", name="Refuse", kind="reject_once")]
+def _said(preview: Mapping[str, Any]) -> Iterator[str]:
+    """Give the paragraphs that tell a person what a call would do."""
+    if preview.get("action"):
+        yield visible(str(preview["action"]), strict=True)
+    details = plain(preview.get("details"))
+    for name, value in details.items() if isinstance(details, dict) else [("", details)]:
+        if name in SHOWN_ELSEWHERE or value in (None, "", [], {}) or (name, value) == ("cwd", "."):
+            continue
+        if name in DIFFS or name in ("command", "script"):
+            yield _fenced("diff" if name in DIFFS else "sh", visible(_words(value)))
+            continue
+        text, label = visible(_words(value)), visible(str(name), strict=True).replace("_", " ")
+        is_long = "\n" in text or not isinstance(value, str | int | float | bool)
+        yield f"{label}:\n\n{_fenced('', text)}".lstrip(":\n") if is_long else f"{label}: {text}".removeprefix(": ")
+
+
+def _words(value: object) -> str:
+    """Return a value as a person reads it: words as a line of a shell, other lists and objects as JSON."""
+    if isinstance(value, list) and all(isinstance(one, str) for one in value):
+        return shlex.join(value)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2)
+
+
+def _fenced(language: str, text: str) -> str:
+    """Return *text* as a block of Markdown which nothing in it can end."""
+    longest = max([len(run) for run in re.findall("`+", text)], default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}{language}\n{text}\n{fence}"
+
+
+def _shown_result(result: ToolResult) -> Iterator[Any]:
+    images = [part for part in result.media if isinstance(part, ImagePart) and part.data is not None]
+    if result.text or not images:
+        yield acp.tool_content(acp.text_block(_in_words(result)[:RESULT_CHARS]))
+    for part in images:
+        if len(part.data or b"") <= MAX_IMAGE_BYTES:
+            yield acp.tool_content(acp.image_block(base64.b64encode(part.data or b"").decode(), part.mime_type))
+
+
+def _in_words(result: ToolResult) -> str:
+    """Return a result as a person reads it: what a command printed, what files hold, what a tool says that it did."""
+    match result.data:
+        case {"stdout": str(out), **more}:
+            code, err = more.get("exit_code"), str(more.get("stderr") or "")
+            printed = "\n".join([text.rstrip("\n") for text in (out, err) if text])
+            ended = "" if code == 0 else f"It ended with the exit code {code}."
+            notes = [str(more.get("message") or ""), ended if code is not None else ""]
+            return (
+                "\n\n".join(filter(None, [_fenced("", visible(printed)) if printed else "", *notes]))
+                or "It printed nothing."
+            )
+        case list() | tuple() as entries if entries and all(_is_entry(entry) for entry in entries):
+            return "\n\n".join([_entry_in_words(entry) for entry in entries])
+        case {"message": str(message), "unified_diff": str(diff), **_rest}:
+            return f"{message}\n\n{_fenced('diff', visible(diff))}"
+        case {"message": str(message), "file": str(), **rest} if not rest:
+            return message
+        case _:
+            return result.text
+
+
+def _is_entry(entry: object) -> bool:
+    """Return whether something is what ``read_files`` says of a file."""
+    return (
+        isinstance(entry, Mapping) and isinstance(entry.get("path"), str) and ("content" in entry or "error" in entry)
+    )
+
+
+def _entry_in_words(entry: Any) -> str:
+    path = visible(entry["path"], strict=True)
+    if "error" in entry:
+        return f"{path}: {visible(str(entry['error']))}"
+    return f"{path}\n\n{_fenced('', visible(str(entry['content'])))}"
+
+
+@cache
+def _window(model: str) -> int | None:
+    """Return how many tokens the context of a model holds, when that is known without asking anybody."""
+    from stepengine.models import Models
+
+    try:
+        return Models.standard().info(model).context_window
+    except StepEngineError:
+        return None
 
 
 def _kind(event: ToolStarted | PermissionRequested) -> Any:
     """Return the protocol's word for what a call does, whoever made it: a model, a handler or a hook."""
     if event.tool_name == "think_deeply":
         return "think"
+    if event.category == "write" and event.tool_name.startswith("delete"):
+        return "delete"
     if event.category == "read" and any(word in event.tool_name for word in SEARCHES):
         return "search"
     return KINDS.get(event.category, "other")

@@ -1,7 +1,7 @@
 """
 Runs for web pages that speak AG-UI, the agent-user interaction protocol.
 
-What lives here: our events as its events, its input as prompts and answers. The package `ag_ui` is imported only here, on first use.
+What lives here: our events as its events; ``asked`` reads its input. The package `ag_ui` is imported only here, on first use.
 
 What must not: HTTP (the application has a server, and the package an encoder for its lines), and history from a browser.
 """
@@ -9,12 +9,24 @@ What must not: HTTP (the application has a server, and the package an encoder fo
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Collection, Iterator, Mapping, Sequence
+from itertools import takewhile
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias, assert_never
 
 import attrs
 
+from stepengine.ag_ui.asked import (
+    Asked,
+    answers_of,
+    asked_of,
+    page_calls,
+    page_hooks,
+    page_tool_of,
+    prompt_of,
+    turns,
+    waiting_calls,
+)
 from stepengine.data.codec import plain
 from stepengine.data.events import (
     AgentFinished,
@@ -50,24 +62,26 @@ from stepengine.data.events import (
     Warned,
 )
 from stepengine.data.json import thaw
-from stepengine.data.questions import Answer, AnswerLike, Question
-from stepengine.data.state import RunResult, RunStatus
-from stepengine.errors import DefinitionError, InputError, StepEngineError
+from stepengine.data.messages import AssistantMessage, Message, ToolCallPart, ToolMessage, UserMessage
+from stepengine.data.questions import Question
+from stepengine.data.state import AgentState, RunResult, RunStatus
+from stepengine.errors import DefinitionError, StepEngineError
+from stepengine.sessions import Session
 
 if TYPE_CHECKING:
     from ag_ui.core import BaseEvent, RunAgentInput
 
-__all__ = ("ag_ui", "answers_of", "prompt_of")
+    from stepengine.runtime.handle import RunHandle
 
-MAX_PROMPT = 1_048_576
-"""Characters of a prompt that a page may send."""
+__all__ = ("Asked", "ag_ui", "answers_of", "asked_of", "connected", "page_hooks", "prompt_of", "turns")
+
 CUSTOM = (
     Notification, Compacted, ModelRetry, RateLimited, Warned, Repeat, FollowupsSuggested, EventsDropped, FileChanged,
 )  # fmt: skip
 
 
 async def ag_ui(
-    events: AsyncIterable[Event], *, thread_id: str, run_id: str, verbose: bool = False
+    events: AsyncIterable[Event], *, thread_id: str, run_id: str, verbose: bool = False, asked: Asked | None = None
 ) -> AsyncGenerator[BaseEvent, None]:
     """
     Give the events of a run as those of AG-UI 1.0.
@@ -80,11 +94,53 @@ async def ag_ui(
         thread_id: The conversation's id, as the page gave it.
         run_id: The run's id, as the page gave it; ours is in the metadata of ``RUN_STARTED``.
         verbose: Whether events that the protocol has no place for are given as ``CUSTOM``, too.
+        asked: What the page asks for: with it, calls of the page's own tools are left to the page, calls that it has been shown
+            before the run was suspended are not begun again, and the members of the state that it shares are ``STATE_SNAPSHOT`` at
+            the beginning, ``STATE_DELTA`` where a tool changes them, and ``STATE_SNAPSHOT`` at the end where more has changed.
 
     Raises:
         DefinitionError: when ``ag_ui`` is not installed.
     """
-    page = _Page(_core(), thread_id, run_id, verbose=verbose)
+    async for shown in _shown(events, _Page(_core(), thread_id, run_id, verbose=verbose, asked=asked)):
+        yield shown
+
+
+async def connected(
+    given: RunAgentInput, session: Session, handle: RunHandle | None = None, *, shares: Collection[str] = ()
+) -> AsyncGenerator[BaseEvent, None]:
+    """
+    Give what a page is shown that comes back: the conversation, and the run that is under way, or how the last one ended.
+
+    The conversation is ``MESSAGES_SNAPSHOT``, what the page shares ``STATE_SNAPSHOT``. A run that is under way is shown from its beginning;
+    one that waits for answers is an interrupt again.
+
+    Args:
+        given: What the page sends; its thread and run count.
+        session: The session of its thread.
+        handle: The run that is under way, such as ``engine.get(thread_id)``.
+        shares: As for ``asked_of``.
+
+    Raises:
+        DefinitionError: when ``ag_ui`` is not installed.
+    """
+    asked = Asked(given.thread_id, given.run_id, "", {}, {}, session, tuple(shares))
+    page = _Page(_core(), asked.thread_id, asked.run_id, verbose=False, asked=asked)
+    page.history = messages_of(page.core, _said(asked.session, handle), asked.thread_id)
+    if handle is not None:
+        async for shown in _shown(handle.events(), page):
+            yield shown
+        return
+    for shown in page.rest():
+        yield shown
+
+
+def _said(session: Session, handle: RunHandle | None) -> Sequence[Message]:
+    """Return the messages of a session, and what the run under way was asked to do; what it does itself is in its events."""
+    more = [] if handle is None else handle.history[len(session.messages) :]
+    return [*session.messages, *takewhile(lambda message: isinstance(message, UserMessage), more)]
+
+
+async def _shown(events: AsyncIterable[Event], page: _Page) -> AsyncGenerator[BaseEvent, None]:
     try:
         async for event in events:
             for shown in page.show(event):
@@ -96,70 +152,6 @@ async def ag_ui(
         close = getattr(events, "aclose", None)
         if close is not None:
             await close()
-
-
-def prompt_of(given: RunAgentInput) -> str:
-    """
-    Return what the user says: the text of the last message that a page sends. Nothing else of its history counts.
-
-    Raises:
-        InputError: when the last message is none of the user's, holds something that is not text, or is too long.
-    """
-    last = given.messages[-1] if given.messages else None
-    if last is None or last.role != "user":
-        msg = f"the last message of a page is what its user says; this one is {'none' if last is None else repr(last.role)}"
-        raise InputError(msg, issues=("messages: the last one is no user message",))
-    parts = [last.content] if isinstance(last.content, str) else [getattr(part, "text", None) for part in last.content]
-    if None in parts:
-        msg = "a page sent a message with something that is not text; only text parts are read"
-        raise InputError(msg, issues=("messages: the last one has a part that is not text",))
-    text = "\n\n".join([part for part in parts if part is not None])
-    if len(text) > MAX_PROMPT:
-        msg = f"a page sent {len(text)} characters; a prompt has at most {MAX_PROMPT}"
-        raise InputError(msg, issues=("messages: the last one is too long",))
-    return text
-
-
-def answers_of(given: RunAgentInput) -> dict[str, AnswerLike]:
-    """
-    Return what a page answers to the interrupts of a suspended run, by question id; empty when it answers nothing.
-
-    A payload is a bool or a string, or, to a permission, an object with ``approved`` and perhaps ``reason`` and ``editedInput``; to a
-    question with options a list of them. An entry that was cancelled is declined. What the answers are worth the engine says.
-
-    Raises:
-        InputError: when an id is none of ours, the entries are of several runs, or a payload cannot be read.
-    """
-    found: dict[str, AnswerLike] = {}
-    runs = set()
-    for number, entry in enumerate(given.resume or ()):
-        run, colon, question = entry.interrupt_id.partition(":")
-        if not (run and colon and question):
-            msg = f"resume[{number}] answers {entry.interrupt_id!r:.80}; the id of an interrupt is such as 'run-1:q3'"
-            raise InputError(msg, issues=(f"resume[{number}]: no id of an interrupt",))
-        runs.add(run)
-        found[question] = Answer(declined=True) if entry.status == "cancelled" else _answer(entry.payload, number)
-    if len(runs) > 1:
-        msg = f"resume answers interrupts of {len(runs)} runs; those of one run are answered at once"
-        raise InputError(msg, issues=("resume: interrupts of several runs",))
-    return found
-
-
-def _answer(payload: Any, number: int) -> AnswerLike:
-    match payload:
-        case bool() | str():
-            return payload
-        case list() if all(isinstance(each, str) for each in payload):
-            return Answer(selected=payload)
-        case {"approved": bool(approved)}:
-            edited, reason = payload.get("editedInput"), payload.get("reason") or ""
-            if isinstance(reason, str) and isinstance(edited, dict | None):
-                words = "yes" if approved else "no"
-                return Answer(text=words, edited_input=edited if approved else None, reason=reason)
-        case _:
-            pass
-    msg = f"resume[{number}] has a payload that is no answer; one is a bool, a string, a list of options or {{'approved': true}}"
-    raise InputError(msg, issues=(f"resume[{number}]: no answer",))
 
 
 def _core() -> ModuleType:
@@ -206,10 +198,16 @@ SHOWN: TypeAlias = OfRun | OfReply | OfTool | OfQuestion
 class _Page:
     """What a page was shown of one run; everything that is begun is ended before the run is, the innermost first."""
 
-    def __init__(self, core: ModuleType, thread_id: str, run_id: str, *, verbose: bool) -> None:
-        self._core = core
+    def __init__(self, core: ModuleType, thread_id: str, run_id: str, *, verbose: bool, asked: Asked | None) -> None:
+        self.core = self._core = core
+        self.history: list[object] | None = None
         self._ids = {"thread_id": thread_id, "run_id": run_id}
         self._verbose = verbose
+        self._page = asked
+        self._state: dict[str, Any] = {} if asked is None else asked.state
+        self._known = set() if asked is None else _calls_of(asked.session)
+        self._pages: set[str] = set()
+        self._last_call: dict[str, str] = {}
         self._root = ""
         self._lanes: dict[str, _Lane] = {}
         self._asked: dict[str, str] = {}
@@ -281,6 +279,8 @@ class _Page:
     def _of_question(self, event: OfQuestion) -> Iterator[BaseEvent]:
         match event:
             case QuestionAsked():
+                if page_tool_of(event.question):
+                    self._pages.add(self._last_call.get(event.path, ""))
                 return iter(())
             case PermissionRequested():
                 return self._requested(event)
@@ -295,6 +295,7 @@ class _Page:
         if not self._has_begun:
             self._has_begun = True
             yield self._core.RunStartedEvent(**self._ids, protocol_version=self._core.PROTOCOL_VERSION)
+            yield from self._snapshots()
         yield from self._end_all()
         self._is_over = True
         yield self._core.RunErrorEvent(message=message, code=code)
@@ -309,9 +310,73 @@ class _Page:
                 about["agent_id"] = event.agent_id
             started = {"protocol_version": self._core.PROTOCOL_VERSION, "metadata": {"stepengine": about}}
             yield self._core.RunStartedEvent(**self._ids, **started)
+            yield from self._snapshots()
         if event.path not in self._lanes:
             name = event.agent_id if isinstance(event, RunStarted) else "agent"
             yield from self._open_lane(event.path, name)
+
+    def _snapshots(self) -> Iterator[BaseEvent]:
+        if self.history is not None:
+            yield self._core.MessagesSnapshotEvent(messages=self.history)
+        if self._page is not None and self._page.shares:
+            yield self._core.StateSnapshotEvent(snapshot=dict(self._state))
+        for warning in () if self._page is None else self._page.warnings:
+            yield self._core.CustomEvent(name="stepengine.warned", value={"message": warning})
+
+    def rest(self) -> Iterator[BaseEvent]:
+        """Give a run in which nothing happens: where nothing is under way, it ends as the last one did."""
+        state = None if self._page is None else self._page.session.state
+        self._root = "" if state is None else state.run_id
+        yield self._core.RunStartedEvent(**self._ids, protocol_version=self._core.PROTOCOL_VERSION)
+        yield from self._snapshots()
+        yield self._core.RunFinishedEvent(
+            **self._ids, outcome=self._waits(() if state is None else state.pending, state)
+        )
+
+    def _waits(self, pending: Sequence[Question], state: AgentState | None) -> object:
+        """Return what a run that has ended waits for: interrupts, or results of the page's tools, of which it knows by itself."""
+        questions = [question for question in pending if self._page is None or not page_tool_of(question)]
+        waiting = {} if state is None else {m.tool_name: m.tool_call_id for m in reversed(waiting_calls(state))}
+        for question in questions:
+            if not question.path and question.tool_name in waiting:
+                self._asked.setdefault(question.id, waiting[question.tool_name])
+        if questions:
+            asked = [self._interrupt(question) for question in questions]
+            return self._core.RunFinishedInterruptOutcome(type="interrupt", interrupts=asked)
+        return self._core.RunFinishedSuccessOutcome(type="success", pending_tool_call_ids=page_calls(state) or None)
+
+    def _resynchronized(self, event: RunFinished) -> Iterator[BaseEvent]:
+        """Give the shared state where hooks, or children that take the conversation over, changed it, and say what was not used."""
+        page = self._page
+        if page is None or event.path:
+            return
+        state = event.result.state
+        held = {name: plain(value) for name, value in state.context.items() if name in page.shares}
+        if held != self._state:
+            self._state = held
+            yield self._core.StateSnapshotEvent(snapshot=dict(held))
+        if missing := [name for name in page.tools if name not in state.tool_definitions]:
+            told = (
+                f"the page's tools {', '.join(missing)} were not offered: Engine(hooks=page_hooks()) gives them to runs"
+            )
+            yield self._custom(event, "warned", {"message": told})
+
+    def _changed(self, event: ToolFinished) -> Iterator[BaseEvent]:
+        change = event.result.change
+        if self._page is None or event.path or change is None or change.context is None:
+            return
+        delta = []
+        for name, value in change.context.items():
+            if name in self._page.shares and (value is not None or name in self._state):
+                place = "/" + name.replace("~", "~0").replace("/", "~1")
+                if value is None:
+                    del self._state[name]
+                    delta.append({"op": "remove", "path": place})
+                else:
+                    self._state[name] = plain(value)
+                    delta.append({"op": "add", "path": place, "value": self._state[name]})
+        if delta:
+            yield self._core.StateDeltaEvent(delta=delta)
 
     def _open_lane(self, path: str, name: str, *, call: str | None = None) -> Iterator[BaseEvent]:
         if path in self._lanes:
@@ -359,6 +424,7 @@ class _Page:
 
     def _run_finished(self, event: RunFinished) -> Iterator[BaseEvent]:
         result, core = event.result, self._core
+        yield from self._resynchronized(event)
         match result.status:
             case RunStatus.FAILED | RunStatus.MAX_STEPS:
                 message = "the step limit was reached" if result.error is None else str(result.error)
@@ -368,8 +434,7 @@ class _Page:
                 yield from self.fail(message, code)
                 return
             case RunStatus.SUSPENDED:
-                asked = [self._interrupt(question) for question in result.pending_questions]
-                outcome = core.RunFinishedInterruptOutcome(type="interrupt", interrupts=asked)
+                outcome = self._waits(result.pending_questions, result.state)
             case RunStatus.CANCELLED:
                 outcome = core.RunFinishedCancelledOutcome(type="cancelled")
             case _:
@@ -523,16 +588,29 @@ class _Page:
             yield self._arguments(event.path, event.tool_call_id, event.text)
 
     def _tool_started(self, event: ToolStarted) -> Iterator[BaseEvent]:
+        self._last_call[event.path] = event.tool_call_id
         if event.tool_call_id not in self._lanes[event.path].calls:
             yield from self._begin_call(event.path, event.tool_call_id, event.tool_name)
-            yield self._arguments(event.path, event.tool_call_id, _json(event.input))
+            if self._lanes[event.path].calls[event.tool_call_id]:
+                yield self._arguments(event.path, event.tool_call_id, _json(event.input))
         yield from self._end_call(event.path, event.tool_call_id)
+        if event.child_path:
+            # What a tool that yields asks for stands below its call, as what a child does.
+            call = self._call_id(event.path, event.tool_call_id)
+            yield from self._open_lane(event.child_path, event.tool_name, call=call)
 
     def _tool_finished(self, event: ToolFinished) -> Iterator[BaseEvent]:
+        if event.child_path and event.result.status != "pending":
+            failed = event.result.is_error
+            status = RunStatus.FAILED if failed else RunStatus.COMPLETED
+            yield from self._end_lanes(event.child_path, status, event.result.text if failed else "")
         if event.tool_call_id not in self._lanes[event.path].calls:
             yield from self._begin_call(event.path, event.tool_call_id, event.tool_name)
         yield from self._end_call(event.path, event.tool_call_id)
         call = self._call_id(event.path, event.tool_call_id)
+        yield from self._changed(event)
+        if self._page is not None and not event.path and call in self._pages and call in self._page.results:
+            return  # it came from the page
         yield self._core.ToolCallResultEvent(
             message_id=f"{call}-result",
             tool_call_id=call,
@@ -544,7 +622,9 @@ class _Page:
 
     def _begin_call(self, path: str, call: str, name: str) -> Iterator[BaseEvent]:
         lane = self._lanes[path]
-        if call not in lane.calls:
+        if not path and call in self._known:
+            lane.calls.setdefault(call, False)
+        elif call not in lane.calls:
             lane.calls[call] = True
             yield self._core.ToolCallStartEvent(
                 tool_call_id=self._call_id(path, call), tool_call_name=name, subagent_run_id=self._agent(path)
@@ -608,6 +688,33 @@ class _Page:
     def _new_id(self, event: Event) -> str:
         self._made += 1
         return f"{self._root}-{event.path}-{event.epoch}-{self._made}"
+
+
+def _calls_of(session: Session) -> set[str]:
+    """Return the ids of the calls that a page has been shown."""
+    replies = [message for message in session.messages if isinstance(message, AssistantMessage)]
+    return {part.tool_call_id for reply in replies for part in reply.content if isinstance(part, ToolCallPart)}
+
+
+def messages_of(core: ModuleType, said: Sequence[Message], thread_id: str) -> list[object]:
+    """Return a conversation as the messages of the protocol; thoughts and instructions are left out, as is what waits for an answer."""
+    found: list[object] = []
+    for number, message in enumerate(said):
+        own = f"{thread_id}-{number}"
+        if isinstance(message, AssistantMessage):
+            calls = [
+                core.ToolCall(id=p.tool_call_id, function=core.FunctionCall(name=p.tool_name, arguments=_json(p.input)))
+                for p in message.content
+                if isinstance(p, ToolCallPart)
+            ]
+            found.append(core.AssistantMessage(id=own, content=message.text or None, tool_calls=calls or None))
+        elif isinstance(message, ToolMessage):
+            if message.status != "pending":
+                call = message.tool_call_id
+                found.append(core.ToolMessage(id=own, tool_call_id=call, content=message.text))
+        elif "INSTRUCTIONS_PROMPT" not in message.tags:
+            found.append(core.UserMessage(id=own, content=message.text))
+    return found
 
 
 def _json(value: object) -> str:

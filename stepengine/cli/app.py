@@ -139,6 +139,7 @@ UNDER: dict[str, tuple[str, str, dict[str, Callable[..., Exit]]]] = {
     "release": ("Deploy", "Let durable runs go on with another version of their agents.", {"move": move}),
 }
 """Commands of two words: their group, what the first word stands for, and the commands by their second word."""
+AS_TYPED = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 RUNNING = (run, chat, ask, resume, replay, fork, extend)
 """Those that leave with any of the exit codes."""
 LOCAL = (
@@ -237,8 +238,8 @@ def _add(made: typer.Typer, name: str, command: Callable[..., Exit], group: str 
         short_help=MARKUP.sub(r"\\[", text.partition("\n")[0]),
         epilog=_shown(EXIT_CODES) if command in RUNNING else None,
         rich_help_panel=group,
-        # What follows the command of a server is its own, also where it looks like an option.
-        context_settings={"ignore_unknown_options": True} if command is inspect_server else None,
+        # What follows the command of a server is its own, also where it looks like an option of ours.
+        context_settings=AS_TYPED if command is inspect_server else None,
     )(_leaving(command))
 
 

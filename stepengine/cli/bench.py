@@ -9,7 +9,7 @@ from datetime import datetime
 from decimal import Decimal, InvalidOperation
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
@@ -38,6 +38,11 @@ if TYPE_CHECKING:
 __all__ = ("Bench", "bench_for", "family", "limits_of", "make_progress", "models_of", "pricing_of", "registry_of")
 
 MILLION = 1_000_000
+ENDPOINTS: dict[str, Literal["runtime", "mantle", "converse"]] = {
+    "bedrock": "runtime",
+    "bedrock_mantle": "mantle",
+    "bedrock_converse": "converse",
+}
 
 NO_MODEL = """\
 agent {agent!r} needs a model, and none is set. Any of these helps:
@@ -334,19 +339,20 @@ def _provider(prefix: str, address: str | None, variable: str | None) -> Provide
     from stepengine.models import (
         AnthropicProvider,
         FoundryProvider,
+        GoogleInteractionsProvider,
         GoogleProvider,
         OpenAIChatProvider,
         OpenAIProvider,
     )
     from stepengine.models.presets import PRESETS
 
-    if prefix in ("bedrock", "bedrock_mantle", "vertex", "anthropic_aws", "anthropic_google"):
+    if prefix in (*ENDPOINTS, "vertex", "anthropic_aws", "anthropic_google"):
         return _in_cloud(prefix, address, variable)
     given: dict[str, Any] = {"base_url": address, "key_env": variable}
     if prefix == "anthropic":
         return AnthropicProvider(**given)
-    if prefix == "google":
-        return GoogleProvider(**given)
+    if prefix in ("google", "google_interactions"):
+        return (GoogleProvider if prefix == "google" else GoogleInteractionsProvider)(**given)
     if prefix == "foundry":
         return FoundryProvider(**given)
     if prefix in PRESETS and PRESETS[prefix].adapter == "openai":
@@ -368,7 +374,7 @@ def _in_cloud(prefix: str, address: str | None, variable: str | None) -> Provide
         return AnthropicGoogleProvider(base_url=address, credentials=key)
     if prefix == "anthropic_aws":
         return AnthropicAwsProvider(key, address)
-    return BedrockProvider(key, address, name=prefix, endpoint="mantle" if prefix == "bedrock_mantle" else "runtime")
+    return BedrockProvider(key, address, name=prefix, endpoint=ENDPOINTS[prefix])
 
 
 def _default_model(models: Models | Provider, settings: Settings) -> tuple[str | None, str]:

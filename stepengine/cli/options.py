@@ -90,6 +90,8 @@ class Options:
         served: The models that a recorded run asked *base_url* for.
         asks: Whether what changes something is asked about where no policy is set, as in a chat.
         policy: The ``Policy`` in place of the one that is set; ``None`` for that one.
+        buffers: The files that are open in the editor which is served; ``None`` for those of the disk.
+        terminals: The terminals of that editor, in which commands are run; ``None`` for processes of this one.
         settings: What is set; ``in_force`` fills it in.
     """
 
@@ -122,6 +124,8 @@ class Options:
     served: tuple[str, ...] = ()
     asks: bool = False
     policy: Any = None
+    buffers: Any = None
+    terminals: Any = None
     config: Config = None
     settings: Settings = Settings()
 

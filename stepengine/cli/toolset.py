@@ -85,10 +85,10 @@ def allowed_tools(options: Options, agents: list[AgentDefinition], journals: Seq
     wanted = {name: spec for name, spec in _specs().items() if name in named}
     try:
         tools: list[ToolLike] = [
-            *file_tools(root, write=options.write, propose=True, withhold=hidden),
+            *file_tools(root, write=options.write, propose=True, withhold=hidden, buffers=options.buffers),
             *search_tools(root, withhold=hidden),
         ]
-        tools += shell_tools(root) if options.shell else []
+        tools += shell_tools(root, terminals=options.terminals) if options.shell else []
     except DefinitionError as error:
         if local := sorted([name for name, spec in wanted.items() if spec.category != "network"]):
             why = error.message.partition(";")[0]

@@ -58,13 +58,15 @@ def _stored() -> dict[str, type[Any]]:
             member = getattr(module, name)
             if isinstance(member, type) and attrs.has(member):
                 found[name] = member
-    how_calls_run = ("Asking", "Control", "Ordinary", "Spawning")
+    how_calls_run = ("Asking", "Control", "Ordinary", "Spawning", "Yielding")
     for name in (
+        "BodyEnd",
         "Ended",
         "HookContext",
         "Hooks",
         "RunInfo",
         "RunResult",
+        "SetOutput",
         "StepContext",
         "ToolBinding",
         "Validated",

@@ -16,13 +16,16 @@ from stepengine.data.estimate import Measured
 from stepengine.data.events import Event
 from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object
 from stepengine.data.makers import maker_of
+from stepengine.data.messages import Source
 from stepengine.data.models import ModelRequest
 from stepengine.data.questions import Question
 from stepengine.data.state import AgentState
 from stepengine.data.yields import Perform
 
 __all__ = (
+    "RUNS",
     "AskPerson",
+    "CallBody",
     "CallFunction",
     "CallModel",
     "CallTool",
@@ -82,7 +85,7 @@ class CallTool:
     tool_name: str
     input: JsonDict = attrs.field(converter=freeze_object)
     tool_call_id: str = ""
-    source: Literal["model", "handler", "hook"] = "model"
+    source: Source = "model"
     arguments: Mapping[str, Any] | None = _hidden(default=None)
     state: Callable[[], AgentState] = _hidden(default=AgentState)
     step_index: int = _hidden(default=0)
@@ -90,6 +93,22 @@ class CallTool:
 
 
 quick_call_tool = maker_of(CallTool)
+
+
+@attrs.frozen(weakref_slot=False)
+class CallBody(CallTool):
+    """
+    One call of a tool that yields: its body is a run of its own, without a model, at the path of this run and *seq* joined by a dot.
+
+    Outcome as that of ``CallTool``; a ``Value`` and a ``Stop`` hold as ``body`` what the body leaves beside its result.
+
+    Attributes:
+        at: What time it is for the caller, which is when the body begins; milliseconds since the root's start.
+        values: What hooks of the caller share with later ones.
+    """
+
+    at: int = _hidden(default=0)
+    values: Mapping[str, Any] = _hidden(factory=JsonDict)
 
 
 @attrs.frozen
@@ -154,7 +173,10 @@ class AskPerson:
     tool_call_id: str = ""
 
 
-Leaf: TypeAlias = CallModel | CallTool | Spawn | CallFunction | AskPerson
+RUNS = (Spawn, CallBody)
+"""The effects that start a run: compare with ``type(effect) in RUNS``."""
+
+Leaf: TypeAlias = CallModel | CallTool | CallBody | Spawn | CallFunction | AskPerson
 """An effect that has a number."""
 
 
@@ -185,4 +207,4 @@ class Notify:
     event: Event
 
 
-Effect: TypeAlias = CallModel | CallTool | Spawn | CallFunction | AskPerson | Gather | Notify
+Effect: TypeAlias = CallModel | CallTool | CallBody | Spawn | CallFunction | AskPerson | Gather | Notify

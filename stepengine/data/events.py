@@ -270,23 +270,29 @@ class ThinkingCompleted(Event):
 
 @attrs.frozen(kw_only=True)
 class ToolStarted(Event):
-    """A tool call began; *category* is that of the tool, such as ``"write"``, whoever called it."""
+    """
+    A tool call began; *category* is that of the tool, such as ``"write"``, whoever called it.
+
+    *child_path* is the path of the run that the body of a tool that yields is, on which its own calls are shown; ``""`` of others.
+    """
 
     tool_name: str
     tool_call_id: str = ""
     input: JsonValue = attrs.field(default=None, converter=freeze)
     source: str = "model"
     category: str = ""
+    child_path: str = ""
 
 
 @attrs.frozen(kw_only=True)
 class ToolFinished(Event):
-    """A tool call ended; *result* has ``is_error`` when it failed."""
+    """A tool call ended; *result* has ``is_error`` when it failed, *child_path* is as in ``ToolStarted``."""
 
     tool_name: str
     tool_call_id: str = ""
     result: ToolResult
     duration_ms: int = 0
+    child_path: str = ""
 
 
 @attrs.frozen(kw_only=True)

@@ -191,6 +191,8 @@ class HookContext:
         overflow: ``pre_step`` only: what the provider said when it refused this step's request as too long. The hooks are
             then called once more, and the call is repeated when one of them changed what the model sees.
         refused_tokens: With *overflow*: how large the refused prompt is by estimate, whatever earlier hooks made of it since.
+        source: ``pre_tool`` and ``post_tool`` only: who asks for the call: ``"model"``, ``"handler"``, or ``"tool"`` for the
+            body of a tool that yields.
     """
 
     state: AgentState
@@ -207,6 +209,7 @@ class HookContext:
     context_window: int | None = None
     overflow: ContextOverflow | None = None
     refused_tokens: int | None = None
+    source: str = ""
     _measured: Measured | None = attrs.field(default=None, repr=False)
 
     @property

@@ -35,6 +35,7 @@ __all__ = (
     "ResultPart",
     "ResultStatus",
     "SideEffect",
+    "Source",
     "TextPart",
     "ThinkingPart",
     "TimeToLive",
@@ -343,6 +344,8 @@ def joined_text(parts: tuple[Any, ...]) -> str:
     return "".join(texts)
 
 
+Source: TypeAlias = Literal["model", "handler", "hook", "tool"]
+"""Who asks for a call of a tool: a model, a handler, a hook, or the body of a tool that yields."""
 ResultStatus: TypeAlias = Literal["ok", "error", "pending", "skipped", "denied", "cancelled"]
 
 
@@ -476,7 +479,7 @@ class ToolCallLog:
     step: int
     duration_ms: int
     tool_call_id: str
-    source: Literal["model", "handler", "hook"] = "model"
+    source: Source = "model"
 
     @property
     def is_error(self) -> bool:

@@ -206,7 +206,7 @@ SAFETY = Fine(
 )
 SERVER_TOOLS = Fine(
     lambda value: type(value) is tuple and all(isinstance(item, ServerTool) for item in value),
-    "a list of WebSearch, UrlContext, CodeExecution and FileSearch",
+    "a list of WebSearch, UrlContext, CodeExecution, FileSearch and Programs",
 )
 
 

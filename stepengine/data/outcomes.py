@@ -12,14 +12,54 @@ from typing import Any, Literal, TypeAlias
 
 import attrs
 
+from stepengine.data.json import JsonValue
 from stepengine.data.makers import maker_of
 from stepengine.data.messages import UserMessage
 from stepengine.data.questions import Question
 from stepengine.data.state import ChildResult
-from stepengine.data.usage import Usage
+from stepengine.data.usage import Spending, Usage
 from stepengine.errors import StepEngineError
 
-__all__ = ("Begun", "Failure", "Gathered", "Outcome", "Single", "Stop", "StopKind", "Value", "quick_value")
+__all__ = (
+    "Begun",
+    "BodyEnd",
+    "Failure",
+    "Gathered",
+    "Outcome",
+    "SetOutput",
+    "Single",
+    "Stop",
+    "StopKind",
+    "Value",
+    "quick_value",
+)
+
+
+@attrs.frozen
+class SetOutput:
+    """The body of a tool has set the output of its caller to *value*, which fits."""
+
+    value: JsonValue
+
+
+@attrs.frozen(kw_only=True, weakref_slot=False)
+class BodyEnd:
+    """
+    What the body of a tool that yields leaves to its caller beside the result.
+
+    Attributes:
+        spending: What the body and the children that it started spent.
+        children: These children.
+        questions: The open questions when it is suspended.
+        changes: What it wants changed in the caller's run, in the order of the addresses in it: ``Change`` or
+            ``SetOutput``; a ``UserMessage`` is one that was sent to it.
+    """
+
+    spending: Spending = Spending()
+    children: tuple[ChildResult, ...] = ()
+    questions: tuple[Question, ...] = ()
+    changes: tuple[Any, ...] = ()
+
 
 StopKind: TypeAlias = Literal["suspended", "cancelled", "shutdown", "limit", "diverged", "crashed"]
 
@@ -34,11 +74,13 @@ class Value:
             JSON for ``CallFunction``, a tuple of ``Answer`` for ``AskPerson``.
         at: Milliseconds since the root's ``created``.
         inputs: User messages that arrived meanwhile.
+        body: For a ``CallBody``, what its body leaves; never stored, since a replay goes through the body again.
     """
 
     value: Any
     at: int = 0
     inputs: tuple[UserMessage, ...] = ()
+    body: BodyEnd | None = attrs.field(default=None, eq=False, repr=False, metadata={"stored": False})
 
 
 quick_value = maker_of(Value)
@@ -83,6 +125,7 @@ class Stop:
             what the caller of the run gets raised, such as the exception by which ``pytest.fail`` works.
         questions: For ``"suspended"``, the open questions, those of children included.
         child: For a ``Spawn``, how its child ended, so that what it spent counts.
+        body: For a ``CallBody``, what its body leaves, so that what it spent counts; never stored.
         begun: For a ``CallModel``, what it had used when it was stopped; ``None`` when nothing is known of that.
     """
 
@@ -92,6 +135,7 @@ class Stop:
     questions: tuple[Question, ...] = ()
     child: ChildResult | None = None
     begun: Begun | None = None
+    body: BodyEnd | None = attrs.field(default=None, metadata={"stored": False})
 
 
 Single: TypeAlias = Value | Failure | Stop

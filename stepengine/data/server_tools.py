@@ -14,8 +14,9 @@ import attrs
 from stepengine.data.checks import COUNT, Fine, fine, or_none
 from stepengine.data.json import JsonDict, freeze_object
 from stepengine.data.messages import strings
+from stepengine.errors import DefinitionError
 
-__all__ = ("CodeExecution", "FileSearch", "ServerTool", "UrlContext", "WebSearch")
+__all__ = ("CodeExecution", "FileSearch", "Programs", "ServerTool", "UrlContext", "WebSearch")
 
 PLACE = ("city", "country", "region", "timezone")
 
@@ -113,5 +114,29 @@ class FileSearch:
     max_results: int | None = attrs.field(default=None, validator=fine(or_none(COUNT)), kw_only=True)
 
 
-ServerTool: TypeAlias = WebSearch | UrlContext | CodeExecution | FileSearch
+@attrs.frozen
+class Programs:
+    """
+    Programs that the model writes and the provider runs, and which call tools of the agent.
+
+    What such a tool gives goes to the program, and to the model only what the program says: many calls are one answer.
+
+    Attributes:
+        tools: The names of the tools that programs may call, at least one; the model does not call them itself.
+        direct: Those of them that the model may call itself, too.
+
+    Raises:
+        DefinitionError: for a value of another kind, and for a name in *direct* that is not in *tools*.
+    """
+
+    tools: tuple[str, ...] = attrs.field(converter=_texts, validator=fine(SOME))
+    direct: tuple[str, ...] = attrs.field(default=(), converter=_texts, validator=fine(TEXTS), kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        if strange := [name for name in self.direct if name not in self.tools]:
+            msg = f"Programs(direct=...) names {strange[0]!r}, which is not among the tools that programs may call: {self.tools!r}"
+            raise DefinitionError(msg)
+
+
+ServerTool: TypeAlias = WebSearch | UrlContext | CodeExecution | FileSearch | Programs
 """A tool that the provider runs itself, for ``ModelSettings(server_tools=...)``."""

@@ -40,6 +40,7 @@ __all__ = (
     "ToolLike",
     "ToolSpec",
     "Validated",
+    "Yielding",
     "parameters_in",
     "quick_validated",
 )
@@ -179,8 +180,8 @@ class Validated:
 quick_validated = maker_of(Validated)
 
 
-How: TypeAlias = Literal["ordinary", "control", "spawns", "asks"]
-"""How a tool runs: a performer does it, the machine itself, child runs, or a person."""
+How: TypeAlias = Literal["ordinary", "control", "spawns", "asks", "yields"]
+"""How a tool runs: a performer does it, the machine itself, child runs, a person, or a run without a model."""
 Action: TypeAlias = Literal[
     "set_output",
     "set_messages",
@@ -282,7 +283,24 @@ class Asking:
     interactor: Interactor | None = None
 
 
-Runs: TypeAlias = Ordinary | Control | Spawning | Asking
+@attrs.frozen
+class Yielding:
+    """
+    A call is a run of its own, without a model: what a generator yields, as a handler's does.
+
+    Attributes:
+        steps: Begins the body, with its context and the validated Python arguments.
+        shown: Turns what the body returned, or the exception that it ended with instead, into the tool's result.
+        uses: What the body may call beside what its caller has: tools, and the names of such; agents, and their ids.
+    """
+
+    how: ClassVar[How] = "yields"
+    steps: Callable[[Any, Mapping[str, Any]], Generator[Any, Any, Any]]
+    shown: Callable[[Any, BaseException | None], ToolResult]
+    uses: tuple[Any, ...] = ()
+
+
+Runs: TypeAlias = Ordinary | Control | Spawning | Asking | Yielding
 """How a call of a tool runs."""
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 
@@ -21,7 +21,7 @@ from stepengine.data.limits import Limits
 from stepengine.data.messages import ToolCallPart, system_reminder
 from stepengine.data.questions import Decision
 from stepengine.data.sources import ToolSource
-from stepengine.data.tools import ToolBinding, ToolLike, ToolSpec
+from stepengine.data.tools import ToolBinding, ToolLike, ToolSpec, Yielding
 from stepengine.engine.loading import bundled_agent, bundled_agents, bundled_id
 from stepengine.engine.schemas import Compiled, compiled
 from stepengine.errors import AgentError, DefinitionError
@@ -33,11 +33,24 @@ from stepengine.tooling.control import set_output_binding
 from stepengine.tooling.makers import MAKERS, line_for
 from stepengine.tooling.spawning import BUILT_IN, carried_by, direct_tool, params_schema
 
-__all__ = ("Agent", "Catalog", "check_hooks", "instructions_note")
+__all__ = ("Agent", "Catalog", "Uses", "check_hooks", "instructions_note")
 
 KEPT = 256
 """How many definitions that were only given for a run stay checked."""
 SPAWNERS = ("spawn_agents", "spawn_agent_inline")
+
+
+class Uses(NamedTuple):
+    """
+    What the body of a tool may call beside what its caller has.
+
+    Attributes:
+        tools: Names of tools.
+        agents: Display names of agents by normalised id.
+    """
+
+    tools: tuple[str, ...]
+    agents: Mapping[str, str]
 
 
 @attrs.frozen(eq=False)
@@ -56,6 +69,7 @@ class Agent:
         limits: The limits that it sets; what it leaves open is taken from the engine's.
         openings: The ``pre_run`` hooks, among *hooks*, by which its sources give it their tools.
         notes: What results of its runs are to say: which agents stand for ids with a publisher.
+        uses: By the name of a tool that yields, what its body may call beside what the agent has.
     """
 
     definition: AgentDefinition
@@ -68,6 +82,7 @@ class Agent:
     limits: Limits
     openings: tuple[Callable[..., Any], ...]
     notes: tuple[str, ...]
+    uses: Mapping[str, Uses]
     _family: Mapping[str, Agent] = attrs.field(repr=False)
 
     def child(self, key: str) -> Agent:
@@ -78,6 +93,11 @@ class Agent:
     def children(self) -> Mapping[str, str]:
         """The display names of the agents that it may spawn, by normalised id."""
         return {key: self.child(key).definition.display_name for key in self.spawnable}
+
+    @cached_property
+    def body_hooks(self) -> Hooks:
+        """The hooks that see the calls which the body of a tool makes; those of runs and steps see none of it."""
+        return Hooks(pre_tool=self.hooks.pre_tool, post_tool=self.hooks.post_tool)
 
     @cached_property
     def note(self) -> str:
@@ -229,6 +249,7 @@ class Catalog:
         notes = [stands_for(*pair) for pair in zip(definition.spawnable_ids, spawnable, strict=True)]
         direct = _direct(definition, [ids[key] for key in spawnable], tools)
         tools |= direct
+        uses = _uses(definition, tools, ids)
         offered = (*listed, *direct)
         schemas = compiled(definition)
         if schemas.output_schema is not None:
@@ -247,6 +268,7 @@ class Catalog:
             limits=definition.limits.over(self._limits),
             openings=openings,
             notes=tuple(filter(None, notes)),
+            uses=uses,
             family=family,
         )
 
@@ -333,6 +355,45 @@ def _spawnable(definition: AgentDefinition, wanted: str, ids: Mapping[str, objec
         msg = f"agent {definition.id!r} may spawn {wanted!r}, which no agent is called; {known}"
         raise DefinitionError(msg)
     return key
+
+
+def _uses(
+    definition: AgentDefinition, tools: dict[str, ToolBinding], ids: Mapping[str, Agent | AgentDefinition]
+) -> dict[str, Uses]:
+    """Return what each tool that yields carries, and add the tools among that to *tools*."""
+    found: dict[str, Uses] = {}
+    waiting = [name for name, binding in tools.items() if type(binding.runs) is Yielding]
+    for name in waiting:
+        names: list[str] = []
+        agents: dict[str, str] = {}
+        for used in tools[name].runs.uses:  # type: ignore[union-attr]  # that of a tool that yields
+            if isinstance(used, ToolLike) and not isinstance(used, str | AgentDefinition):
+                names.append(used.spec.name)
+                if used.spec.name not in tools:
+                    tools[used.spec.name] = used.binding()
+                    waiting += [used.spec.name] if type(used.binding().runs) is Yielding else []
+                elif tools[used.spec.name] != used.binding():
+                    msg = (
+                        f"agent {definition.id!r}: its tool {name!r} uses a tool {used.spec.name!r}, and the agent has another "
+                        "one of that name; names are unique"
+                    )
+                    raise DefinitionError(msg)
+                continue
+            wanted = used.id if isinstance(used, AgentDefinition) else str(used)
+            if wanted in tools:
+                names.append(wanted)
+                continue
+            key = matching_id(wanted, ids)
+            if key is None:
+                msg = (
+                    f"the tool {name!r} of agent {definition.id!r} uses {wanted!r}, which no tool and no agent is called; tools are: "
+                    f"{', '.join(sorted(tools))}; agents are: {', '.join(ids)}{did_you_mean(wanted, [*tools, *ids])}"
+                )
+                raise DefinitionError(msg)
+            other = ids[key]
+            agents[key] = (other.definition if isinstance(other, Agent) else other).display_name
+        found[name] = Uses(tuple(names), agents)
+    return found
 
 
 def _direct(

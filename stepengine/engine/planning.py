@@ -6,6 +6,7 @@ Everything that can be wrong before a run exists is found here.
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -13,24 +14,24 @@ from decimal import Decimal
 from functools import lru_cache, partial
 from random import Random
 from threading import get_ident
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import attrs
 
 from stepengine.data.definition import AgentDefinition, normalised_id
-from stepengine.data.effects import Spawn
+from stepengine.data.effects import CallBody, Spawn
 from stepengine.data.events import LogLine
 from stepengine.data.hooks import HookContext
 from stepengine.data.json import JsonDict, JsonValue, freeze, text_of
 from stepengine.data.limits import Limits
 from stepengine.data.questions import Answer, AnswerLike, Question, answer_problem
 from stepengine.data.state import AgentState, RunInfo, quick_state, suspended_at
-from stepengine.data.tools import ToolSpec
+from stepengine.data.tools import ToolSpec, Yielding
 from stepengine.data.transcript import Transcript
-from stepengine.engine.catalog import Agent, Catalog, instructions_note
+from stepengine.engine.catalog import Agent, Catalog, Uses, instructions_note
 from stepengine.errors import AnswerRejected, DataError, HandlerError, InputError, StepEngineError, UnknownModel
 from stepengine.machine.author import blamed, noted
-from stepengine.machine.plan import RunPlan, quick_plan
+from stepengine.machine.plan import Body, RunPlan, quick_plan
 from stepengine.machine.spawning import matching_id, not_allowed
 from stepengine.models import Models
 from stepengine.runtime.hub import Hub
@@ -165,6 +166,7 @@ class RecordedModels:
     is_whole: bool = False
 
 
+NOTHING_USED = Uses((), {})
 NOTHING_RECORDED = RecordedModels()
 
 
@@ -242,13 +244,16 @@ class Planner:
         )
         return plan, continued(plan, agent, request.previous)
 
-    def child(self, parent: RunPlan, effect: Spawn, path: str) -> tuple[RunPlan, AgentState]:
+    def child(self, parent: RunPlan, effect: Spawn | CallBody, path: str) -> tuple[RunPlan, AgentState]:
         """
-        Return what a child is started with.
+        Return what a child, or the body of a tool, is started with.
 
         Raises:
             StepEngineError: when it must not start: unknown, not allowed, wrong params, no model.
         """
+        if type(effect) is CallBody:
+            return self._body(parent, effect, path)
+        assert type(effect) is Spawn  # noqa: S101 - the second of two
         agent = self._allowed(parent, effect)
         definition, inherited = agent.definition, effect.parent()
         inherits = definition.inherit_parent_system_prompt or effect.is_inline
@@ -327,6 +332,47 @@ class Planner:
             opened=None if path else self._opened,
         )
 
+    def _body(self, parent: RunPlan, effect: CallBody, path: str) -> tuple[RunPlan, AgentState]:
+        """Return what the body of a tool is started with: what its caller has, without its conversation to go on with."""
+        binding, agent = parent.tools[effect.tool_name], cast("Agent", parent.planned_from)
+        runs = cast("Yielding", binding.runs)
+        uses = agent.uses.get(binding.spec.name, NOTHING_USED)
+        arguments = binding.validate(effect.input).arguments if effect.arguments is None else effect.arguments
+        around, seconds = parent.body, binding.spec.timeout
+        body = Body(
+            tool_name=effect.tool_name,
+            tool_call_id=effect.tool_call_id if around is None else around.tool_call_id,
+            by_model=effect.source == "model" if around is None else around.by_model,
+            steps=lambda ctx: runs.steps(ctx, arguments),
+            timeout=None if seconds is None or math.isinf(seconds) else seconds,
+            values=effect.values,
+        )
+        plan = quick_plan(
+            definition=parent.definition,
+            run_id=f"{parent.run_id.removesuffix(_suffix(parent.path))}{_suffix(path)}",
+            path=path,
+            created=parent.created,
+            starts_at=effect.at,
+            random=Random(f"{self.seed}:{path}"),  # noqa: S311
+            model=parent.model,
+            tools=parent.tools,
+            offered=tuple(dict.fromkeys([*parent.offered, *uses.tools])),
+            agents={**(parent.agents or {}), **uses.agents},
+            mend_params=parent.mend_params,
+            planned_from=agent,
+            agent_info=parent.agent_info,
+            hooks=agent.body_hooks,
+            limits=_without_time(parent.given),
+            validate_output=parent.validate_output,
+            decode_output=parent.decode_output,
+            output_json_schema=parent.output_json_schema,
+            info=parent.info,
+            here=self._here,
+            watched=self._watched,
+            body=body,
+        )
+        return plan, _body_state(plan, effect.state())
+
     def _shown_by_parent(self, agent: Agent, definitions: Mapping[str, ToolSpec]) -> _Inherited:
         """Return what a child is shown of its parent's tools; siblings are shown the same."""
         last = self._inherited.get(agent)
@@ -373,11 +419,14 @@ class Planner:
 
     def _allowed(self, parent: RunPlan, effect: Spawn) -> Agent:
         given = effect.definition
-        if isinstance(given, AgentDefinition) and effect.tool_call_id:
+        if isinstance(given, AgentDefinition) and effect.tool_call_id and parent.body is None:
             return self._catalog.find(given)  # a tool of the parent carries it
         agents = parent.agents or {}
         key = matching_id(effect.agent_id, agents)
         if key is None:
+            if parent.body is not None:
+                hint = f"; list it in uses=[...] of the tool {parent.body.tool_name!r}"
+                raise not_allowed(parent.definition.id, effect.agent_id, agents, hint)
             hint = "" if effect.tool_call_id else f"; list it in spawnable_agents=[...] of {parent.definition.id!r}"
             raise not_allowed(parent.definition.id, effect.agent_id, agents, hint)
         if isinstance(given, AgentDefinition):
@@ -508,6 +557,29 @@ def _within(limits: Limits, given: Limits, depth: int | None) -> Limits:
         if most is not None and (own is None or Decimal(str(own)) > Decimal(str(most))):
             lower[name] = most
     return attrs.evolve(limits, **lower) if lower else limits
+
+
+@lru_cache(256)
+def _without_time(limits: Limits) -> Limits:
+    """Return *limits* without a time: that of its caller holds for the body of a tool."""
+    return limits if limits.max_seconds is None else attrs.evolve(limits, max_seconds=None)
+
+
+def _body_state(plan: RunPlan, caller: AgentState) -> AgentState:
+    """Return the state that the body of a tool starts from: it sees the conversation of its caller, and has no steps."""
+    return quick_state(
+        run_id=plan.run_id,
+        agent_id=plan.definition.id,
+        parent_id=caller.run_id,
+        ancestor_run_ids=(*caller.ancestor_run_ids, caller.run_id),
+        message_history=caller.message_history,
+        view=caller.view,
+        system_prompt=caller.system_prompt,
+        tool_definitions=caller.tool_definitions,
+        context=caller.context,
+        # What is shown of its calls stands beside those of its caller.
+        id_prefix=f"c{plan.path.replace('.', '_')}_",
+    )
 
 
 def continued(plan: RunPlan, agent: Agent, previous: AgentState | None) -> AgentState:

@@ -22,12 +22,25 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, cast
 
 import attrs
 
-from stepengine.data.effects import AskPerson, CallFunction, CallModel, CallTool, Effect, Gather, Leaf, Notify, Spawn
+from stepengine.data.effects import (
+    RUNS,
+    AskPerson,
+    CallBody,
+    CallFunction,
+    CallModel,
+    CallTool,
+    Effect,
+    Gather,
+    Leaf,
+    Notify,
+    Spawn,
+)
 from stepengine.data.functions import PACKAGE
 from stepengine.data.hooks import HOOK_POINTS, Hooks
 from stepengine.data.models import ModelRequest
 from stepengine.data.outcomes import Failure, Gathered, Outcome, Single, Stop, Value
 from stepengine.data.state import AgentState, ChildResult, RunStatus
+from stepengine.data.tools import Yielding
 from stepengine.data.transcript import Transcript
 from stepengine.engine.options import AgentLike
 from stepengine.errors import ReplayDivergence, StepEngineError
@@ -51,9 +64,10 @@ if TYPE_CHECKING:
 
 __all__ = ("Frame", "FrameKind", "HookCall", "Moment", "Stepper")
 
-FrameKind: TypeAlias = Literal["handler", "helper", "hook", "package", "opaque"]
+FrameKind: TypeAlias = Literal["handler", "helper", "hook", "tool", "package", "opaque"]
+TOPS = ("handler", "hook", "tool")
 STORED_AS: Mapping[type[Leaf], str] = {
-    CallModel: "CallModel", CallTool: "CallTool", Spawn: "Spawn", CallFunction: "Perform", AskPerson: "Ask",
+    CallModel: "CallModel", CallTool: "CallTool", CallBody: "CallTool", Spawn: "Spawn", CallFunction: "Perform", AskPerson: "Ask",
 }  # fmt: skip
 """The name of each effect in a record."""
 MAX_FRAMES = 100
@@ -71,7 +85,7 @@ class Frame:
         line: The line that waits; 0 where there is none.
         source: The text of that line, as the file has it now; ``""`` where that cannot be read.
         locals: Its variables, a copy: the objects themselves.
-        kind: ``handler`` and ``hook`` are the functions that the machine called, ``helper`` a generator that they wait for,
+        kind: ``handler``, ``hook`` and ``tool`` are the functions that the machine called, ``helper`` a generator that they wait for,
             ``package`` one of this package, ``opaque`` what cannot be looked into, such as an iterator.
         globals: What its code sees as globals.
     """
@@ -172,7 +186,7 @@ class _Tape:
         if history.is_complete:
             return None
         asked = [address for address, _ in history.open_questions().values()]
-        left = [a for a, i in history.intents.items() if a not in history.results and a != ROOT and i.type != "Spawn"]
+        left = [a for a, i in history.intents.items() if a not in history.results and a != ROOT and not i.begins_run]
         # What was cancelled with a run that has ended never finishes.
         return next((a for a in [*asked, *left] if not self._is_over(a[0])), None)
 
@@ -363,7 +377,7 @@ class Stepper:
         item = run.waits.get(seq)
         if item is None:
             raise self._left(run, (run.path, seq))
-        outcome = self._of_child(item, known) if type(item.effect) is Spawn else self._replayer.answer(known, item)
+        outcome = self._of_run(item, known) if type(item.effect) in RUNS else self._replayer.answer(known, item)
         self.position += 1
         self._at = max(self._at, known.at)
         run.slots[seq] = outcome
@@ -446,13 +460,13 @@ class Stepper:
         item = parent.waits.get(seq)
         if item is None:
             raise self._left(parent, (above, seq))
-        plan, state = self._services.planner(parent.plan, cast("Spawn", item.effect), path)
+        plan, state = self._services.planner(parent.plan, item.effect, path)
         return self._start(plan, state, path)
 
-    def _of_child(self, item: Item, known: Result) -> Single:
-        """Return what a child gave, which is what is recorded of it."""
-        effect, address = cast("Spawn", item.effect), (item.path, item.effect.seq)
-        refused = self._replayer.refused_child(address, item)
+    def _of_run(self, item: Item, known: Result) -> Single:
+        """Return what a child, or the body of a tool, gave, which is what is recorded of it."""
+        effect, address = item.effect, (item.path, item.effect.seq)
+        refused = self._replayer.refused_run(address, item)
         if refused is not None:
             return refused
         path = child_path(*address)
@@ -461,11 +475,14 @@ class Stepper:
         except ReplayDivergence:
             raise
         except StepEngineError as error:
-            child: ChildResult = ChildResult(agent_id=effect.agent_id, status=RunStatus.FAILED, error=error)
+            if type(effect) is CallBody:
+                raise
+            child: ChildResult = ChildResult(agent_id=effect.agent_id, status=RunStatus.FAILED, error=error)  # type: ignore[union-attr]
+            given = Value(child, known.at)
         else:
-            child = self._ended(run).as_child(is_inline=effect.is_inline)
+            given = _given_by(self._ended(run), item, known.at)
             del self._runs[path]
-        confirmed = self._replayer.confirm(known, Value(child, known.at), item)
+        confirmed = self._replayer.confirm(known, given, item)
         assert confirmed is not None  # noqa: S101 - nothing is performed, so nothing can be new
         return confirmed
 
@@ -482,11 +499,14 @@ class Stepper:
         address = (item.path, item.effect.seq)
         if type(item.effect) is AskPerson:
             return self._replayer.halt(item.path, shown_questions(item))
-        if type(item.effect) is not Spawn or not self._replayer.has_begun(address):
+        if type(item.effect) not in RUNS or not self._replayer.has_begun(address):
             return attrs.evolve(self._replayer.halt(item.path, ()), begun=self._replayer.begun(item))
         path = child_path(*address)
-        child = self._ended(self._reached(path)).as_child(is_inline=item.effect.is_inline)
+        ended = self._ended(self._reached(path))
         del self._runs[path]
+        if type(item.effect) is CallBody:
+            return attrs.evolve(self._replayer.halt(item.path, ended.pending), body=ended.as_body())
+        child = ended.as_child(is_inline=cast("Spawn", item.effect).is_inline)
         return attrs.evolve(self._replayer.halt(item.path, child.questions), child=child)
 
     # --- looking ------------------------------------------------------------------------------------------------------
@@ -522,7 +542,7 @@ class Stepper:
 
     def outermost(self) -> Frame | None:
         """Return the frame of the handler or hook alone, if one waits; raises as ``moment``."""
-        return next((frame for frame in self._frames() if frame.kind in ("handler", "hook")), None)
+        return next((frame for frame in self._frames() if frame.kind in TOPS), None)
 
     def _frames(self) -> Iterator[Frame]:
         address = self._here()
@@ -593,6 +613,15 @@ def _ended(finished: Finished) -> str:
     return said if error is None else f"{said} with {type(error).__name__}: {getattr(error, 'message', error)}"
 
 
+def _given_by(ended: Finished, item: Item, at: int) -> Value:
+    """Return what the run that an effect started gave."""
+    effect = item.effect
+    if type(effect) is CallBody:
+        runs = cast("Yielding", item.plan.tools[effect.tool_name].runs)
+        return Value(ended.as_tool_result(runs), at, body=ended.as_body())
+    return Value(ended.as_child(is_inline=cast("Spawn", effect).is_inline), at)
+
+
 def _said(effect: Leaf) -> str:
     """Return what an effect asks for, in a line."""
     match effect:
@@ -650,6 +679,12 @@ def _state_in(error: BaseException) -> AgentState | None:
     return None
 
 
+def _top_of(author: Author) -> FrameKind:
+    if author.what.startswith("handle_steps"):
+        return "handler"
+    return "tool" if author.what.startswith("the tool") else "hook"
+
+
 def _frames(machine: object) -> Iterator[Frame]:
     """Give the frames of the author's generator that a machine waits for: of a hook, where one was called."""
     author: Author | None = None
@@ -658,7 +693,7 @@ def _frames(machine: object) -> Iterator[Frame]:
             author = value if type(value) is Author else author
     if author is None:
         return
-    top: FrameKind = "handler" if author.what.startswith("handle_steps") else "hook"
+    top = _top_of(author)
     for generator in _chain(author.steps):
         frame: FrameType | None = getattr(generator, "gi_frame", None)
         if frame is None:
@@ -675,7 +710,7 @@ def _frames(machine: object) -> Iterator[Frame]:
             kind=kind,
             globals=frame.f_globals,
         )
-        top = top if kind == "package" and top == "hook" else "helper"
+        top = top if kind == "package" and top != "handler" else "helper"
 
 
 # --- noting hooks ---------------------------------------------------------------------------------------------------

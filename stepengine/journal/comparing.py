@@ -141,7 +141,7 @@ class _Sides:
         places = shown_address(a.path, a.seq), shown_address(b.path, b.seq)
         if not equal:
             yield RunChange("changed", *places, verb(b.effect), tuple(self._fields(a, b)))
-        if a.type == "Spawn":
+        if a.begins_run and b.begins_run:
             yield from self._runs(child_path(a.path, a.seq), child_path(b.path, b.seq))
         yield from self._outcomes((a.path, a.seq), (b.path, b.seq), "outcome", verb(b.effect))
 

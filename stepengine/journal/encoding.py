@@ -18,7 +18,7 @@ from zlib import crc32
 import attrs
 
 from stepengine.data.codec import STORED, bare, bare_any, restored, restored_any, written, written_any
-from stepengine.data.effects import AskPerson, CallFunction, CallModel, CallTool, Spawn
+from stepengine.data.effects import RUNS, AskPerson, CallBody, CallFunction, CallModel, CallTool, Spawn
 from stepengine.data.fields import PLAIN, within
 from stepengine.data.json import freeze, quoted, thaw
 from stepengine.data.messages import TextPart, ToolCallPart, ToolResult
@@ -88,6 +88,8 @@ def describe(item: Item) -> CallModel | Form:
             }
             if is_repeatable(item):
                 form["idempotent"] = True
+            if type(effect) is CallBody:
+                form["yields"] = True
             return form
         case Spawn():
             form = {"type": "Spawn", "agent_id": effect.agent_id, "prompt": effect.prompt, "params": effect.params}
@@ -148,16 +150,21 @@ def must_last(item: Item, form: Any) -> bool:
     effect = item.effect
     if type(effect) is AskPerson:
         return True
+    if type(effect) in RUNS:
+        return False
     if type(effect) is CallTool:
         binding = item.plan.tools.get(effect.tool_name)
         if binding is not None and binding.spec.category == "write":
             return not binding.spec.annotations.read_only
-    return type(effect) is not Spawn and not form.get("idempotent")
+    return not form.get("idempotent")
 
 
 def touched_world(form: object) -> bool:
     """Return whether a recorded effect may have changed something outside that a second time would change again."""
-    return isinstance(form, Mapping) and form["type"] in ("CallTool", "Perform") and not form.get("idempotent")
+    if not isinstance(form, Mapping) or form["type"] not in ("CallTool", "Perform"):
+        return False
+    # What the body of a tool did is in its own effects.
+    return not (form.get("idempotent") or form.get("yields"))
 
 
 def questions_of(form: object) -> tuple[Question, ...]:

@@ -83,7 +83,7 @@ class _Part(NamedTuple):
 
 
 def parent_of(path: str) -> Address:
-    """Return the address of the Spawn that started the run at *path*; the root's is ``("", -1)``."""
+    """Return the address of what started the run at *path*: a Spawn, or the call of a tool that yields; the root's is ``("", -1)``."""
     if not path:
         return ROOT
     parent, _, seq = path.rpartition(".")
@@ -270,7 +270,7 @@ class History:
         if expected is None:
             expected = 0
             if parent_of(path) not in self.intents:
-                return f"no Spawn started a run at path {path!r}"
+                return f"nothing started a run at path {path!r}"
         if seq != expected:
             return f"the next effect of path {path!r} is {shown_address(path, expected)}, not #{seq}"
         return "" if self._may_follow(record) else f"{shown_address(path, seq - 1)} before it has no result"

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import attrs
 
-from stepengine.data.effects import AskPerson, CallModel, Spawn
+from stepengine.data.effects import RUNS, AskPerson, CallBody, CallModel, Spawn
 from stepengine.data.json import ABSENT
 from stepengine.data.messages import ToolCallPart
 from stepengine.data.models import ModelReply
-from stepengine.data.outcomes import Begun, Failure, Single, Stop, Value
+from stepengine.data.outcomes import Begun, BodyEnd, Failure, Single, Stop, Value
 from stepengine.data.questions import Answer, answered
 from stepengine.data.state import AgentState, ChildResult
 from stepengine.data.usage import Usage, add_cost
@@ -50,6 +50,8 @@ __all__ = (
 
 def recalled(history: History, plan: RunPlan, state: AgentState) -> tuple[RunPlan, AgentState]:
     """Return *plan* and *state* of a run with what was looked up for it when it was recorded, as far as it was."""
+    if plan.body is not None:
+        return plan, state
     prompt = history.prompts.get(plan.path)
     if prompt is not None and not isinstance(plan.definition.system_prompt, str):
         state = attrs.evolve(state, system_prompt=prompt)
@@ -61,6 +63,8 @@ def recalled(history: History, plan: RunPlan, state: AgentState) -> tuple[RunPla
 
 def lookups(plan: RunPlan, state: AgentState) -> Iterator[Input]:
     """Give the records of what was looked up for a run."""
+    if plan.body is not None:
+        return
     if not isinstance(plan.definition.system_prompt, str):
         yield Input(plan.path, -1, 0, {"type": "SystemPrompt", "text": state.system_prompt})
     if plan.context_window is not None:
@@ -237,8 +241,8 @@ class Recorder:
         run, replayer = self._run, self._replayer
         if run.fatal is not None:
             return self._stopped(run.fatal)
-        if type(item.effect) is Spawn:
-            return self._spawn(item, io)
+        if type(item.effect) in RUNS:
+            return self._start_run(item, io)
         if replayer is not None:
             address = (item.path, item.effect.seq)
             known = replayer.result(address)
@@ -274,25 +278,27 @@ class Recorder:
         stop = self._replayer.halt(item.path, shown_questions(item) if type(item.effect) is AskPerson else ())
         return attrs.evolve(stop, begun=self._replayer.begun(item))
 
-    async def _spawn(self, item: Item, io: IO) -> Single:
-        """Run a child over its own records; what its parent's record says of it is a check."""
+    async def _start_run(self, item: Item, io: IO) -> Single:
+        """Run a child, or the body of a tool, over its own records; what its parent's record says of it is a check."""
         run, replayer = self._run, self._replayer
         address = (item.path, item.effect.seq)
-        refused = replayer.refused_child(address, item) if replayer is not None else None
+        refused = replayer.refused_run(address, item) if replayer is not None else None
         if refused is not None:
             return refused
         begun = replayer is not None and replayer.has_begun(address)
         outcome = await self._inner.perform(item._replace(has_begun=True) if begun else item, io)
         child = _child(outcome)
         if run.fatal is not None:
-            return Stop("diverged", run.timing.last, run.fatal, child=child)
+            return _halted_with(Stop("diverged", run.timing.last, run.fatal), child)
         known = replayer.result(address) if replayer is not None else None
+        if known is not None and self._cleans and type(outcome) is Value and type(item.effect) is CallBody:
+            outcome = self._settled(item, outcome, known.at)
         confirmed = replayer.confirm(known, outcome, item) if replayer is not None and known is not None else None
         if confirmed is not None:
             return confirmed
         if replayer is not None and not replayer.is_live(item.path):
             stop = replayer.halt(item.path, child.questions if child is not None else ())
-            return attrs.evolve(stop, child=child)
+            return _halted_with(stop, child)
         return await self._kept(item, outcome, [])
 
     def _noting(self, item: Item, io: IO, attempts: list[object]) -> IO:
@@ -413,7 +419,8 @@ class Recorder:
         """Return whether nobody but the machine sees a reply: the run has no handler and no hooks, and nothing traces it."""
         known, is_unseen = self._unseen
         if known is not plan:
-            is_unseen = plan.definition.handle_steps is None and not plan.hooks and not self._run.is_traced
+            is_alone = plan.definition.handle_steps is None and plan.body is None
+            is_unseen = is_alone and not plan.hooks and not self._run.is_traced
             self._unseen = plan, is_unseen
         return is_unseen
 
@@ -448,13 +455,19 @@ class Recorder:
         if type(outcome) is Failure:
             outcome = Failure(storable(outcome.error), at, outcome.inputs)
         else:
-            outcome = Value(outcome.value, at, outcome.inputs)  # type: ignore[union-attr]
+            outcome = Value(outcome.value, at, outcome.inputs, outcome.body)  # type: ignore[union-attr]
         if not self._cleans or type(item.effect) is Spawn:
             return outcome
         redactor = self._run.source.redactor
         members = outcome_members(outcome)
         clean = redactor.seen(members) if redactor.suspicious(to_text(members)) else members
-        return outcome if clean == members else outcome_of({**clean, "at": at})
+        if clean == members:
+            return outcome
+        cleaned = outcome_of({**clean, "at": at})
+        if type(cleaned) is Value and type(outcome) is Value and outcome.body is not None:
+            # What a body leaves is its caller's, and is no record.
+            return attrs.evolve(cleaned, body=outcome.body)
+        return cleaned
 
     def _keep_taken(self, item: Item, outcome: Single) -> None:
         """Keep who said what came of an effect in doubt: nothing but their word stands behind that result."""
@@ -478,9 +491,19 @@ class Recorder:
                 self._append(Input(item.path, effect.seq, at, {"type": "Answered", **said}))
 
 
-def _child(outcome: Single) -> ChildResult | None:
+def _halted_with(stop: Stop, ended: ChildResult | BodyEnd | None) -> Stop:
+    """Return *stop* with how the run ended that an effect started."""
+    if type(ended) is BodyEnd:
+        return attrs.evolve(stop, body=ended)
+    return attrs.evolve(stop, child=cast("ChildResult | None", ended))
+
+
+def _child(outcome: Single) -> ChildResult | BodyEnd | None:
+    """Return how the run ended that an effect started."""
     if type(outcome) is Stop:
-        return outcome.child
+        return outcome.child or outcome.body
+    if type(outcome) is Value and outcome.body is not None:
+        return outcome.body
     value = getattr(outcome, "value", None)
     return value if isinstance(value, ChildResult) else None
 

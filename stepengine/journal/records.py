@@ -76,7 +76,14 @@ Shape = Mapping[str, type]
 
 EFFECTS: Mapping[str, Shape] = {
     "CallModel": {"purpose": str, "request": dict},
-    "CallTool": {"tool_name": str, "input": ANY, "tool_call_id": str, "source": str, "idempotent?": bool},
+    "CallTool": {
+        "tool_name": str,
+        "input": ANY,
+        "tool_call_id": str,
+        "source": str,
+        "idempotent?": bool,
+        "yields?": bool,
+    },
     "Spawn": {"agent_id": str, "prompt": str, "params": ANY, "tool_call_id?": str},
     "Perform": {"name": str, "args": list, "kwargs": dict, "idempotent?": bool},
     "Ask": {"questions": list, "purpose": str, "tool_call_id?": str},
@@ -343,6 +350,12 @@ class Intent:
             effect = self.effect
             self._type = "CallModel" if type(effect) is CallModel else str(cast("Any", effect)["type"])
         return self._type
+
+    @property
+    def begins_run(self) -> bool:
+        """Whether it starts a run at a path of its own: a child, or the body of a tool that yields."""
+        kind = self.type
+        return kind == "Spawn" or (kind == "CallTool" and "yields" in cast("Any", self.effect))
 
     @property
     def subject(self) -> Any:

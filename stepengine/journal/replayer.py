@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from stepengine.data.effects import AskPerson, CallModel
+from stepengine.data.effects import AskPerson, CallBody, CallModel, Spawn
 from stepengine.data.json import JsonDict
+from stepengine.data.messages import ToolResult
 from stepengine.data.outcomes import Begun, Failure, Single, Stop, Value
 from stepengine.data.questions import Answer, Question
 from stepengine.data.state import ChildResult, RunStatus
@@ -32,7 +33,7 @@ from stepengine.journal.divergence import (
     parked_at,
     verb,
 )
-from stepengine.journal.encoding import comparable, outcome_members, questions_of, restored, touched_world
+from stepengine.journal.encoding import bare, comparable, outcome_members, questions_of, restored, touched_world
 from stepengine.journal.fingerprints import Fingerprints
 from stepengine.journal.history import History, changes_since, parent_of
 from stepengine.journal.records import ROOT, Address, Intent, Result, shown_address
@@ -308,12 +309,12 @@ class Past:
             asked: The effect.
             models: Whether model calls may be equal, too; by default each is new.
         """
-        if asked.type == "Spawn" or (asked.type == "CallModel" and not models):
+        if asked.begins_run or (asked.type == "CallModel" and not models):
             return None
         if self._by_print is None:
             self._by_print = {}
             for address, intent in reversed(self.history.intents.items()):
-                if intent.type != "Spawn" and address in self.history.results:
+                if not intent.begins_run and address in self.history.results:
                     intent.fp = intent.fp or self.prints.of(intent.effect)
                     self._by_print.setdefault(intent.fp, {}).setdefault(address[0], []).append(address)
         asked.fp = asked.fp or self.prints.of(asked.effect)
@@ -389,6 +390,10 @@ class Past:
         """Return the fingerprint of how a child ended."""
         return self.prints.value(comparable(child))
 
+    def result_print(self, result: ToolResult) -> str:
+        """Return the fingerprint of the result of a tool that yields."""
+        return self.prints.value(bare(result))
+
     def _child_fields(self, known: Any, child: ChildResult) -> Sequence[Field]:
         clean = self.prints.redactor.value
         return list(fields_between(clean(comparable(known)), clean(comparable(child))))
@@ -438,13 +443,18 @@ class Past:
         return self._error((item.path, item.effect.seq), "extra", said, (item, machine))
 
     def other_result(
-        self, known: Value | Failure, now: Value | Failure, item: Item, machine: object
+        self,
+        known: Value | Failure,
+        now: Value | Failure,
+        item: Item,
+        machine: object,
+        kind: DivergenceKind = "live_result",
     ) -> ReplayDivergence:
-        """Return the error for an effect that was performed again and had another result."""
+        """Return the error for an effect that was performed again, or a body that ran again, and had another result."""
         fields = self._result_fields(known, now)
         said = f"{verb(self.history.intents[item.path, item.effect.seq].effect)} has another result than was recorded"
         place = (item.path, item.effect.seq)
-        return self._error(place, "live_result", said, (item, machine), fields=fields)
+        return self._error(place, kind, said, (item, machine), fields=fields)
 
     def same_result(self, known: Value | Failure, now: Value | Failure) -> bool:
         """Return whether an effect that was performed again had the recorded result."""
@@ -700,6 +710,8 @@ class Replayer:
     def _stop_in(self, ended: Result) -> Stop | None:
         """Return what stopped a recorded child from outside, such as its time limit, if anything did."""
         child: object = getattr(self._past.history.outcome(ended), "value", None)
+        if isinstance(child, ToolResult):
+            return Stop("cancelled") if child.status == "cancelled" else None
         return stop_of(child.status, child.error) if isinstance(child, ChildResult) else None
 
     def was_begun(self, address: Address) -> bool:
@@ -750,13 +762,13 @@ class Replayer:
             made = Result(item.path, item.effect.seq, known.at, outcome, known.attempts, writes=writes)
             self._run.append(made)
 
-    def refused_child(self, address: Address, item: Item) -> Single | None:
-        """Return the recorded result of a child that never started; it must not start now."""
+    def refused_run(self, address: Address, item: Item) -> Single | None:
+        """Return the recorded result of a child, or of the body of a tool, that never started; it must not start now."""
         known = self.result(address)
         if known is None:
             return None
         outcome = self._past.history.outcome(known)
-        refused = type(outcome) is not Value or is_refused(outcome.value)
+        refused = type(outcome) is not Value or (type(item.effect) is Spawn and is_refused(outcome.value))
         return self.answer(known, item) if refused else None
 
     def has_begun(self, address: Address) -> bool:
@@ -773,9 +785,13 @@ class Replayer:
         """
         run, past = self._run, self._past
         recorded: Any = past.history.outcome(known)
-        if type(outcome) is Value and past.same_child(recorded, outcome.value):
+        if type(item.effect) is CallBody:
+            same = type(outcome) is Value and past.same_result(recorded, outcome)
+        else:
+            same = type(outcome) is Value and past.same_child(recorded, outcome.value)
+        if same:
             self._came_by(known, recorded, item)
-            return Value(outcome.value, known.at, recorded.inputs)
+            return Value(outcome.value, known.at, recorded.inputs, outcome.body)  # type: ignore[union-attr]  # it is the same
         if run.mode.cuts_off:
             self._cut_off((item.path, item.effect.seq + 1))
             return None
@@ -784,6 +800,8 @@ class Replayer:
     def _other_end(self, known: Result, recorded: Any, outcome: Single, item: Item) -> Single:
         """Return the recorded end of a child that ended in another way now, where that serves nevertheless."""
         run, past, address = self._run, self._past, (item.path, item.effect.seq)
+        if type(item.effect) is CallBody:
+            return self._other_result(known, recorded, outcome, item)
         error = past.other_child(recorded, outcome, item, run.machines.get(item.path))
         child: object = outcome.value if type(outcome) is Value else None
         if not isinstance(child, ChildResult):
@@ -803,6 +821,22 @@ class Replayer:
         self._came_by(known, recorded, item)
         ended = attrs.evolve(child, status=was.status, output=output, text=was.text, error=was.error)
         return Value(ended, known.at, recorded.inputs)
+
+    def _other_result(self, known: Result, recorded: Any, outcome: Single, item: Item) -> Single:
+        """Return the recorded result of the body of a tool that gave another one now, where that serves nevertheless."""
+        run, past = self._run, self._past
+        if type(outcome) is not Value:
+            msg = f"the body of the tool {item.effect.tool_name!r} was stopped where it is recorded to have ended"  # type: ignore[union-attr]
+            raise run.fail(JournalError(msg))
+        error = past.other_result(recorded, outcome, item, run.machines.get(item.path), "changed")
+        fp = past.result_print(outcome.value)
+        if not past.was_kept((item.path, item.effect.seq), fp):
+            if self._leeway.keeps:
+                run.keep((item.path, item.effect.seq), fp)
+            else:
+                self._accept(error)
+        self._came_by(known, recorded, item)
+        return Value(recorded.value, known.at, recorded.inputs, outcome.body)
 
     def begun(self, item: Item) -> Begun | None:
         """Return what a model call had used when it was stopped; ``None`` when nothing is known of that."""

@@ -316,7 +316,7 @@ class Rerunner(Replayer):
         known = self._past.intent(address)
         if known is None:
             return self._meets_no_record(address, asked, item)
-        if self._is_broken and asked.type != "Spawn" and self._past.result(address) is None:
+        if self._is_broken and not asked.begins_run and self._past.result(address) is None:
             return self._goes_on(address, asked, item)  # it was begun when a crash ended the record
         if self._past.equals(known, asked) or self._past.was_kept(address, asked.fp):
             self._past.use(address)
@@ -362,7 +362,7 @@ class Rerunner(Replayer):
     def _goes_on(self, address: Address, asked: Intent, item: Item) -> bool:
         """Return whether something recorded or made up answers an effect; if not, it is performed."""
         count, past, rules = self._count, self._past, self._rules
-        if asked.type == "Spawn":
+        if asked.begins_run:
             return False
         place = past.same_elsewhere(asked, models=rules.reuse and address != rules.at)
         if place is not None:

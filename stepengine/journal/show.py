@@ -241,9 +241,8 @@ class _Path:
         tree: Tree = {"kind": kind, "name": form[name]}
         if kind == "tool":
             source = form["source"] if form["source"] != "model" else None
-            return (
-                tree | _filled(call=self._call(form["tool_call_id"]), source=source) | {"input": plain(form["input"])}
-            )
+            tree |= _filled(call=self._call(form["tool_call_id"]), source=source) | {"input": plain(form["input"])}
+            return tree | _Path(self._history, child_path(self._path, seq)).told() if "yields" in form else tree
         if kind == "perform":
             return tree | _filled(args=plain(form["args"]), kwargs=plain(form["kwargs"]))
         tree |= _filled(

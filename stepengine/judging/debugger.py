@@ -539,7 +539,7 @@ def outcome_text(outcome: Any, texts: SafeTexts) -> str:
 def summary_of(moment: Moment, texts: SafeTexts) -> dict[str, Any]:
     """Return what ``diff`` compares of a moment."""
     state: AgentState = moment.state
-    frame = next((each for each in moment.frames if each.kind in ("handler", "hook")), None)
+    frame = next((each for each in moment.frames if each.kind in ("handler", "hook", "tool")), None)
     return {
         "agent": moment.agent_id,
         "messages": [f"{message.role}: {texts.clean(message.text, 100)}" for message in state.message_history],

@@ -27,9 +27,11 @@ from stepengine.machine.protocol import Flow
 from stepengine.machine.signals import Stopped, merged
 from stepengine.machine.state import RunState
 
-__all__ = ("called_by_model", "run_batch")
+__all__ = ("RUN_FREELY", "called_by_model", "run_batch")
 
 UNSAID = Answer()
+RUN_FREELY = ("ordinary", "yields")
+"""Calls that may run beside others of one reply: what they need is none of the run's own."""
 SPENT = "a limit of the run was spent"
 MAX_EDITS = 10
 UNSTEADY = "Not run: whenever a person approves an input of this call, a hook makes another one of it."
@@ -82,7 +84,7 @@ def run_batch(run: RunState, members: Sequence[Member], asked: Parallel[object] 
 
 def _is_parallel(calls: Sequence[Call]) -> bool:
     known = [(call.how, call.spec) for call in calls if call.spec is not None]
-    return all(spec.parallel_safe and not spec.ends_turn and how == "ordinary" for how, spec in known)
+    return all(spec.parallel_safe and not spec.ends_turn and how in RUN_FREELY for how, spec in known)
 
 
 def _in_turn(run: RunState, calls: Sequence[Call]) -> Flow[None]:
@@ -237,7 +239,7 @@ def _is_valid(call: Call) -> bool:
     try:
         call.validate()
     except StepEngineError as error:
-        if call.source == "handler":
+        if call.source != "model":
             raise
         call.fail(error)
         return False
@@ -246,7 +248,7 @@ def _is_valid(call: Call) -> bool:
 
 def _judged(call: Call) -> Flow[Sequence[_Asking]]:
     """Ask the ``pre_tool`` hooks about a valid call; return what a person must decide."""
-    decision = yield from hooks.judge_call(call.run, call.judged_call, call.revalidate)
+    decision = yield from hooks.judge_call(call.run, call.judged_call, call.source, call.revalidate)
     if decision is None:
         return ()
     if decision.kind == "ask" and call.spec is not None and call.spec.requires_permission:
@@ -353,7 +355,7 @@ def _edited(call: Call, answer: Answer) -> Flow[Sequence[_Asking]]:
         message = f"A person changed the input of this call, and it does not fit: {error.message}"
     else:
         approved = call.input
-        decision = yield from hooks.judge_call(call.run, call.judged_call, call.revalidate)
+        decision = yield from hooks.judge_call(call.run, call.judged_call, call.source, call.revalidate)
         allowed = decision is None or decision.kind != "deny"
         if allowed and call.input != approved and call.edits < MAX_EDITS:
             # A hook made something else of what was approved, and what was approved is what runs.
@@ -388,5 +390,5 @@ def _decided(call: Call, decision: str, rule_id: str | None, answer: Answer = UN
 def _after(call: Call) -> Flow[None]:
     """Let the ``post_tool`` hooks look at a call that ran."""
     if call.run.plan.hooks.post_tool and call.result is not None and not call.is_closed:
-        result = yield from hooks.post_tool(call.run, call.judged_call, call.result)
+        result = yield from hooks.post_tool(call.run, call.judged_call, call.source, call.result)
         call.replace(named(result, call.asked))

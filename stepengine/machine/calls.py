@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from difflib import get_close_matches
 from functools import partial
-from typing import Any, Literal, TypeAlias, assert_never, cast
+from typing import Any, TypeAlias, assert_never, cast
 
 import attrs
 
@@ -21,12 +21,12 @@ from stepengine.data import events as ev
 from stepengine.data import yields as y
 from stepengine.data.effects import Leaf, Notify, quick_call_tool
 from stepengine.data.json import JsonDict
-from stepengine.data.messages import ToolCallPart, ToolResult, quick_call, quick_log, quick_result
+from stepengine.data.messages import Source, ToolCallPart, ToolResult, quick_call, quick_log, quick_result
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.questions import Question
 from stepengine.data.state import ChildResult
-from stepengine.data.tools import Asking, Control, How, Ordinary, Spawning, ToolBinding, ToolSpec, Validated
+from stepengine.data.tools import Asking, Control, How, Ordinary, Spawning, ToolBinding, ToolSpec, Validated, Yielding
 from stepengine.data.transcript import Transcript
 from stepengine.errors import (
     HandlerError,
@@ -63,7 +63,6 @@ __all__ = (
     "unavailable_here",
 )
 
-Source = Literal["model", "handler", "hook"]
 EXAMPLES = "Examples: "
 """How the line begins in the description of a tool that shows inputs."""
 NEAR = 0.7
@@ -203,12 +202,15 @@ class Child(Member):
     def effects(self) -> Sequence[Leaf]:
         """Return the ``Spawn``."""
         run, asked = self.run, self._asked
+        body = run.plan.body
         self.handed_out = (
             ef.Spawn(
                 run.number(),
                 self._agent_id(),
                 asked.prompt,
                 run.plan.mend_params(asked.agent, asked.params) if asked.params else asked.params,
+                # A child that the body of a model's call starts is one that the model asked for.
+                "" if body is None or not body.by_model else body.tool_call_id,
                 definition=None if isinstance(asked.agent, str) else asked.agent,
                 parent=run.inheritable,
                 of=self._of or 1,
@@ -392,6 +394,7 @@ def _take_replies(member: Completed | Candidates, outcomes: Sequence[Single]) ->
     for effect, outcome in zip(member.handed_out, outcomes, strict=True):
         if type(outcome) is Value:
             member.run.spent.count_reply(effect, outcome.value)  # type: ignore[arg-type]
+            member.run.side_events.unread(outcome.value)
             replies.append(outcome.value)
     stops = [outcome for outcome in outcomes if type(outcome) is Stop]
     if stops:
@@ -575,6 +578,8 @@ class Call(Member):
                 self._children = children_of(run, asked, runs, validated.input, parent)
                 self.handed_out = [child for child in self._children if type(child) is ef.Spawn]
                 self.is_fault = len(self.handed_out) < len(self._children)
+            case Yielding():
+                self.handed_out = (self._call_body(validated),)
             case Asking(questions):
                 asks = questions(validated.input)
                 self.handed_out = (ask_effect(run, *asks, tool_call_id=asked.tool_call_id),)
@@ -596,6 +601,22 @@ class Call(Member):
             measured=run.measured,
         )
 
+    def _call_body(self, validated: Validated) -> Leaf:
+        run, asked = self.run, self.asked
+        return ef.CallBody(
+            run.number(),
+            asked.tool_name,
+            validated.input,
+            asked.tool_call_id,
+            self.source,
+            arguments=validated.arguments,
+            state=run.frozen,
+            step_index=run.step,
+            measured=run.measured,
+            at=run.now,
+            values=run.values,
+        )
+
     # --- what came of it --------------------------------------------------------------------------------------------
 
     def take(self, outcomes: Sequence[Single]) -> Stop | None:
@@ -607,6 +628,8 @@ class Call(Member):
             return self._take_children(runs, outcomes)
         (outcome,) = outcomes
         if type(outcome) is Stop:
+            if outcome.body is not None:
+                self.run.take_body(outcome.body, self.asked.tool_name, was_stopped=True)
             self.close(outcome)
             return outcome
         if type(outcome) is Failure:
@@ -615,6 +638,8 @@ class Call(Member):
         else:
             value = outcome.value  # type: ignore[union-attr]
             result = runs.shown(value) if type(runs) is Asking else value
+        if type(outcome) is Value and outcome.body is not None:
+            self.run.take_body(outcome.body, self.asked.tool_name)
         self.settle(result, outcome.at)
         return None
 
@@ -632,7 +657,7 @@ class Call(Member):
             stop = merged(stops)
             self.close(stop)
             return stop
-        if self.source == "handler":
+        if self.source != "model":
             self._tell_of_refused(ran)
         given = iter(ran)
         children: list[ChildResult] = [

@@ -45,8 +45,10 @@ def _set_output(run: RunState, value: JsonDict) -> ToolResult:
         candidates.append(value["data"])
     if not run.output.is_checked:
         run.output.set(candidates[-1])
+        run.note_output()
         return _told("Output set.")
     if run.output.offer(*candidates):
+        run.note_output()
         return _told("Output set.")
     listed = "; ".join(run.output.issues)
     return ToolResult.error(f"Invalid output, the earlier one stays: {listed}. Given: {compact(value)}")
@@ -86,7 +88,9 @@ def _task_completed(_: RunState, __: JsonDict) -> ToolResult:
 
 def _write_todos(run: RunState, value: JsonDict) -> ToolResult:
     run.apply(Change(context=JsonDict({"todos": value["todos"]})))
-    run.side_events.todos(value["todos"])
+    if run.plan.body is None:
+        # What the body of a tool writes down is shown when its caller has it.
+        run.side_events.todos(value["todos"])
     done = sum(bool(todo["completed"]) for todo in value["todos"])
     return _told(f"{done} of {len(value['todos'])} done.")
 

@@ -15,12 +15,21 @@ from stepengine.data import events as ev
 from stepengine.data import yields as y
 from stepengine.data.effects import Notify
 from stepengine.data.hooks import StepContext
-from stepengine.data.messages import AssistantMessage, TextPart, ToolCallPart, ToolResult, quick_assistant, quick_call
+from stepengine.data.messages import (
+    AssistantMessage,
+    Source,
+    TextPart,
+    ToolCallPart,
+    ToolResult,
+    quick_assistant,
+    quick_call,
+)
 from stepengine.data.models import ModelReply
 from stepengine.data.state import ChildResult
-from stepengine.errors import LimitExceeded, LimitReached, StepEngineError, ToolInputError
+from stepengine.data.tools import Control, Spawning, ToolBinding
+from stepengine.errors import BadYield, LimitExceeded, LimitReached, StepEngineError, ToolInputError
 from stepengine.machine.author import Author, Returned, describe_yield, noted
-from stepengine.machine.batch import run_batch
+from stepengine.machine.batch import RUN_FREELY, run_batch
 from stepengine.machine.blocks import Block, Broken, Text, split_blocks
 from stepengine.machine.calls import (
     Alone,
@@ -32,7 +41,7 @@ from stepengine.machine.calls import (
     unavailable,
     unavailable_here,
 )
-from stepengine.machine.protocol import Flow, rows_for
+from stepengine.machine.protocol import Flow, accepted, rows_for
 from stepengine.machine.signals import EndRun
 from stepengine.machine.state import RunState
 from stepengine.machine.step import (
@@ -52,6 +61,10 @@ MAX_LIMIT_THROWS = 2
 SPAWNS = frozenset({y.ToolCall, y.AgentCall, y.Parallel})
 """What may ask for children."""
 YIELDS = rows_for("handler")
+OF_TOOLS = rows_for("tool")
+ACCEPTED_OF_TOOLS = accepted("tool")
+OF_CONVERSATION = ("set_messages", "add_message", "end_turn", "task_completed")
+"""Control tools that touch the conversation of a run, which the body of a tool has not."""
 
 
 def default_handler(_: StepContext) -> y.Steps:
@@ -136,18 +149,18 @@ def _why_not(asked: object, answer: y.StepResult) -> str:
 
 def _answer(run: RunState, author: Author, asked: y.Yieldable) -> Answer:
     """Carry out what the handler yielded; whether that is anything that it may yield, its row says."""
-    row = YIELDS.get(type(asked)) or _refuse(run, author, asked)
+    row = (YIELDS if run.plan.body is None else OF_TOOLS).get(type(asked)) or _refuse(run, author, asked)
     if row.actions:
         run.budget.take_actions(row.actions)
     match asked:
         case y.Sentinel() | y.StepWith():
             return _steps(run, asked)
         case y.ToolCall():
-            return _tool_call(run, asked)
+            return _tool_call(run, author, asked)
         case y.AgentCall() | y.Perform() | y.Ask() | y.Complete():
             return _alone(run, asked)
         case y.Parallel():
-            return _parallel(run, asked)
+            return _parallel(run, author, asked)
         case y.GenerateN():
             return _generate(run, asked)
         case y.StepText():
@@ -157,7 +170,13 @@ def _answer(run: RunState, author: Author, asked: y.Yieldable) -> Answer:
 
 def _refuse(run: RunState, author: Author, asked: object) -> NoReturn:
     run.budget.take_actions(1)
-    raise describe_yield(author.what, asked, author.location)
+    if run.plan.body is None:
+        raise describe_yield(author.what, asked, author.location)
+    error = describe_yield(author.what, asked, author.location, ACCEPTED_OF_TOOLS)
+    if type(asked) in YIELDS:
+        msg = f"{error.message} A tool has no conversation of its own: let an agent do it, with AgentCall(...)."
+        error = BadYield(msg, location=error.location)
+    raise error
 
 
 def _result(run: RunState, results: tuple[ToolResult, ...] = (), value: object = None) -> y.StepResult:
@@ -194,17 +213,33 @@ def _alone(run: RunState, asked: Alone) -> Answer:
     return _result(run, value=value)
 
 
-def _own_call(run: RunState, asked: y.ToolCall) -> Call:
-    """Return a handler's own call, or raise what is wrong with it."""
+def _own_call(run: RunState, author: Author, asked: y.ToolCall) -> Call:
+    """Return a handler's own call, or that of the body of a tool, or raise what is wrong with it."""
     binding = run.bindings.get(asked.tool)
     allowed = asked.tool in run.offered or not asked.include_tool_call
-    if binding is not None and (allowed or binding.runs.how != "ordinary"):
-        return Call(run, quick_call(run.call_ids.new(), asked.tool, asked.input), "handler", binding)
+    if binding is not None and (allowed or binding.runs.how not in RUN_FREELY):
+        body = run.plan.body
+        if body is not None and _is_of_conversation(binding):
+            msg = (
+                f"{author.what} ({author.location}) calls {asked.tool!r}, which is about a conversation, and a tool has none: "
+                "return what is to be said, or let the agent that calls the tool do it"
+            )
+            raise BadYield(msg, location=author.location)
+        source: Source = "handler" if body is None else "tool"
+        return Call(run, quick_call(run.call_ids.new(), asked.tool, asked.input), source, binding)
     raise unavailable_here(run, asked.tool)
 
 
-def _tool_call(run: RunState, asked: y.ToolCall) -> Answer:
-    call = _own_call(run, asked)
+def _is_of_conversation(binding: ToolBinding) -> bool:
+    """Return whether a tool touches the conversation of the run that calls it."""
+    runs = binding.runs
+    if type(runs) is Control and runs.action in OF_CONVERSATION:
+        return True
+    return binding.spec.ends_turn or (type(runs) is Spawning and runs.is_inline)
+
+
+def _tool_call(run: RunState, author: Author, asked: y.ToolCall) -> Answer:
+    call = _own_call(run, author, asked)
     try:
         yield from run_batch(run, (call,))
     finally:
@@ -221,6 +256,8 @@ def _commit_own(run: RunState, asked: Sequence[y.ToolCall], calls: Sequence[Call
 
     Only calls of tools that the model knows enter the history (generator-contract:G31).
     """
+    if run.plan.body is not None:
+        return
     parts: list[ToolCallPart] = []
     results: list[ToolResult] = []
     for call, of in zip(calls, asked, strict=True):
@@ -231,9 +268,9 @@ def _commit_own(run: RunState, asked: Sequence[y.ToolCall], calls: Sequence[Call
         run.history.commit(quick_assistant(tuple(parts)), results)
 
 
-def _parallel(run: RunState, asked: y.Parallel[Any]) -> Answer:
+def _parallel(run: RunState, author: Author, asked: y.Parallel[Any]) -> Answer:
     children = sum(isinstance(one, y.AgentCall) for one in asked.calls)
-    members = [_member(run, one, children=children) for one in asked.calls]
+    members = [_member(run, author, one, children=children) for one in asked.calls]
     calls = [member for member in members if type(member) is Call]
     for call in calls:
         call.validate()
@@ -247,10 +284,10 @@ def _parallel(run: RunState, asked: y.Parallel[Any]) -> Answer:
     return _result(run, results, tuple([member.result for member in members]))
 
 
-def _member(run: RunState, asked: Any, *, children: int) -> Member:
+def _member(run: RunState, author: Author, asked: Any, *, children: int) -> Member:
     if not isinstance(asked, y.ToolCall):
         return member_of(run, asked, of=children)
-    call = _own_call(run, asked)
+    call = _own_call(run, author, asked)
     if call.how in ("spawns", "asks"):
         msg = f"{asked.tool!r} cannot stand in Parallel; put AgentCall(...) or Ask(...) there instead"
         raise ToolInputError(msg, tool_name=asked.tool, issues=(msg,))

@@ -72,8 +72,14 @@ class History:
         "view",
     )
 
-    def __init__(self, record: Transcript, view: Transcript, keeps: Mapping[str, int]) -> None:
-        """Begin with *record* and *view*; *keeps* says of ephemeral tools how many of their newest results are shown."""
+    def __init__(
+        self, record: Transcript, view: Transcript, keeps: Mapping[str, int], *, is_callers: bool = False
+    ) -> None:
+        """
+        Begin with *record* and *view*; *keeps* says of ephemeral tools how many of their newest results are shown.
+
+        Nothing is added to one that is the caller's, so nothing in it is looked at: a call would grow with the conversation.
+        """
         self.record = record
         self.view = view
         self.start = len(record)
@@ -81,7 +87,7 @@ class History:
         self.last_word = ""
         self.open_reply: AssistantMessage | None = None
         self.open_step: tuple[AssistantMessage, tuple[ToolMessage, ...]] | None = None
-        self._times = {message.ttl for message in record if message.ttl is not None}
+        self._times = set[TimeToLive]() if is_callers else {m.ttl for m in record if m.ttl is not None}
         """The times-to-live that messages may have, so that looking costs nothing while there are none."""
         self._said: tuple[Transcript, str] | None = None
         self._keeps = keeps

@@ -16,7 +16,7 @@ from stepengine.data import events as ev
 from stepengine.data.effects import Notify
 from stepengine.data.functions import location_of
 from stepengine.data.hooks import Change
-from stepengine.data.messages import Message, ToolCallPart, ToolResult, UserMessage
+from stepengine.data.messages import Message, Source, ToolCallPart, ToolResult, UserMessage
 from stepengine.data.outcomes import Stop
 from stepengine.data.questions import Decision
 from stepengine.data.yields import StepResult, ToolCall
@@ -193,10 +193,10 @@ def post_step(run: RunState, reply: object) -> Flow[None]:
 
 
 def judge_call(
-    run: RunState, call: ToolCallPart, revalidate: Callable[[ToolCallPart], ToolCallPart]
+    run: RunState, call: ToolCallPart, source: Source, revalidate: Callable[[ToolCallPart], ToolCallPart]
 ) -> Flow[Decision | None]:
     """
-    Return what all ``pre_tool`` hooks decide about *call* together: deny beats ask beats allow.
+    Return what all ``pre_tool`` hooks decide about *call*, which *source* asks for: deny beats ask beats allow.
 
     Each hook sees the input that would run. One that a hook changed is validated before the next one sees it, and taken over
     by *revalidate*.
@@ -204,7 +204,7 @@ def judge_call(
     strongest: Decision | None = None
     for hook in run.plan.hooks.pre_tool:
         try:
-            said = yield from _call(run, "pre_tool", hook, (run.hook_context(), call), (Decision, Change))
+            said = yield from _call(run, "pre_tool", hook, (run.hook_context(source=source), call), (Decision, Change))
             if isinstance(said, Change):
                 _apply(run, "pre_tool", hook, said)
                 call = _changed(call, said, revalidate)
@@ -227,10 +227,11 @@ def _weight(decision: Decision) -> int:
     return ("allow", "ask", "deny").index(decision.kind)
 
 
-def post_tool(run: RunState, call: ToolCallPart, result: ToolResult) -> Flow[ToolResult]:
+def post_tool(run: RunState, call: ToolCallPart, source: Source, result: ToolResult) -> Flow[ToolResult]:
     """Call the ``post_tool`` hooks; return the result as the last of them wants it."""
     for hook in run.plan.hooks.post_tool:
-        said = yield from _attempt(run, "post_tool", hook, (run.hook_context(), call, result), (ToolResult, Change))
+        args = (run.hook_context(source=source), call, result)
+        said = yield from _attempt(run, "post_tool", hook, args, (ToolResult, Change))
         wanted = said.result if isinstance(said, Change) else said
         if wanted is None:
             continue

@@ -10,23 +10,24 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from stepengine.data.definition import AgentDefinition
-from stepengine.data.hooks import Hooks
+from stepengine.data.hooks import Hooks, StepContext
 from stepengine.data.json import JsonDict, JsonValue, freeze
 from stepengine.data.limits import DEFAULT_LIMITS, Limits
 from stepengine.data.makers import maker_of
-from stepengine.data.messages import Message, tuple_of
+from stepengine.data.messages import Message, ToolResult, tuple_of
+from stepengine.data.outcomes import BodyEnd
 from stepengine.data.questions import Question
 from stepengine.data.state import ChildResult, Ended, RunInfo, RunResult, RunStatus
-from stepengine.data.tools import ToolBinding, ToolSpec
+from stepengine.data.tools import ToolBinding, ToolSpec, Yielding
 from stepengine.data.transcript import Transcript
-from stepengine.errors import LimitExceeded, StepEngineError
+from stepengine.errors import HandlerError, LimitExceeded, StepEngineError
 from stepengine.machine.history import left_by
 
 if TYPE_CHECKING:
     # The class of what comes in as a value; nothing is drawn here.
     from random import Random
 
-__all__ = ("Finished", "RunPlan", "quick_finished", "quick_plan")
+__all__ = ("Body", "Finished", "RunPlan", "quick_finished", "quick_plan")
 
 
 def _complete(plan: RunPlan) -> Limits:
@@ -47,6 +48,28 @@ def _fits(_: JsonValue) -> str:
 
 def _never(_seq: int = 0) -> bool:
     return False
+
+
+@attrs.frozen(kw_only=True)
+class Body:
+    """
+    What makes a run the body of a tool that yields.
+
+    Attributes:
+        tool_name: The tool, as it was called.
+        tool_call_id: The call.
+        by_model: Whether a model asked for the call, so that the children that the body starts count as a model's.
+        steps: Begins the body.
+        timeout: How many seconds it may be at work; what it waits for a person or for children does not count. ``None`` for no end.
+        values: What hooks of the caller share with later ones.
+    """
+
+    tool_name: str
+    tool_call_id: str
+    by_model: bool
+    steps: Callable[[StepContext], Any] = attrs.field(eq=False, repr=False)
+    timeout: float | None = None
+    values: Mapping[str, Any] = attrs.field(factory=dict, eq=False, repr=False)
 
 
 @attrs.frozen(kw_only=True, weakref_slot=False)
@@ -91,6 +114,7 @@ class RunPlan:
         left_cut: Whether the run that is repeated took the cut reply of the effect with that number as it was, as runs did
             before cut texts were continued.
         keeps_output: Whether what its handler returns is written down, and so has to be JSON.
+        body: What it is the body of; ``None`` for the run of an agent.
         unkept: Says why what its handler returns cannot be written down although it is JSON; ``""`` where it can be.
     """
 
@@ -126,6 +150,7 @@ class RunPlan:
     opened: Callable[[Callable[[], Transcript]], None] | None = attrs.field(default=None, eq=False, repr=False)
     left_cut: Callable[[int], bool] = attrs.field(default=_never, eq=False, repr=False)
     keeps_output: Callable[[], bool] = attrs.field(default=_never, eq=False, repr=False)
+    body: Body | None = None
     unkept: Callable[[JsonValue], str] = attrs.field(default=_fits, eq=False, repr=False)
 
 
@@ -146,17 +171,36 @@ class Finished(Ended[Any]):
         pending: The open questions when it is suspended, those of children included.
         began: Whether it got past its ``pre_run`` hooks.
         opening: The messages that it began with: what the user said, and the instructions.
+        changes: Of the body of a tool, what it wants changed in the run of its caller, in order.
     """
 
     limit: LimitExceeded | None = None
     pending: tuple[Question, ...] = ()
     began: bool = True
     opening: tuple[Message, ...] = attrs.field(default=(), repr=False)
+    changes: tuple[Any, ...] = ()
 
     def as_result(self, **more: object) -> RunResult:
         """Return what the caller gets of this run; *more* is what its machine does not know."""
         known = zip(ENDED, ENDED_OF(self), strict=True)
         return RunResult(**{**dict(known), "pending_questions": self.pending, **more})
+
+    def as_tool_result(self, runs: Yielding) -> ToolResult:
+        """Return the result of the call of the tool whose body this run was."""
+        if self.status is RunStatus.COMPLETED:
+            return runs.shown(self.output, None)
+        if self.status is RunStatus.CANCELLED:
+            return ToolResult.error(
+                "Cancelled before it gave a result; what it had begun may have had effects.", status="cancelled"
+            )
+        error = self.error
+        if isinstance(error, HandlerError) and error.__cause__ is not None:
+            error = error.__cause__
+        return runs.shown(None, error)
+
+    def as_body(self) -> BodyEnd:
+        """Return what the caller of a tool gets of this run, which was its body, beside the result."""
+        return BodyEnd(spending=self.spending, children=self.children, questions=self.pending, changes=self.changes)
 
     def as_child(self, *, is_inline: bool = False) -> ChildResult:
         """Return what a parent gets of this run."""

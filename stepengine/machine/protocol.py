@@ -20,7 +20,17 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import attrs
 
 from stepengine.data import yields as y
-from stepengine.data.effects import AskPerson, CallFunction, CallModel, CallTool, Effect, Gather, Notify, Spawn
+from stepengine.data.effects import (
+    AskPerson,
+    CallBody,
+    CallFunction,
+    CallModel,
+    CallTool,
+    Effect,
+    Gather,
+    Notify,
+    Spawn,
+)
 from stepengine.data.events import PhaseChanged
 from stepengine.data.messages import ToolResult
 from stepengine.data.models import ModelReply
@@ -30,6 +40,7 @@ from stepengine.data.tools import How
 
 __all__ = (
     "ANYWHERE",
+    "BODY",
     "CALLS",
     "EFFECTS",
     "FIRST",
@@ -80,6 +91,7 @@ class YieldRow:
         actions: How many programmatic actions it counts for; ``None`` when that depends on what it holds.
         is_member: Whether it may stand in ``Parallel``.
         for_hooks: Whether hooks may yield it, too.
+        for_tools: Whether the body of a tool may yield it, too: what needs no conversation.
     """
 
     name: str
@@ -92,6 +104,7 @@ class YieldRow:
     actions: int | None = 1
     is_member: bool = False
     for_hooks: bool = False
+    for_tools: bool = False
 
 
 YIELDS: tuple[YieldRow, ...] = (
@@ -104,6 +117,7 @@ YIELDS: tuple[YieldRow, ...] = (
         gives="the result of the call",
         is_member=True,
         for_hooks=True,
+        for_tools=True,
     ),
     YieldRow(
         name="AgentCall",
@@ -113,6 +127,7 @@ YIELDS: tuple[YieldRow, ...] = (
         sent="value",
         gives="the child's result",
         is_member=True,
+        for_tools=True,
     ),
     YieldRow(
         name="STEP",
@@ -169,6 +184,7 @@ YIELDS: tuple[YieldRow, ...] = (
         sent="value",
         gives="the reply",
         for_hooks=True,
+        for_tools=True,
     ),
     YieldRow(
         name="Parallel",
@@ -177,6 +193,7 @@ YIELDS: tuple[YieldRow, ...] = (
         effects=("Gather",),
         sent="value",
         gives="what came of each, in order",
+        for_tools=True,
     ),
     YieldRow(
         name="Perform",
@@ -187,6 +204,7 @@ YIELDS: tuple[YieldRow, ...] = (
         gives="what the function returned, as JSON",
         is_member=True,
         for_hooks=True,
+        for_tools=True,
     ),
     YieldRow(
         name="Ask",
@@ -196,19 +214,28 @@ YIELDS: tuple[YieldRow, ...] = (
         sent="value",
         gives="the answer",
         is_member=True,
+        for_tools=True,
     ),
 )
 """Everything that a handler may yield."""
 
 
-def rows_for(by: Literal["handler", "hook"]) -> Mapping[type, YieldRow]:
+By: TypeAlias = Literal["handler", "hook", "tool"]
+"""Whose generator it is."""
+
+
+def _may_yield(by: By) -> list[YieldRow]:
+    return [row for row in YIELDS if by == "handler" or (row.for_hooks if by == "hook" else row.for_tools)]
+
+
+def rows_for(by: By) -> Mapping[type, YieldRow]:
     """Return what *by* may yield, by class."""
-    return {row.kind: row for row in YIELDS if by == "handler" or row.for_hooks}
+    return {row.kind: row for row in _may_yield(by)}
 
 
-def accepted() -> str:
-    """Return the names of what a handler may yield, for messages."""
-    *names, last = [row.name for row in YIELDS]
+def accepted(by: By = "handler") -> str:
+    """Return the names of what *by* may yield, for messages."""
+    *names, last = [row.name for row in _may_yield(by)]
     return f"{', '.join(names)} or {last} (all from stepengine)"
 
 
@@ -241,6 +268,7 @@ CALLS: Mapping[How, CallRow] = MappingProxyType(
             CallRow(how="control", effect="", done_by="the machine itself"),
             CallRow(how="spawns", effect="Gather", done_by="child runs, one `Spawn` for each"),
             CallRow(how="asks", effect="AskPerson:question", done_by="a person"),
+            CallRow(how="yields", effect="CallTool", done_by="a run of its own, without a model", is_shown=False),
         )
     }
 )
@@ -283,6 +311,12 @@ EFFECTS: tuple[EffectRow, ...] = (
         phase=lambda effect: (RunPhase.EXECUTING_TOOL, effect.tool_name),
     ),
     EffectRow(
+        kind=CallBody,
+        asks="the body of a tool that yields, which is a run of its own",
+        outcome=ToolResult,
+        phase=lambda effect: (RunPhase.EXECUTING_TOOL, effect.tool_name),
+    ),
+    EffectRow(
         kind=Spawn,
         asks="a child run",
         outcome=ChildResult,
@@ -300,10 +334,11 @@ PHASES: Mapping[type, Callable[[Any], Phase]] = MappingProxyType({row.kind: row.
 
 # --- the order --------------------------------------------------------------------------------------------------------
 
-FIRST, LAST, STOPPED = "start", "ended", "stopped"
+FIRST, BODY, LAST, STOPPED = "start", "body", "ended", "stopped"
+"""In which state a run begins, in which the body of a tool, and in which they end."""
 
-ANYWHERE = ("Compacted", "LogLine", "Notification", "PhaseChanged", "TodosChanged")
-"""What says something on the side: log lines, notifications, todos, smaller prompts, and the phase before an effect."""
+ANYWHERE = ("Compacted", "LogLine", "Notification", "PhaseChanged", "TodosChanged", "Warned")
+"""What says something on the side: log lines, warnings, notifications, todos, smaller prompts, and the phase before an effect."""
 
 HOOKS = ("CallFunction", "CallModel:complete", "CallTool:hook", "HookFailed")
 """What hooks may cause at their points."""
@@ -334,6 +369,14 @@ ORDER: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "PhaseChanged:done": "post_run",
         },
         "handler_control": {**_stay("handler_control", *OWN), "ToolFinished": "handler"},
+        # The body of a tool is a run that nobody is told of: its call was.
+        BODY: {
+            **_stay(BODY, *HOOKS, "PermissionDecided", "AskPerson:permission", "Gather"),
+            **_stay(BODY, "AskPerson:question", "CallTool:tool", "Spawn", "HandlerNotice"),
+            "ToolStarted": "body_control",
+            "Finished": "ended",
+        },
+        "body_control": {**_stay("body_control", *OWN), "ToolFinished": BODY},
         "pre_step": {**_stay("pre_step", *HOOKS), "CallModel:step": "asking", "StepFinished": "handler"},
         "asking": {"Value": "replied", "Failure": "refused"},
         "refused": {"StepFinished": "handler"},
@@ -341,7 +384,6 @@ ORDER: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "CallModel:step": "asking",
             "ThinkingCompleted": "thought",
             "TextCompleted": "tools",
-            "Warned": "tools",
             "StepFinished": "handler",
         },
         "thought": {"TextCompleted": "tools"},
@@ -354,7 +396,6 @@ ORDER: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "CallModel:final_answer": "asking_last",
             "ThinkingCompleted": "last_thought",
             "TextCompleted": "handler",
-            "Warned": "handler",
         },
         "last_thought": {"TextCompleted": "handler"},
         "failed": {"PhaseChanged:failed": "post_run"},

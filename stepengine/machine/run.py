@@ -8,23 +8,24 @@ Whatever happens, the handler is closed before the end of the run is told, and e
 from __future__ import annotations
 
 import json
+import traceback
 from collections.abc import Iterator
 from types import GeneratorType
 from typing import Any, NamedTuple, TypeVar, assert_never
 
 from stepengine.data import events as ev
-from stepengine.data.effects import Notify
+from stepengine.data.effects import RUNS, AskPerson, Effect, Gather, Notify
 from stepengine.data.hooks import StepContext
 from stepengine.data.json import compact, thaw
 from stepengine.data.messages import TextPart, UserMessage, quick_user
 from stepengine.data.outcomes import Stop
 from stepengine.data.state import AgentState, RunPhase, RunStatus
-from stepengine.errors import HandlerError, LimitExceeded, LimitReached, StepEngineError
+from stepengine.errors import HandlerError, LimitExceeded, LimitReached, StepEngineError, ToolError
 from stepengine.machine import hooks
 from stepengine.machine.author import Author, blamed
 from stepengine.machine.control import HANDLER_ONLY, offered_of
 from stepengine.machine.handler import converse, run_alone
-from stepengine.machine.plan import Finished, RunPlan, quick_finished
+from stepengine.machine.plan import Body, Finished, RunPlan, quick_finished
 from stepengine.machine.protocol import Flow
 from stepengine.machine.settling import output_of, settle_output, text_of
 from stepengine.machine.signals import Abort, Stopped, is_callers, status_of
@@ -61,6 +62,8 @@ def run_agent(plan: RunPlan, state: AgentState) -> Flow[Finished]:
         ``KeyboardInterrupt``; the handler is closed then, too.
     """
     run = RunState(plan, state, offered_of(plan))
+    if plan.body is not None:
+        return (yield from _run_body(run, plan.body))
     started = ev.RunStarted(
         path=plan.path, own_id=plan.run_id, agent_id=plan.definition.id, prompt=plan.prompt, params=plan.params_json
     )
@@ -72,6 +75,81 @@ def run_agent(plan: RunPlan, state: AgentState) -> Flow[Finished]:
         return (yield from exchange(run, _finish(run, ending)))
     finally:
         run.side_events.close()
+
+
+def _run_body(run: RunState, body: Body) -> Flow[Finished]:
+    """
+    Run the body of a tool: what a handler is without prompt, history, steps and output of its own.
+
+    Nobody is told that it begins and ends, since its call is shown; hooks and policies see the calls that it makes.
+    """
+    try:
+        run.begin_run()
+        ending = yield from exchange(run, _timed(run, body, _until_body_ends(run, body)))
+        if ending.stop is not None and ending.status is RunStatus.SUSPENDED:
+            run.suspend(ending.stop.questions)
+        yield from map(Notify, run.side_events.take())
+        run.hand_on_inbox()
+        return _finished(run, ending)
+    finally:
+        run.side_events.close()
+
+
+def _timed(run: RunState, body: Body, flow: Flow[T]) -> Flow[T]:
+    """
+    Run *flow*, and end it once it was at work for longer than the tool's time limit.
+
+    What it waits for people and children does not count. It is looked at before an effect is asked for, by the recorded time,
+    so that a replay ends it at the same place; what is under way is not cut off, it has limits of its own.
+    """
+    if body.timeout is None:
+        return (yield from flow)
+    worked, limit = 0, body.timeout * 1_000
+    try:
+        effect = flow.send(None)
+        while True:
+            if worked > limit and type(effect) is not Notify:
+                msg = f"tool {body.tool_name!r} timed out after {body.timeout:g} s of work"
+                effect = flow.throw(ToolError(msg, tool_name=body.tool_name))
+                continue
+            began = run.now
+            outcome = yield effect
+            worked += 0 if _waits(effect) else run.now - began
+            effect = flow.send(outcome)
+    except StopIteration as stop:
+        returned: T = stop.value
+        return returned
+    finally:
+        flow.close()
+
+
+def _waits(effect: Effect) -> bool:
+    """Return whether an effect is no work of the body that asks for it: a person, or a run of its own."""
+    members = effect.effects if type(effect) is Gather else (effect,)
+    return any(type(member) is AskPerson or type(member) in RUNS for member in members)
+
+
+def _until_body_ends(run: RunState, body: Body) -> Flow[_Ending]:
+    what = f"the tool {body.tool_name!r}"
+    try:
+        author = Author(what, _started(what, body.steps, _context(run)))
+        returned = yield from converse(run, author)
+    except Stopped as stopped:
+        return _stopped(stopped.stop)
+    except (Abort, LimitReached) as spent:
+        return _Ending(RunStatus.FAILED, spent.error)
+    except StepEngineError as error:
+        _log_failure(run, body, error)
+        return _Ending(RunStatus.FAILED, error)
+    return _Ending(RunStatus.COMPLETED, output=returned)
+
+
+def _log_failure(run: RunState, body: Body, error: StepEngineError) -> None:
+    """Log what a body raised with its traceback; whoever called the tool gets the message, as of any tool."""
+    cause = (isinstance(error, HandlerError) and error.__cause__) or error
+    log = run.side_events.debug if isinstance(cause, ToolError) else run.side_events.error
+    trace = "".join(traceback.format_exception(cause))
+    log(f"tool {body.tool_name!r} raised {type(cause).__name__}", traceback=trace)
 
 
 def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:
@@ -290,7 +368,7 @@ def _finished(run: RunState, ending: _Ending) -> Finished:
         state=run.frozen(),
         stop_reason=run.stop_reason,
         output=ending.output,
-        text="" if ending.status is RunStatus.SUSPENDED else text_of(run),
+        text="" if ending.status is RunStatus.SUSPENDED or run.plan.body is not None else text_of(run),
         error=ending.error,
         limit=run.budget.reached,
         pending=run.pending,
@@ -301,4 +379,5 @@ def _finished(run: RunState, ending: _Ending) -> Finished:
         children=tuple(run.spent.children),
         warnings=tuple(run.side_events.warnings),
         opening=run.history.opening,
+        changes=tuple(run.changes),
     )

@@ -9,6 +9,7 @@ from stepengine.data import events as ev
 from stepengine.data.effects import Effect, Gather
 from stepengine.data.estimate import transcript_tokens
 from stepengine.data.json import JsonValue, freeze
+from stepengine.data.models import ModelReply
 from stepengine.data.state import RunPhase
 from stepengine.data.transcript import Transcript
 from stepengine.errors import AgentError, DataError
@@ -78,6 +79,19 @@ class SideEvents:
         if text not in self.warnings:
             self.warn(text)
             self.warning(text)
+
+    def unread(self, reply: ModelReply) -> None:
+        """Warn once of what came with *reply* and is neither read nor kept."""
+        run, names = self._run, reply.provider_data.get("unread")
+        for name in names if isinstance(names, tuple | list) else ():
+            text = (
+                f"a reply of {reply.provider_data.get('provider', 'a provider')} came with {str(name)!r}, which this version of "
+                "stepengine does not read; the rest of it counts"
+            )
+            if text not in self.warnings:
+                self.warn(text)
+                if run is not None and run.plan.watched():
+                    self.waiting.append(ev.Warned(path=run.plan.path, seq=run.seq, message=text))
 
     def closed_with(self, problems: tuple[str, ...]) -> None:
         """Take note of what went wrong with closing the handler, and tell it."""

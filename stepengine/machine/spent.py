@@ -9,7 +9,7 @@ import attrs
 from stepengine.data.effects import CallModel
 from stepengine.data.json import JsonDict
 from stepengine.data.models import ModelReply
-from stepengine.data.outcomes import Stop
+from stepengine.data.outcomes import BodyEnd, Stop
 from stepengine.data.state import ChildResult
 from stepengine.data.usage import Spending, Usage, add_cost, known_costs, quick_spending, quick_usage
 
@@ -61,7 +61,7 @@ class Spent:
             tally = self._by_model[model] = _Tally()
         tally.add(usage, requests, cost)
         own = self._own_cost = None if cost is None or self._own_cost is None else self._own_cost + cost
-        self.cost = add_cost(own, self._children.cost) if self.children else own
+        self.cost = add_cost(own, self._children.cost) if self._children is not NOTHING else own
 
     def count_reply(self, effect: CallModel, reply: ModelReply) -> None:
         """Add what a reply used and cost."""
@@ -82,6 +82,15 @@ class Spent:
         self.cost = add_cost(self._own_cost, others.cost)
         self.credits_used = self._own_credits + others.credits_used
 
+    def count_body(self, body: BodyEnd) -> None:
+        """Add what the body of a tool spent, and the children that it started: they count as the caller's."""
+        self.entries += 1
+        self.children += body.children
+        others = self._children = self._children + body.spending
+        self._usage = None
+        self.cost = add_cost(self._own_cost, others.cost)
+        self.credits_used = self._own_credits + others.credits_used
+
     def count_stopped(self, stop: Stop) -> None:
         """Add the child whose end a stop reports, if it is one's."""
         if stop.child is not None:
@@ -95,7 +104,7 @@ class Spent:
                 own = only.usage()
             else:
                 own = sum([tally.usage() for tally in self._by_model.values()], Usage())
-            self._usage = own + self._children.usage if self.children else own
+            self._usage = own + self._children.usage if self._children is not NOTHING else own
         return self._usage
 
     def total(self, agent_id: str) -> Spending:
@@ -106,7 +115,7 @@ class Spent:
         agent_costs = known_costs(by_agent, {agent_id: self._own_cost})
         model_costs = known_costs(by_model, {model: tally.cost for model, tally in self._by_model.items()})
         mine = quick_spending(own, self._own_cost, self._own_credits, by_agent, by_model, agent_costs, model_costs)
-        return mine + self._children if self.children else mine
+        return mine + self._children if self._children is not NOTHING else mine
 
 
 NOTHING = Spending()

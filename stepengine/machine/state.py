@@ -22,7 +22,7 @@ from stepengine.data.json import JsonDict, freeze
 from stepengine.data.makers import changer_of
 from stepengine.data.messages import Message, ToolCallLog, UserMessage
 from stepengine.data.models import ModelReply, StopReason
-from stepengine.data.outcomes import Failure, Gathered, Single, Stop, Value
+from stepengine.data.outcomes import BodyEnd, Failure, Gathered, SetOutput, Single, Stop, Value
 from stepengine.data.questions import Question
 from stepengine.data.state import AgentState, ChildResult
 from stepengine.data.tools import ToolBinding, ToolLike, ToolSpec
@@ -92,6 +92,7 @@ class RunState:
         measured: What the provider last reported of the prompt.
         tool_log: The calls that were carried out.
         thinking: The thoughts of its replies.
+        changes: Of the body of a tool, what it wants changed in the run of its caller.
     """
 
     __slots__ = (
@@ -109,6 +110,7 @@ class RunState:
         "bindings",
         "budget",
         "call_ids",
+        "changes",
         "coming_call_id",
         "definitions",
         "has_asked",
@@ -162,7 +164,8 @@ class RunState:
         self.pending: tuple[Question, ...] = ()
         self.tool_log: list[ToolCallLog] = []
         self.thinking: list[str] = []
-        self._values: dict[str, Any] = {}
+        self.changes: list[Change | SetOutput | UserMessage] = []
+        self._values: dict[str, Any] = {} if plan.body is None else dict(plan.body.values)
         self._overflow: ContextOverflow | None = None
         self._refused_tokens: int | None = None
         self._stops_refused = 0
@@ -171,8 +174,11 @@ class RunState:
 
     def _go_on_from(self, state: AgentState) -> None:
         self._start = state
-        keeps = {name: b.spec.ephemeral for name, b in self.bindings.items() if b.spec.ephemeral is not None}
-        self.history = History(state.message_history, state.view, keeps)
+        if self.plan.body is None:
+            keeps = {name: b.spec.ephemeral for name, b in self.bindings.items() if b.spec.ephemeral is not None}
+            self.history = History(state.message_history, state.view, keeps)
+        else:
+            self.history = History(state.message_history, state.view, {}, is_callers=True)
         self.system_prompt = state.system_prompt
         self._context = state.context
         self.waiting = state.pending
@@ -247,8 +253,8 @@ class RunState:
             return state
         return attrs.evolve(state, message_history=sides.record, view=sides.view)
 
-    def hook_context(self, added: Sequence[Message] = ()) -> HookContext:
-        """Return what every hook gets first."""
+    def hook_context(self, added: Sequence[Message] = (), source: str = "") -> HookContext:
+        """Return what every hook gets first; *source* is who asks for the call that it is about."""
         plan = self.plan
         return HookContext(
             state=self.frozen(),
@@ -266,6 +272,7 @@ class RunState:
             overflow=self._overflow,
             refused_tokens=self._refused_tokens,
             measured=self.measured,
+            source=source,
         )
 
     # --- numbers ----------------------------------------------------------------------------------------------------
@@ -361,6 +368,8 @@ class RunState:
         self.spent.count(reply.model or request.model, used, reply.cost, 1)
         if used is not None and used.prompt_tokens and effect.purpose in OF_A_STEP:
             self.measured = Measured(request.system_prompt, request.messages, used.prompt_tokens)
+        if "unread" in reply.provider_data:
+            self.side_events.unread(reply)
         return reply
 
     # --- steps and turns --------------------------------------------------------------------------------------------
@@ -447,7 +456,15 @@ class RunState:
         return True
 
     def apply(self, change: Change, by: str = "") -> None:
-        """Make a change that a hook or tool asked for; *by* names it in the event about a smaller prompt."""
+        """
+        Make a change that a hook or tool asked for; *by* names it in the event about a smaller prompt.
+
+        In the body of a tool it waits until the call has its result: the conversation is the caller's. What the next call of the
+        body may look at, context and values, is there at once.
+        """
+        if self.plan.body is not None:
+            self.changes.append(change)
+            change = Change(context=change.context, values=change.values)
         before = self.history.view
         if change.messages is not None or change.view is not None:
             self.history.replace(change.messages, change.view, has_begun=self.began)
@@ -471,6 +488,41 @@ class RunState:
         if self.plan.sent is None:
             self.specs = tuple(self.offered.values())
             self.definitions = JsonDict(self.offered)
+
+    def take_body(self, body: BodyEnd, by: str, *, was_stopped: bool = False) -> None:
+        """
+        Count what the body of the tool *by* spent, and make the changes that it leaves, in their order.
+
+        Of one that was stopped only what was sent to it is taken: the rest comes when it has gone on to its end.
+        """
+        self.spent.count_body(body)
+        for change in body.changes:
+            if type(change) is UserMessage:
+                self.inbox.append(change)
+            elif was_stopped:
+                continue
+            elif type(change) is Change:
+                self.apply(change, by)
+                if self.plan.body is None and change.context is not None and "todos" in change.context:
+                    self.side_events.todos(change.context["todos"])
+            else:
+                self.output.set(change.value)
+                self.note_output()
+
+    def hand_on_inbox(self) -> None:
+        """Leave what was sent to the body of a tool to its caller, whose conversation it belongs into."""
+        self.changes += self.inbox
+        self.inbox = []
+
+    def note_output(self) -> None:
+        """Take note that the output was set: what the body of a tool sets is its caller's."""
+        if self.plan.body is not None:
+            self.changes.append(SetOutput(self.output.value))
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """What hooks share with later ones."""
+        return self._values
 
     def take_history(self, child: ChildResult, call_id: str) -> None:
         """Put history and context that an inline child leaves in the place of the run's own."""

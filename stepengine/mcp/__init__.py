@@ -9,7 +9,9 @@ What must not: a client protocol of our own, and anything that a floor below wou
 
 from __future__ import annotations
 
+from stepengine.mcp.notices import Notice
+from stepengine.mcp.results import Blob, blobs_of
 from stepengine.mcp.serving import AgentServer, Offered
 from stepengine.mcp.source import McpTools, mcp_tools
 
-__all__ = ("AgentServer", "McpTools", "Offered", "mcp_tools")
+__all__ = ("AgentServer", "Blob", "McpTools", "Notice", "Offered", "blobs_of", "mcp_tools")

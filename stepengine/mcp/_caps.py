@@ -46,3 +46,15 @@ OPTIONS = 50
 ROUNDS = 10
 TRIES = 3
 SAMPLED_TOKENS = 8_192
+
+# what it says of its own accord
+ODD_CHARS = 300
+LOG_LINES, LOG_CHARS = 1_000, 1_000
+"""How many lines of a server are logged before it is started again, and how much of each."""
+LISTEN_SECONDS, LISTEN_MOST = 1.0, 60.0
+"""How long is waited before a server whose stream of changes ended is listened to again: twice as long each time, and at most so long."""
+
+# tasks
+POLL_SECONDS = 1.0
+"""How often a task is asked for when its server does not say."""
+LEAST_POLL, MOST_POLL = 0.05, 10.0

@@ -7,7 +7,10 @@ Only JSON comes in and goes out, so that a replay goes the same way without the 
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
+from datetime import date, datetime
 from typing import Any
+
+import attrs
 
 from stepengine.data.json import freeze
 from stepengine.data.messages import AssistantMessage, UserMessage
@@ -17,10 +20,19 @@ from stepengine.data.yields import Ask, Complete
 from stepengine.errors import DataError, StepEngineError
 from stepengine.mcp._caps import FIELDS, OPTIONS, QUESTION_CHARS, ROUNDS, SAMPLED_TOKENS, TRIES
 
-__all__ = ("Asking",)
+__all__ = ("STYLE", "Asking", "roots_of")
 
 DECLINED: Mapping[str, Any] = {"action": "decline"}
-YES, NO = "yes", "no"
+YES, NO, DEFAULT = "yes", "no", "default"
+STYLE = 2
+"""How questions are asked now: with limits, defaults and the titles of choices."""
+SHOWN_CHOICES = 20
+FORMATS = {
+    "email": "an e-mail address",
+    "uri": "an address such as https://example.com",
+    "date": "a date such as 2026-07-28",
+    "date-time": "a time such as 2026-07-28T09:30:00+00:00",
+}
 
 
 class Asking:
@@ -29,21 +41,30 @@ class Asking:
 
     Args:
         server: Its name, which every question says.
+        roots: Addresses of the folders that it is told of.
     """
 
-    def __init__(self, server: str) -> None:
+    def __init__(self, server: str, roots: Sequence[str] = ()) -> None:
         self._server = server
+        self._roots = roots
         self.rounds = ROUNDS
 
-    def answered(self, requests: Mapping[str, Any]) -> Generator[Any, Any, dict[str, Any]]:
-        """Return the answer to every request, by key, as JSON."""
+    def answered(self, requests: Mapping[str, Any], style: int = STYLE) -> Generator[Any, Any, dict[str, Any]]:
+        """
+        Return the answer to every request, by key, as JSON.
+
+        The *style* of the questions is recorded with the requests, so that a journal of style 1 is replayed word by word.
+        """
         answers: dict[str, object] = {}
         for key, request in sorted(requests.items()):
             params = request.get("params", request)
-            if "messages" in params:
+            if style > 1 and request.get("method") == "roots/list":
+                # Which they are, and whether any are told, stands in no record: another machine has others.
+                answers[key] = {"roots": True}
+            elif "messages" in params:
                 answers[key] = yield from self._sampled(params)
             elif "requestedSchema" in params:
-                answers[key] = yield from self._form(params)
+                answers[key] = yield from self._form(params, style)
             elif "url" in params:
                 answers[key] = yield from self._address(params)
             else:
@@ -57,7 +78,7 @@ class Asking:
         text = text if len(text) <= QUESTION_CHARS else f"{text[:QUESTION_CHARS]}..."
         return f"The MCP server {self._server} asks: {text}"
 
-    def _form(self, params: Mapping[str, Any]) -> Generator[Any, Any, Mapping[str, Any]]:
+    def _form(self, params: Mapping[str, Any], style: int) -> Generator[Any, Any, Mapping[str, Any]]:
         """
         Ask for the fields of a form one by one; who declines one that is required declines the form.
 
@@ -74,23 +95,22 @@ class Asking:
                 return {"action": "accept", "content": {}} if said == YES else DECLINED
         content: dict[str, object] = {}
         for name, field in fields.items():
-            value = yield from self._field(message, name, field)
+            value = yield from self._field(message, _Field(name, field, name in required, style))
             if value is not None:
                 content[name] = value
             elif name in required:
                 return DECLINED
         return {"action": "accept", "content": content}
 
-    def _field(self, message: str, name: str, field: Mapping[str, object]) -> Generator[object, Any, object]:
+    def _field(self, message: str, field: _Field) -> Generator[object, Any, object]:
         """Ask for one field; ``None`` when the person declines, or gives nothing that fits three times."""
-        about = str(field.get("description") or "")
-        title = str(field.get("title") or name)
         problem = ""
         for _ in range(TRIES):
-            said = yield _question(self._text(message, title, about, problem), field)
+            text = self._text(message, field.title, field.about, field.hints(), problem)
+            said = yield Ask(text, field.options(), multi_select=field.is_list)
             if not said.value:
                 return None
-            value, problem = _value(said.value, field)
+            value, problem = field.value(said.value)
             if not problem:
                 return value
         return None
@@ -127,6 +147,8 @@ class Asking:
 
         if "error" in answer:
             return types.ErrorData(code=types.INVALID_REQUEST, message=answer["error"])
+        if "roots" in answer:
+            return types.ListRootsResult.model_validate(roots_of(self._roots), by_name=False)
         kind = types.ElicitResult if "action" in answer else types.CreateMessageResult
         return kind.model_validate(answer, by_name=False)
 
@@ -135,30 +157,173 @@ class Asking:
         return {key: self.response(DECLINED if "error" in one else one) for key, one in answers.items()}
 
 
+def roots_of(addresses: Sequence[str]) -> dict[str, Any]:
+    """Return folders as a server is told of them."""
+    return {"roots": [{"uri": one, "name": one.rstrip("/").rpartition("/")[2] or one} for one in addresses]}
+
+
 def _is_form(fields: object) -> bool:
     """Return whether these are fields that a person can be asked for: nobody has checked what a server calls its form."""
     return isinstance(fields, Mapping) and all(isinstance(field, Mapping) for field in fields.values())
 
 
-def _question(text: str, field: Mapping[str, object]) -> Ask:
-    options = [YES, NO] if field.get("type") == "boolean" else _choices(field)
-    named = [visible(str(one), strict=True) for one in options]
-    return Ask(text, named if 1 < len(named) <= OPTIONS else (), multi_select=field.get("type") == "array")
+@attrs.frozen
+class _Field:
+    """
+    One field of a form.
+
+    Attributes:
+        name: What the server calls it.
+        schema: What it says of it; nobody has checked that.
+        is_required: Whether the form has no answer without it.
+        style: 1 for questions as they were before defaults, limits and the titles of choices were told.
+    """
+
+    name: str
+    schema: Mapping[str, Any]
+    is_required: bool
+    style: int
+
+    @property
+    def kind(self) -> object:
+        return self.schema.get("type")
+
+    @property
+    def is_list(self) -> bool:
+        return self.kind == "array"
+
+    @property
+    def title(self) -> str:
+        return str(self.schema.get("title") or self.name)
+
+    @property
+    def about(self) -> str:
+        return str(self.schema.get("description") or "")
+
+    def choices(self) -> dict[str, object]:
+        """Return what there is to choose from, by the words that a person is shown."""
+        choices: object = self.schema.get("items") if self.is_list else self.schema
+        given: object = None
+        if isinstance(choices, Mapping):
+            given = choices.get("enum") or choices.get("oneOf") or choices.get("anyOf")
+        each = _listed(given)
+        values = [one.get("const") if isinstance(one, Mapping) else one for one in each]
+        plain = {visible(str(value), strict=True): value for value in values}
+        if self.style == 1:
+            return {shown: str(value) for shown, value in plain.items()}
+        named = _listed(choices.get("enumNames")) if isinstance(choices, Mapping) else []
+        titles = (
+            named if len(named) == len(each) else [one.get("title") if isinstance(one, Mapping) else "" for one in each]
+        )
+        shown = [visible(str(title or value), strict=True) for title, value in zip(titles, values, strict=True)]
+        # Two that a person could not tell apart are shown as the server calls them.
+        return dict(zip(shown, values, strict=True)) if len(set(shown)) == len(values) else plain
+
+    def options(self) -> Sequence[str]:
+        """Return what a person chooses from; nothing where the answer is text."""
+        options = [YES, NO] if self.kind == "boolean" else list(self.choices())
+        return options if 1 < len(options) <= OPTIONS else ()
+
+    def hints(self) -> str:
+        """Return in words what fits, and what the server would take itself."""
+        if self.style == 1:
+            return ""
+        said = [*self._limits(), *([] if self.is_required else ["may be left out"])]
+        if "default" in self.schema:
+            how = "" if self.options() else f", which {DEFAULT!r} stands for"
+            said.append(f"default: {self._shown_default()}{how}")
+        return ", ".join(said)
+
+    def _limits(self) -> list[str]:
+        kind, said = self.kind, self.schema
+        if kind in ("integer", "number"):
+            words = ["a whole number" if kind == "integer" else "a number"]
+            return [*words, *_bounds(said.get("minimum"), said.get("maximum"), "")]
+        if self.is_list:
+            return _bounds(said.get("minItems"), said.get("maxItems"), " of them")
+        known = FORMATS.get(str(said.get("format")))
+        return [*([known] if known else []), *_bounds(said.get("minLength"), said.get("maxLength"), " characters")]
+
+    def _shown_default(self) -> str:
+        default = self.schema["default"]
+        if isinstance(default, bool):
+            return YES if default else NO
+        names = {str(value): shown for shown, value in self.choices().items()}
+        each = default if self.is_list and isinstance(default, list | tuple) else [default]
+        return ", ".join([names.get(str(one), str(one)) for one in each])
+
+    def value(self, said: str) -> tuple[object, str]:
+        """Return what a person said as the field wants it, or what is wrong with it."""
+        text = said.strip()
+        if self.kind == "boolean":
+            return text.lower() in (YES, "y", "true"), ""
+        if self.style > 1 and text.lower() == DEFAULT and "default" in self.schema and not self.options():
+            return self.schema["default"], ""
+        if self.is_list:
+            chosen = _chosen(text, self.choices())
+            return chosen, self._problem(chosen, len(chosen), "minItems", "maxItems")
+        if self.kind in ("integer", "number"):
+            try:
+                number = freeze(int(text) if self.kind == "integer" else float(text))
+            except (ValueError, DataError):
+                return None, f"{text[:50]!r} is no {self.kind}"
+            return number, self._problem(text, number, "minimum", "maximum")
+        if self.style == 1:
+            return said, ""
+        choices = self.choices()
+        if choices:
+            value = choices.get(text, text if text in [str(one) for one in choices.values()] else None)
+            return value, "" if value is not None else f"{text[:50]!r} is none of {_some(choices)}"
+        return said, self._problem(said, len(said), "minLength", "maxLength") or _misformed(
+            text, self.schema.get("format")
+        )
+
+    def _problem(self, said: object, size: Any, least: str, most: str) -> str:
+        if self.style == 1:
+            return ""
+        low, high = self.schema.get(least), self.schema.get(most)
+        unit = {"minItems": " of them", "minLength": " characters"}.get(least, "")
+        if (_is_number(low) and size < low) or (_is_number(high) and size > high):
+            return f"{str(said)[:50]!r} does not fit: {', '.join(_bounds(low, high, unit))}"
+        return ""
 
 
-def _choices(field: Mapping[str, object]) -> list[object]:
-    """Return what there is to choose from, in the server's own words."""
-    choices: object = field.get("items") if field.get("type") == "array" else field
-    given: object = None
-    if isinstance(choices, Mapping):
-        given = choices.get("enum") or choices.get("oneOf") or choices.get("anyOf")
-    return [one.get("const") if isinstance(one, Mapping) else one for one in _listed(given)]
+def _bounds(low: object, high: object, unit: str) -> list[str]:
+    said = [f"at least {low}{unit}"] if _is_number(low) else []
+    return [*said, *([f"at most {high}{unit}"] if _is_number(high) else [])]
 
 
-def _chosen(text: str, choices: Sequence[object]) -> list[str]:
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _some(choices: Mapping[str, object]) -> str:
+    return ", ".join(list(choices)[:SHOWN_CHOICES]) + (", ..." if len(choices) > SHOWN_CHOICES else "")
+
+
+def _misformed(text: str, form: object) -> str:
+    """Return what is wrong with a text that is to have a form; the server looks more closely."""
+    known = FORMATS.get(str(form))
+    if known is None:
+        return ""
+    try:
+        if form == "date":
+            date.fromisoformat(text)
+        elif form == "date-time":
+            datetime.fromisoformat(text)
+        elif form == "email":
+            fits = text.count("@") == 1 and not text.startswith("@") and not text.endswith("@") and " " not in text
+            return "" if fits else f"{text[:50]!r} is not {known}"
+        elif not text.partition(":")[2] or " " in text:
+            return f"{text[:50]!r} is not {known}"
+    except ValueError:
+        return f"{text[:50]!r} is not {known}"
+    return ""
+
+
+def _chosen(text: str, known: Mapping[str, object]) -> list[object]:
     """Return which of several things were chosen; one whose name has a comma in it is not two."""
-    known = {visible(str(one), strict=True): str(one) for one in choices}
-    parts, found = [part.strip() for part in text.split(",")], list[str]()
+    parts, found = [part.strip() for part in text.split(",")], list[object]()
     while parts:
         ends = [end for end in range(len(parts), 0, -1) if ", ".join(parts[:end]) in known]
         end = ends[0] if ends else 1
@@ -166,22 +331,6 @@ def _chosen(text: str, choices: Sequence[object]) -> list[str]:
         found += [known.get(name, name)] if name else []
         del parts[:end]
     return found
-
-
-def _value(said: str, field: Mapping[str, object]) -> tuple[object, str]:
-    """Return what a person said as the field wants it, or what is wrong with it."""
-    kind = field.get("type")
-    text = said.strip()
-    if kind == "boolean":
-        return text.lower() in (YES, "y", "true"), ""
-    if kind == "array":
-        return _chosen(text, _choices(field)), ""
-    if kind not in ("integer", "number"):
-        return said, ""
-    try:
-        return freeze(int(text) if kind == "integer" else float(text)), ""
-    except (ValueError, DataError):
-        return None, f"{text[:50]!r} is no {kind}"
 
 
 def _listed(value: object) -> list[Any]:

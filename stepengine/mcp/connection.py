@@ -11,17 +11,33 @@ import asyncio
 import secrets
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from contextvars import Context
 from importlib.util import find_spec
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
 from stepengine.data.visible import visible
 from stepengine.errors import DefinitionError, ToolError, ToolServerError
-from stepengine.mcp._caps import CLOSE_SECONDS, ERROR_CHARS, PAGES, RESTART_WAITS, RUNS_KEPT, TOOLS
+from stepengine.mcp._caps import (
+    CLOSE_SECONDS,
+    ERROR_CHARS,
+    LEAST_POLL,
+    LISTEN_MOST,
+    LISTEN_SECONDS,
+    MOST_POLL,
+    PAGES,
+    POLL_SECONDS,
+    RESTART_WAITS,
+    RUNS_KEPT,
+    TOOLS,
+)
+from stepengine.mcp.asking import roots_of
 from stepengine.mcp.http import ANSWER, Answer, Answers
+from stepengine.mcp.notices import LogLevel, Notice, Notices
+from stepengine.mcp.sifting import TASK, Sift
 from stepengine.mcp.stdio import Pipe, Program
 from stepengine.runtime.logs import LOGGER
 from stepengine.tooling.conversion import cut
@@ -30,11 +46,20 @@ if TYPE_CHECKING:
     from mcp import Client
     from mcp.client.session import ClientSession
 
-__all__ = ("Connection", "Lost", "Options", "Wanted", "installed")
+__all__ = ("Connection", "Lost", "NoSuchMethod", "Options", "Wanted", "installed")
 
 T = TypeVar("T")
 CLOSED = -32000
+NO_METHOD = -32601
+FETCHERS = ("npx", "uvx", "bunx", "pipx", "uv", "pnpm", "yarn", "docker", "podman")
+"""Commands that fetch the program first when it is not there yet."""
+ENDED = ("completed", "failed", "cancelled")
+"""What a task is called that does not go on."""
 REMEDY = "the package mcp is not installed: pip install 'stepengine[mcp]'"
+
+
+class NoSuchMethod(ToolError):
+    """The server does not know what it was asked for."""
 
 
 class Lost(ToolServerError):
@@ -50,6 +75,11 @@ class Options:
         name: What it is called.
         server: A ``Program``, the URL of an endpoint, or a server in this process.
         headers: HTTP headers of every request to a URL.
+        auth: What signs requests to a URL; see ``mcp_tools``.
+        roots: Addresses of the folders that it is told of; ``None`` refuses to say.
+        log_level: From which level on lines of its log are logged.
+        subscribe: Addresses of resources whose changes it is to tell.
+        on_notice: Called with what it says of its own accord.
         elicitation: Whether it may ask people.
         sampling: Whether it may ask the run's model.
         timeout: Seconds that a request may take.
@@ -60,6 +90,11 @@ class Options:
     name: str
     server: Any
     headers: Mapping[str, str] | None = None
+    auth: Any = None
+    roots: tuple[str, ...] | None = None
+    log_level: LogLevel | None = None
+    subscribe: tuple[str, ...] = ()
+    on_notice: Callable[[Notice], object] | None = None
     elicitation: bool = True
     sampling: bool = False
     timeout: float = 60.0
@@ -74,7 +109,7 @@ class Wanted:
 
     Attributes:
         requests: The requests by key, as JSON with ``method`` and ``params``.
-        state: What has to be sent back with the answers; ``None`` where the request is still open.
+        state: What has to be sent back with the answers, ``""`` for nothing; ``None`` where the request is still open.
     """
 
     requests: Mapping[str, Any]
@@ -152,9 +187,13 @@ class OpenCall:
 class _Live:
     """A client that was entered, and the task that owns it."""
 
-    def __init__(self, options: Options, answer: Callable[[Any], Awaitable[object]]) -> None:
+    def __init__(
+        self, options: Options, answer: Callable[[Any], Awaitable[object]], on_tools: Callable[[], None]
+    ) -> None:
         self._options = options
         self._answer = answer
+        self._on_tools = on_tools
+        self._notices = Notices(options.name, log_level=options.log_level, told=options.on_notice, on_tools=on_tools)
         self._over = asyncio.Event()
         self._closed = False
         self.pipe: Pipe | None = None
@@ -178,22 +217,95 @@ class _Live:
 
         options = self._options
         server: Any = options.server
+        sift = Sift(self._version)
         if isinstance(server, Program):
-            self.pipe = Pipe(server, self._over.set)
+            self.pipe = Pipe(server, self._over.set, sift)
             server = self.pipe.opened()
         elif isinstance(server, str):
-            self.answers = Answers(server, options.headers or {})
+            self.answers = Answers(server, options.headers or {}, auth=options.auth, sift=sift)
             server = self.answers.opened()
         asked: Any = self._asked
+        roots: Any = None if options.roots is None else self._roots
+        lowest: LogLevel | None = "debug" if options.on_notice is not None else None
         return Client(
             server,
             mode=options.protocol,
             elicitation_callback=asked if options.elicitation else None,
             sampling_callback=asked if options.sampling else None,
+            list_roots_callback=roots,
+            logging_callback=self._notices.log,
+            log_level=options.log_level or lowest,
+            message_handler=self._notices.take,
         )
+
+    def _version(self) -> str | None:
+        with suppress(RuntimeError):
+            return self.client.session.protocol_version
+        return None
 
     async def _asked(self, _: Any, params: Any) -> Any:
         return await self._answer(params)
+
+    async def _roots(self, _: Any) -> Any:
+        import mcp_types as types
+
+        return types.ListRootsResult.model_validate(roots_of(self._options.roots or ()), by_name=False)
+
+    async def _attend(self) -> None:
+        """Ask the server for what it is to tell of its own accord: its log, changes of lists and of resources."""
+        from mcp import MCPError
+        from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+        from pydantic import ValidationError
+
+        ANSWER.set(Answer())  # what is answered here says nothing of anybody's request
+        session = self.client.session
+        try:
+            if session.protocol_version in MODERN_PROTOCOL_VERSIONS:
+                await self._listen()
+            else:
+                await self._subscribe(session)
+        except (MCPError, ValidationError, RuntimeError, TimeoutError) as error:
+            if self._options.subscribe and not self.is_over:
+                said = visible(cut(str(error), ERROR_CHARS), strict=True)
+                LOGGER.warning("the MCP server %r does not tell of changes: %s", self._options.name, said)
+
+    async def _listen(self) -> None:
+        """Hear of changes until the connection is over; streams of any length end, be it by a proxy."""
+        from mcp.client.subscriptions import SubscriptionLost
+
+        can = self.client.session.server_capabilities
+        tools = bool(can and can.tools and can.tools.list_changed)
+        more = self._options.on_notice is not None
+        prompts = bool(more and can and can.prompts and can.prompts.list_changed)
+        resources = bool(more and can and can.resources and can.resources.list_changed)
+        if not (tools or prompts or resources or self._options.subscribe):
+            return
+        pause = LISTEN_SECONDS
+        while not self.is_over:
+            with suppress(SubscriptionLost):
+                async with self.client.listen(
+                    tools_list_changed=tools,
+                    prompts_list_changed=prompts,
+                    resources_list_changed=resources,
+                    resource_subscriptions=self._options.subscribe,
+                ) as told:
+                    async for _ in told:
+                        pause = LISTEN_SECONDS  # the notifications themselves come to whoever takes all of them
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LISTEN_MOST)
+            self._on_tools()  # nobody told what changed meanwhile
+
+    async def _subscribe(self, session: ClientSession) -> None:
+        import mcp_types as types
+
+        options, can = self._options, session.server_capabilities
+        level = options.log_level or "debug"
+        if self._notices.wants_logs and can is not None and can.logging is not None:
+            params: Any = types.SetLevelRequestParams(level=level)
+            await session.send_request(types.SetLevelRequest(params=params), types.EmptyResult)
+        for uri in options.subscribe:
+            asked = types.SubscribeRequest(params=types.SubscribeRequestParams(uri=uri))
+            await session.send_request(asked, types.EmptyResult)
 
     async def _own(self) -> None:
         """Enter the client, wait until it is over, leave it: all in this task."""
@@ -201,6 +313,8 @@ class _Live:
             async with AsyncExitStack() as stack:
                 async with asyncio.timeout(self._options.start_timeout):
                     await stack.enter_async_context(self.client)
+                attending = asyncio.create_task(self._attend())
+                stack.push_async_callback(_given_up, attending)
                 if not self._ready.done():
                     self._ready.set_result(None)
                 await self._over.wait()
@@ -231,13 +345,20 @@ class _Live:
         if pipe is not None and pipe.problem:
             said = pipe.problem
         elif isinstance(leaf, TimeoutError):
-            said = f"it did not answer within {self._options.start_timeout:g} s"
+            said = self._too_slow()
         elif self.answers is not None and self.answers.failure():
             said = self.answers.failure()
         else:
             said = visible(cut(f"{type(leaf).__name__}: {leaf}", ERROR_CHARS), strict=True)
         words = pipe.last_words() if pipe is not None else ""
         return f"{said}; it said: {words}" if words else said
+
+    def _too_slow(self) -> str:
+        said = f"it did not answer within {self._options.start_timeout:g} s"
+        server = self._options.server
+        word = PurePath(server.argv[0]).stem if isinstance(server, Program) else ""
+        why = f"; {word} fetches what is not there yet" if word in FETCHERS else ""
+        return f"{said}{why}; give it longer, with start_timeout={max(60, round(4 * self._options.start_timeout))}"
 
     async def entered(self) -> None:
         """Wait until it can be used; raises ``ToolError`` when it cannot."""
@@ -258,6 +379,12 @@ class Connection:
 
     Args:
         options: What it is.
+
+    Attributes:
+        digests: The digests of all definitions of its last list, by the server's names.
+        offered: Those of them that runs are given.
+        promises: The output schemas of that list.
+        is_stale: Whether the server said since that it is another one by now.
     """
 
     def __init__(self, options: Options) -> None:
@@ -269,9 +396,12 @@ class Connection:
         self._restarts: dict[str, int] = {}
         self._was_up = False
         self._open: dict[str, OpenCall] = {}
+        self._asking: set[asyncio.Task[Any]] = set()
         self._users: weakref.WeakSet[Any] = weakref.WeakSet()
         self.digests: dict[str, str] = {}
+        self.offered: dict[str, str] = {}
         self.promises: dict[str, Mapping[str, Any]] = {}
+        self.is_stale = False
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -308,7 +438,7 @@ class Connection:
         if before is not None:
             await before.ended()
             await self._wait_to_restart(run, before.why)
-        self._live = live = _Live(self._options, self._answered)
+        self._live = live = _Live(self._options, self._answered, self._outdate)
         try:
             await live.entered()
             self._was_up = True
@@ -339,6 +469,8 @@ class Connection:
         """End the server, and every request that waits for a person."""
         for ticket in list(self._open):
             await self.forget(ticket)
+        if self._asking:
+            await asyncio.wait(self._asking, timeout=CLOSE_SECONDS)
         live, self._live = self._live, None
         if live is not None:
             await live.ended()
@@ -348,38 +480,54 @@ class Connection:
         if self._live is not None:
             self._live.end()
 
+    def _outdate(self) -> None:
+        self.is_stale = True
+
     # --- lists --------------------------------------------------------------------------------------------------------
 
-    async def listed(self) -> dict[str, list[dict[str, Any]]]:
+    async def listed(self, *, prompts: bool = True) -> dict[str, Any]:
         """
-        Return all tools, and all prompts, as they came over the wire.
+        Return all tools, and all prompts if they are wanted, as they came over the wire, and whether tools may be tasks.
 
         Raises:
-            ToolError: when the server cannot be started, or gives no list.
+            ToolError: when the server cannot be started, or gives no list of tools.
+        """
+        self._restarts.pop("", None)
+        session = await self.session()
+        self.is_stale = False
+        can = session.server_capabilities
+        has_prompts = prompts and can is not None and can.prompts is not None
+        has_tools = can is None or can.tools is not None
+        return {
+            "tools": await self.pages(session.list_tools, "tools") if has_tools else [],
+            "prompts": await self.pages(session.list_prompts, "prompts", optional=True) if has_prompts else [],
+            "tasks": session.protocol_version == "2025-11-25",
+        }
+
+    async def pages(
+        self, ask: Callable[..., Awaitable[Any]], what: str, *, optional: bool = False
+    ) -> list[dict[str, Any]]:
+        """
+        Return all pages of a list, as they came over the wire.
+
+        One that is *optional* is empty where the server does not have it after all; many say more of themselves than is so.
         """
         from mcp_types import PaginatedRequestParams
 
-        self._restarts.pop("", None)
-        session = await self.session()
-        can = session.server_capabilities
-
-        async def pages(ask: Callable[..., Awaitable[Any]], what: str) -> list[dict[str, Any]]:
-            found: list[dict[str, object]] = []
-            cursor: str | None = None
-            for _ in range(PAGES):
+        found: list[dict[str, object]] = []
+        cursor: str | None = None
+        for _ in range(PAGES):
+            try:
                 page = await self.guarded(ask(params=PaginatedRequestParams(cursor=cursor)), self._options.timeout)
-                found += [one.model_dump(mode="json", by_alias=True, exclude_none=True) for one in getattr(page, what)]
-                cursor = page.next_cursor
-                if cursor is None or len(found) > TOOLS:
+            except NoSuchMethod:
+                if optional:
                     break
-            return found
-
-        return {
-            "tools": await pages(session.list_tools, "tools") if can is None or can.tools is not None else [],
-            "prompts": await pages(session.list_prompts, "prompts")
-            if can is not None and can.prompts is not None
-            else [],
-        }
+                raise
+            found += [one.model_dump(mode="json", by_alias=True, exclude_none=True) for one in getattr(page, what)]
+            cursor = page.next_cursor
+            if cursor is None or len(found) > TOOLS:
+                break
+        return found
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
@@ -425,14 +573,16 @@ class Connection:
             return ToolServerError(f"the MCP server {name!r} refused the request: {answers.refusal(answer)}")
         if code == CLOSED:
             return self._lost(live)
-        return ToolError(f"the MCP server {name!r} answered with an error: {_told(message)}")
+        kind = NoSuchMethod if code == NO_METHOD else ToolError
+        return kind(f"the MCP server {name!r} answered with an error: {_told(message)}")
 
     def _lost(self, live: _Live | None) -> Lost:
         """Take note that *live* is over, and not the one that may have been started since."""
         if live is not None:
             live.end()
-        pipe = live.pipe if live is not None else None
-        return Lost(self._lost_for(pipe.problem if pipe is not None else ""))
+        pipe, answers = (None, None) if live is None else (live.pipe, live.answers)
+        problem = pipe.problem if pipe is not None else answers.unsigned if answers is not None else ""
+        return Lost(self._lost_for(problem))
 
     def _lost_for(self, problem: str) -> str:
         because = f" ({problem})" if problem else ""
@@ -450,10 +600,44 @@ class Connection:
         answer: Any = TypeAdapter(types.InputRequiredResult | types.CallToolResult)
         sent = session.send_request(types.CallToolRequest(params=params), answer, progress_callback=progress)
         result = await self.guarded(sent)
+        task = (result.meta or {}).get(TASK)
+        if task is not None:
+            result = await self._of_task(session, task, progress)
         dumped = result.model_dump(mode="json", by_alias=True, exclude_none=True)
         if isinstance(result, types.InputRequiredResult):
-            return Wanted(dumped.get("inputRequests") or {}, result.request_state)
+            return Wanted(dumped.get("inputRequests") or {}, result.request_state or "")
         return dumped
+
+    async def _of_task(self, session: ClientSession, started: Any, progress: Any) -> Any:
+        """Wait until a task has ended, telling what it says of itself, and return its result; who gives it up has it cancelled."""
+        import mcp_types as types
+        from pydantic import ValidationError
+
+        try:
+            task = types.Task.model_validate(started, by_name=False)
+        except ValidationError as error:
+            msg = f"the MCP server {self._options.name!r} began a task that cannot be read: {_told(str(error))}"
+            raise ToolError(msg) from error
+        number, said = task.task_id, ""
+        try:
+            while task.status not in ENDED:
+                if task.status_message and task.status_message != said:
+                    said = task.status_message
+                    await progress(0, None, said)
+                if task.status == "input_required":
+                    break  # it asks while its result is waited for
+                await asyncio.sleep(_pause(task.poll_interval))
+                get = types.GetTaskRequest(params=types.GetTaskRequestParams(task_id=number))
+                task = await self.guarded(session.send_request(get, types.GetTaskResult))
+            payload = types.GetTaskPayloadRequest(params=types.GetTaskPayloadRequestParams(task_id=number))
+            return await self.guarded(session.send_request(payload, types.CallToolResult))
+        except asyncio.CancelledError:
+            end = types.CancelTaskRequest(params=types.CancelTaskRequestParams(task_id=number))
+            asking = _apart(self.guarded(session.send_request(end, types.CancelTaskResult), CLOSE_SECONDS), "mcp task")
+            asking.add_done_callback(_looked_at)
+            self._asking.add(asking)
+            asking.add_done_callback(self._asking.discard)
+            raise
 
     def opened(self, request: Coroutine[object, Any, object]) -> tuple[str, OpenCall]:
         """Begin a request during which the server may ask; the ticket is what it is known by."""
@@ -498,6 +682,24 @@ def installed() -> None:
 def _apart(work: Coroutine[object, Any, T], name: str) -> asyncio.Task[T]:
     """Begin a task that does not belong to the tool call which happens to be the first to need it, and ends with it."""
     return asyncio.create_task(work, name=name, context=Context())
+
+
+async def _given_up(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait((task,))
+    _looked_at(task)
+
+
+def _looked_at(task: asyncio.Task[Any]) -> None:
+    """Take note of how a task ended that nobody waits for."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        LOGGER.debug("%s: %s", task.get_name(), error)
+
+
+def _pause(milliseconds: float | None) -> float:
+    """Return how many seconds to wait before a task is asked for again."""
+    seconds = POLL_SECONDS if milliseconds is None else milliseconds / 1_000
+    return min(max(seconds, LEAST_POLL), MOST_POLL)
 
 
 def _is_cancelled() -> bool:

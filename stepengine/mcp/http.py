@@ -8,7 +8,8 @@ under way at once. The package sends each in the context of whoever asked, and s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+import inspect
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
@@ -29,6 +30,7 @@ PACKED_BYTES = LINE_BYTES // 1024
 """How much is taken of a reply that is packed although that was not asked for: it may unpack to a thousand times as much."""
 SIGN_IN = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 GIVE = "mcp_tools(headers={'Authorization': 'Bearer ...'})"
+SIGN = "mcp_tools(auth=...), such as an OAuthClientProvider of the package mcp"
 
 
 @attrs.define(eq=False)
@@ -50,6 +52,21 @@ ANSWER: ContextVar[Answer | None] = ContextVar("stepengine_mcp_answer", default=
 
 
 ELSE = "its reply is a message of the protocol, and none to what was asked"
+
+
+async def _signed(give: Callable[[], Any], request: Any) -> AsyncGenerator[Any, Any]:
+    """Send a request with the headers that a caller gives; it is asked once more when they are refused."""
+    before: dict[str, str] | None = None
+    for _ in range(2):
+        given = give()
+        headers = dict(await given if inspect.isawaitable(given) else given)
+        if headers == before:
+            return
+        before = headers
+        request.headers.update(headers)
+        response = yield request
+        if response.status_code != HTTPStatus.UNAUTHORIZED:
+            return
 
 
 class _TooLong(Exception):
@@ -91,13 +108,13 @@ def _message(content: bytes) -> Any:
         return None
 
 
-async def _pass_on(received: Any, incoming: Any) -> None:
+async def _pass_on(received: Any, incoming: Any, sift: Callable[[Any], Any]) -> None:
     """Give what comes from the package to who reads, until either is over."""
     from anyio import BrokenResourceError, ClosedResourceError
 
     with suppress(BrokenResourceError, ClosedResourceError):
         async for message in received:
-            await incoming.send(message)
+            await incoming.send(sift(message))
     incoming.close()
 
 
@@ -110,12 +127,24 @@ class Answers:
     Args:
         url: The endpoint.
         headers: What goes with every request.
+        auth: What signs requests; see ``mcp_tools``.
+        sift: Makes of each message one that the package can read.
     """
 
-    def __init__(self, url: str, headers: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        *,
+        auth: Any = None,
+        sift: Callable[[Any], Any] = lambda message: message,
+    ) -> None:
         self._url = url
         self._headers = dict(headers)
+        self._auth = auth
+        self._sift = sift
         self._last = Answer()
+        self._failed = ""
 
     @asynccontextmanager
     async def opened(self) -> Any:
@@ -126,10 +155,11 @@ class Answers:
 
         incoming, read = anyio.create_memory_object_stream[Any](0)
         # What is packed could unpack to any size.
-        async with create_mcp_http_client(headers={"accept-encoding": "identity", **self._headers}) as client:
+        headers = {"accept-encoding": "identity", **self._headers}
+        async with create_mcp_http_client(headers=headers, auth=self._signing()) as client:
             client.event_hooks["response"].append(partial(self._noted, incoming))
             async with streamable_http_client(self._url, http_client=client) as (received, write):
-                passing = asyncio.create_task(_pass_on(received, incoming))
+                passing = asyncio.create_task(_pass_on(received, incoming, self._sift))
                 try:
                     yield read, write
                 finally:
@@ -137,6 +167,38 @@ class Answers:
                     await asyncio.wait((passing,))
                     incoming.close()
                     read.close()
+
+    def _signing(self) -> Any:
+        """Return what signs requests as the package's client has it; ``None`` where nothing does."""
+        import httpx2
+
+        auth, answers = self._auth, self
+        if auth is None:
+            return None
+
+        class Signing(httpx2.Auth):
+            requires_request_body = bool(getattr(auth, "requires_request_body", False))
+            requires_response_body = bool(getattr(auth, "requires_response_body", False))
+
+            async def async_auth_flow(self, request: Any) -> AsyncGenerator[Any, Any]:
+                flow = auth.async_auth_flow(request) if hasattr(auth, "async_auth_flow") else _signed(auth, request)
+                response: Any = None
+                try:
+                    while True:
+                        try:
+                            one = await flow.asend(response)
+                        except StopAsyncIteration:
+                            return
+                        except Exception as error:
+                            answers._failed = visible(
+                                cut(f"{type(error).__name__}: {error}", CHALLENGE_CHARS), strict=True
+                            )
+                            raise
+                        response = yield one
+                finally:
+                    await flow.aclose()
+
+        return Signing()
 
     async def _noted(self, incoming: Any, response: Any) -> None:
         """Take note of the answer to a message; many servers refuse the stream beside them, which they need not have."""
@@ -176,6 +238,11 @@ class Answers:
             response._content = b"{}"  # noqa: SLF001 - there is no public way
         await incoming.send(SessionMessage(mcp_types.JSONRPCError(jsonrpc="2.0", id=number, error=problem)))
 
+    @property
+    def unsigned(self) -> str:
+        """Why a request could not be signed, in words; ``""`` when none had to be, or all could."""
+        return f"signing in with auth= did not work: {self._failed}" if self._failed else ""
+
     def is_about_sign_in(self, answer: Answer) -> bool:
         """Return whether a message was refused for who sent it."""
         return answer.status in SIGN_IN
@@ -190,19 +257,22 @@ class Answers:
         """Return why a message was refused, in words, with what helps; ``""`` for none that stays as it is."""
         answer = answer or self._last
         status = answer.status
+        if self.unsigned:
+            return self.unsigned
         if not HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR or status in TRANSIENT:
             return ""
         said = visible(cut(answer.challenge, CHALLENGE_CHARS), strict=True)
         return f"{self.failure(answer)}{f' ({said})' if said else ''}{self._remedy(status)}"
 
     def _remedy(self, status: int) -> str:
-        has_token = any(name.lower() == "authorization" for name in self._headers)
+        given = "in headers=" if any(name.lower() == "authorization" for name in self._headers) else ""
+        given = "of auth=" if self._auth is not None else given
         if status == HTTPStatus.UNAUTHORIZED:
-            if has_token:
-                return "; the token in headers= is not one that it takes, or is no longer: get another one"
-            return f"; it has to be signed in to, which is not done here: get a token, and give it with {GIVE}"
+            if given:
+                return f"; the token {given} is not one that it takes, or is no longer: get another one"
+            return f"; it has to be signed in to: get a token and give it with {GIVE}, or sign in with {SIGN}"
         if status == HTTPStatus.FORBIDDEN:
-            what = "the token in headers= may not do this" if has_token else f"it may want a token, given with {GIVE}"
+            what = f"the token {given} may not do this" if given else f"it may want a token, given with {GIVE}"
             return f"; {what}"
         if status == HTTPStatus.NOT_FOUND:
             return "; nothing that speaks MCP is at this address, which often ends in /mcp"

@@ -28,6 +28,7 @@ from stepengine.mcp._caps import (
     TOOLS,
 )
 from stepengine.mcp.names import tool_name
+from stepengine.mcp.sifting import ODD
 from stepengine.tooling.schemas import UNFIT_AT_TOP, UNFOLLOWED, SchemaInputs
 
 __all__ = ("Listed", "annotations_of", "digest_of", "listed_tools", "offered_prompts", "shown_text")
@@ -49,6 +50,7 @@ class Listed:
         input_schema: For the model, and checked before a call.
         hints: What the server says of it; nobody has to believe it.
         digest: SHA-256 of what the server sent of it.
+        task: Whether a call of it is a task of the server's, whose result is waited for.
     """
 
     name: str
@@ -57,15 +59,19 @@ class Listed:
     input_schema: JsonDict = attrs.field(converter=freeze_object)
     hints: JsonDict = attrs.field(converter=freeze_object)
     digest: str
+    task: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as a journal keeps it."""
-        return {**attrs.asdict(self, recurse=False), "input_schema": thaw(self.input_schema), "hints": thaw(self.hints)}
+        """Return it as a journal keeps it: journals of before there were tasks know no such member."""
+        form = {**attrs.asdict(self, recurse=False), "input_schema": thaw(self.input_schema), "hints": thaw(self.hints)}
+        if not self.task:
+            del form["task"]
+        return form
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Listed:
         """Return what ``to_json`` made; members that it does not know are left out."""
-        return cls(**{field.name: value[field.name] for field in attrs.fields(cls)})
+        return cls(**{field.name: value[field.name] for field in attrs.fields(cls) if field.name in value})
 
 
 @attrs.frozen
@@ -83,10 +89,17 @@ class Found:
 
 
 def listed_tools(
-    server: str, raw: Sequence[Mapping[str, object]], *, include: Sequence[str] | None, exclude: Sequence[str]
+    server: str,
+    raw: Sequence[Mapping[str, object]],
+    *,
+    include: Sequence[str] | None,
+    exclude: Sequence[str],
+    tasks: bool = False,
 ) -> Found:
     """
     Return the tools of a list as the server sent it: JSON objects with the wire's names.
+
+    *tasks* says whether its calls may be tasks.
 
     Raises:
         DefinitionError: when two of them have one name here.
@@ -98,11 +111,14 @@ def listed_tools(
         left_out.append(f"{len(wanted) - TOOLS:,} tools after the first {TOOLS:,}")
     for tool in wanted[:TOOLS]:
         try:
-            one = _listed(server, tool)
+            one = _listed(server, tool, tasks=tasks)
         except (DefinitionError, DataError) as error:
             left_out.append(f"{_named(tool)}: {error.message}")
             continue
         twin = made.get(one.tool)
+        if twin == one:
+            left_out.append(f"{_named(tool)}: it is listed twice, and taken once")
+            continue
         if twin is not None:
             msg = (
                 f"the tools {visible(twin.name, strict=True)!r} and {visible(one.name, strict=True)!r} of the MCP server "
@@ -119,9 +135,12 @@ def _named(tool: Mapping[str, object]) -> str:
     return repr(visible(str(tool.get("name", ""))[:200], strict=True))
 
 
-def _listed(server: str, tool: Mapping[str, Any]) -> Listed:
-    if (tool.get("execution") or {}).get("taskSupport") == "required":
-        msg = "it only runs as a task, which is not supported"
+def _listed(server: str, tool: Mapping[str, Any], *, tasks: bool) -> Listed:
+    if odd := odd_about(tool):
+        raise DefinitionError(odd)
+    is_task = (tool.get("execution") or {}).get("taskSupport") == "required"
+    if is_task and not tasks:
+        msg = "it only runs as a task, which the version of the protocol that is spoken with this server does not have"
         raise DefinitionError(msg)
     name = tool["name"]
     schema = fitting_schema(tool_name(server, name), tool.get("inputSchema") or {})
@@ -132,7 +151,14 @@ def _listed(server: str, tool: Mapping[str, Any]) -> Listed:
         input_schema=schema,
         hints={k: v for k, v in (tool.get("annotations") or {}).items() if k.endswith("Hint") and isinstance(v, bool)},
         digest=digest_of(tool),
+        task=is_task,
     )
+
+
+def odd_about(one: Mapping[str, Any]) -> str:
+    """Return why a tool or prompt could not be read; ``""`` for one that could."""
+    said = (one.get("_meta") or {}).get(ODD)
+    return said if isinstance(said, str) else ""
 
 
 def shown_text(text: str) -> str:
@@ -176,6 +202,9 @@ def offered_prompts(raw: Sequence[Mapping[str, Any]], left_out: list[str]) -> li
     made: list[dict[str, object]] = []
     for prompt in raw[:PROMPTS]:
         name = prompt["name"]
+        if odd := odd_about(prompt):
+            left_out.append(f"the prompt {_named(prompt)}: {odd}")
+            continue
         if len(name) > PROMPT_CHARS or visible(name, strict=True) != name:
             left_out.append(f"the prompt {_named(prompt)}: its name is too long, or has something hidden in it")
             continue

@@ -11,7 +11,7 @@ from stepengine.errors import ToolError
 from stepengine.mcp._caps import DESCRIPTION_CHARS, PARTS
 from stepengine.mcp.connection import Connection
 from stepengine.mcp.listing import annotations_of, shown_text
-from stepengine.mcp.results import content_parts, failed_result, resource_part
+from stepengine.mcp.results import blobs_in, content_parts, failed_result, resource_part
 from stepengine.tooling.conversion import as_result
 from stepengine.tooling.definition import Tool
 
@@ -27,15 +27,15 @@ def resource_tools(server: str, session: Session) -> list[ToolLike]:
     async def listed(_: dict[str, Any]) -> ToolResult:
         try:
             connection, client = await session()
-            page = await connection.guarded(client.list_resources())
-            templates = await connection.guarded(client.list_resource_templates())
+            resources = await connection.pages(client.list_resources, "resources", optional=True)
+            templates = await connection.pages(client.list_resource_templates, "resource_templates", optional=True)
         except ToolError as error:
             return failed_result(server, error)
         found = [
-            *[{"uri": r.uri, "name": r.name, "about": shown_text(r.description or "")} for r in page.resources],
+            *[{"uri": r["uri"], "name": r["name"], "about": shown_text(r.get("description") or "")} for r in resources],
             *[
-                {"template": t.uri_template, "name": t.name, "about": shown_text(t.description or "")}
-                for t in templates.resource_templates
+                {"template": t["uriTemplate"], "name": t["name"], "about": shown_text(t.get("description") or "")}
+                for t in templates
             ],
         ]
         return as_result(found[: 10 * PARTS])
@@ -47,7 +47,8 @@ def resource_tools(server: str, session: Session) -> list[ToolLike]:
         except ToolError as error:
             return failed_result(server, error)
         contents = [c.model_dump(mode="json", by_alias=True, exclude_none=True) for c in result.contents]
-        return as_result(ToolResult(tuple([resource_part(one) for one in contents[:PARTS]])))
+        parts = tuple([resource_part(one) for one in contents[:PARTS]])
+        return as_result(ToolResult(parts, side_effects=blobs_in(contents)))
 
     uri = {"type": "string", "description": "The address of the resource, as the list has it"}
     return [

@@ -6,11 +6,11 @@ import base64
 import binascii
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import attrs
 
-from stepengine.data.json import canonical, compact, freeze
+from stepengine.data.json import JsonValue, canonical, compact, freeze
 from stepengine.data.messages import (
     CUT_OFF,
     DocumentPart,
@@ -27,7 +27,23 @@ from stepengine.mcp._caps import ERROR_CHARS, PARTS
 from stepengine.tooling.conversion import DOCUMENT_BYTES, IMAGE_BYTES, RESULT_CHARS, as_result, cut
 from stepengine.tooling.schemas import JsonSchema
 
-__all__ = ("content_parts", "cut_off_result", "error_result", "failed_result", "misfit", "result_of")
+__all__ = (
+    "Blob",
+    "Channel",
+    "blobs_in",
+    "blobs_of",
+    "content_parts",
+    "cut_off_result",
+    "error_result",
+    "failed_result",
+    "misfit",
+    "result_of",
+)
+
+Channel: TypeAlias = Literal["once", "text", "structured"]
+"""What a model is shown of a result that says something in texts and as a value."""
+BLOB = "mcp_blob"
+"""The kind of the side effect that keeps bytes which no model can be shown."""
 
 IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 PDF = "application/pdf"
@@ -53,22 +69,99 @@ def cut_off_result(server: str, text: str) -> ToolResult:
     return attrs.evolve(error_result(text), side_effects=(SideEffect(CUT_OFF, server),))
 
 
-def result_of(raw: Mapping[str, Any]) -> ToolResult:
-    """Return the result of a call; media are kept within the caps of all tools, links stay text."""
-    parts = content_parts(raw.get("content") or ())
+@attrs.frozen
+class Blob:
+    """
+    Bytes of a result that no model can be shown, such as sound or an archive.
+
+    Attributes:
+        data: The bytes.
+        mime_type: What the server says that they are; ``""`` when it does not.
+        uri: The address of the resource that they are; ``""`` for none.
+    """
+
+    data: bytes = attrs.field(repr=lambda data: f"<{len(data):,} bytes>")
+    mime_type: str = ""
+    uri: str = ""
+
+
+def blobs_of(result: ToolResult) -> tuple[Blob, ...]:
+    """
+    Return what the result of an MCP server's tool holds beside what models are shown: its bytes of other types, in order.
+
+    Pictures that models know and PDF files are no blobs: they are in ``ToolResult.media``.
+    """
+    found: list[Blob] = []
+    for effect in result.side_effects:
+        if effect.kind == BLOB and isinstance(effect.details, Mapping):
+            said = effect.details
+            found.append(Blob(base64.b64decode(str(said["data"])), str(said["mime_type"]), effect.target))
+    return tuple(found)
+
+
+def blobs_in(blocks: Sequence[Mapping[str, object]]) -> tuple[SideEffect, ...]:
+    """Return what keeps the bytes of blocks of content, or of resources, that no model can be shown."""
+    kept: list[SideEffect] = []
+    for block in blocks[:PARTS]:
+        inner = block.get("resource")
+        resource = inner if isinstance(inner, Mapping) else block
+        data = resource.get("blob") if "blob" in resource else resource.get("data")
+        mime, uri = str(resource.get("mimeType") or ""), str(resource.get("uri") or "")
+        if not isinstance(data, str) or not isinstance(_media(data, mime, ""), TextPart):
+            continue
+        if len(data) * 3 // 4 <= DOCUMENT_BYTES and _is_base64(data):
+            kept.append(SideEffect(BLOB, uri, {"mime_type": mime, "data": data}))
+    return tuple(kept)
+
+
+def _is_base64(text: str) -> bool:
+    try:
+        base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        return False
+    return True
+
+
+def result_of(raw: Mapping[str, Any], channel: Channel = "once", *, as_before: bool = False) -> ToolResult:
+    """
+    Return the result of a call; media are kept within the caps of all tools, links stay text.
+
+    Args:
+        raw: What came over the wire.
+        channel: What is shown of texts and a structured value.
+        as_before: Whether the result stands in a journal of before blobs were kept.
+    """
+    content = raw.get("content") or ()
+    parts = content_parts(content)
     structured = raw.get("structuredContent")
+    data: JsonValue = None
     if structured is not None:
-        parts = _with_structured(parts, structured, raw.get("content") or ())
+        if channel == "text" and parts:
+            data = freeze(_without_media(structured, _media_of(content), every=True))
+        elif channel == "structured":
+            others = [part for part in parts if not isinstance(part, TextPart)]
+            parts = [JsonPart(freeze(_without_media(structured, _media_of(content), every=True))), *others]
+        else:
+            parts = _with_structured(parts, structured, content, as_before=as_before)
     if raw.get("isError"):
         texts = [
             p.text if isinstance(p, TextPart) else compact(p.value) for p in parts if isinstance(p, TextPart | JsonPart)
         ]
         return error_result("\n".join(texts) or "the server says that the call failed, and not why")
-    return as_result(ToolResult(tuple(parts)))
+    blobs = () if as_before else blobs_in(content)
+    return as_result(ToolResult(tuple(parts), side_effects=blobs, structured=data))
+
+
+def _media_of(content: Sequence[Mapping[str, object]]) -> set[str]:
+    return {data for block in content if (data := _data_of(block))}
 
 
 def _with_structured(
-    parts: Sequence[ResultPart], structured: object, content: Sequence[Mapping[str, object]]
+    parts: Sequence[ResultPart],
+    structured: object,
+    content: Sequence[Mapping[str, object]],
+    *,
+    as_before: bool = False,
 ) -> list[ResultPart]:
     """
     Return *parts* with the value of a result, each thing once: servers say the same in texts for clients that know nothing else.
@@ -87,7 +180,7 @@ def _with_structured(
             _says(texts, plain) or (isinstance(plain, list | tuple) and _says_each(texts, plain))
         ):
             return [JsonPart(freeze(plain)), *others]
-    value = freeze(_without_media(structured, {data for block in content if (data := _data_of(block))}))
+    value = freeze(_without_media(structured, _media_of(content), every=not as_before))
     if _says(texts, structured):
         return [JsonPart(value), *others]
     held = set(_held(value, HELD_DEPTH))
@@ -132,13 +225,30 @@ def _data_of(block: Mapping[str, object]) -> str:
     return found if isinstance(found, str) else ""
 
 
-def _without_media(value: object, shown: Collection[str]) -> object:
-    """Return *value* with a word in the place of media that the result shows."""
+def _without_media(value: object, shown: Collection[str], *, every: bool) -> object:
+    """
+    Return *value* with a word in the place of media that the result shows.
+
+    With *every*, also of those that it does not: what is written like a block of content, or like a resource of bytes.
+    """
     if isinstance(value, str):
         return SHOWN if value in shown else value
     if isinstance(value, Mapping):
-        return {name: _without_media(each, shown) for name, each in value.items()}
-    return [_without_media(each, shown) for each in value] if isinstance(value, list | tuple) else value
+        kept = {name: _without_media(each, shown, every=every) for name, each in value.items()}
+        return {**kept, **_left_out(value, shown)} if every else kept
+    if isinstance(value, list | tuple):
+        return [_without_media(each, shown, every=every) for each in value]
+    return value
+
+
+def _left_out(value: Mapping[str, object], shown: Collection[str]) -> dict[str, str]:
+    """Return the member of a block of content that holds media, with a word in its place."""
+    is_block = value.get("type") in ("image", "audio") and isinstance(value.get("mimeType"), str)
+    member = "data" if is_block else "blob" if isinstance(value.get("uri"), str) else ""
+    data = value.get(member) if member else None
+    if not isinstance(data, str) or data in shown:
+        return {}
+    return {member: f"[{len(data.rstrip('=')) * 3 // 4:,} bytes were left out]"}
 
 
 def _says(texts: Sequence[str], value: object) -> bool:

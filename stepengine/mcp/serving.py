@@ -1,17 +1,24 @@
 """
 Our agents as tools of an MCP server: one tool for each, a question of a run is one to whoever calls.
 
-A call is a run with a journal in memory. When the run asks something, a client of the newest protocol is sent the questions
-and calls again with the answers; one of an older protocol is asked in the middle of its call; for one that cannot be asked
-everything is declined, so that nothing happens which a person had to allow.
+A call is a run with a journal, in memory or in a folder that the caller names. When the run asks something, a client of the
+newest protocol is sent the questions and calls again with the answers; one of an older protocol is asked in the middle of its
+call; for one that cannot be asked everything is declined, so that nothing happens which a person had to allow, and the result
+says so.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hmac
+import os
 import secrets
-from collections.abc import Coroutine, Mapping, Sequence
-from contextlib import suppress
+import socket
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from importlib.metadata import PackageNotFoundError, version
+from ipaddress import ip_address
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -25,9 +32,10 @@ from stepengine.data.visible import visible
 from stepengine.engine import Engine
 from stepengine.engine.schemas import compiled
 from stepengine.errors import DefinitionError, StepEngineError
-from stepengine.journal import MemoryJournal
+from stepengine.journal import FileJournal, Journal, MemoryJournal
+from stepengine.mcp._caps import QUESTION_CHARS
 from stepengine.mcp.connection import installed
-from stepengine.tooling.conversion import encode
+from stepengine.tooling.conversion import cut, encode
 from stepengine.tooling.spawning import direct_tool
 
 if TYPE_CHECKING:
@@ -37,6 +45,12 @@ __all__ = ("AgentServer", "Offered")
 
 WAITING = 100
 """How many runs wait for answers at once; the oldest one is forgotten."""
+MAX_PORT = 65_535
+SHUTDOWN_SECONDS = 2
+UNASKED = 10
+"""How many questions that nobody was asked a result names."""
+JOURNAL = "stepengine/journal"
+"""The member of a result's ``_meta`` that names the journal of its run."""
 
 
 @attrs.frozen
@@ -55,12 +69,27 @@ class Offered:
     options: Mapping[str, Any] = attrs.field(factory=dict)
 
 
-@attrs.frozen
-class _Waiting:
-    """A run that waits for answers."""
+@attrs.define
+class _Call:
+    """
+    A call of an agent.
+
+    Attributes:
+        offered: The agent.
+        journal: The journal of its run.
+        unasked: What was declined because the client shows no questions.
+    """
 
     offered: Offered
-    journal: MemoryJournal
+    journal: Journal
+    unasked: list[Question] = attrs.field(factory=list)
+
+
+@attrs.frozen
+class _Waiting:
+    """A call whose run waits for answers."""
+
+    call: _Call
     questions: tuple[Question, ...]
 
 
@@ -70,15 +99,18 @@ class AgentServer:
 
     Args:
         offered: The agents; each is a tool with its id, ``-`` as ``_``.
+        journals: The folder in which each call's run is recorded, in a file of its own that the result's ``_meta`` names; by
+            default nothing is kept.
 
     Raises:
         DefinitionError: when two agents would be the same tool, there is none, or the package is not installed.
     """
 
-    def __init__(self, offered: Sequence[Offered]) -> None:
+    def __init__(self, offered: Sequence[Offered], *, journals: str | os.PathLike[str] | None = None) -> None:
         installed()
         from mcp.server import Server
 
+        self._journals = None if journals is None else Path(journals)
         self._offered: dict[str, Offered] = {}
         self._tools: list[Any] = []
         self._waiting: dict[str, _Waiting] = {}
@@ -87,7 +119,9 @@ class AgentServer:
         if not offered:
             msg = "an MCP server of agents needs at least one agent"
             raise DefinitionError(msg)
-        self.server: Server[Any] = Server("stepengine", on_list_tools=self._listed, on_call_tool=self._called)
+        self.server: Server[Any] = Server(
+            "stepengine", version=_version(), on_list_tools=self._listed, on_call_tool=self._called
+        )
 
     def _add(self, one: Offered) -> None:
         import mcp_types as types
@@ -116,6 +150,54 @@ class AgentServer:
         async with stdio_server() as (read, write):
             await self.server.run(read, write, self.server.create_initialization_options())
 
+    async def serve_http(
+        self,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 8000,
+        token: str = "",
+        ready: Callable[[str], object] | None = None,
+    ) -> None:
+        """
+        Answer any number of clients over streamable HTTP at ``/mcp``, until the task is cancelled.
+
+        Requests that are open then have two seconds. Signals are the caller's.
+
+        Args:
+            host: The address that is listened at.
+            port: The port; 0 takes a free one.
+            token: What requests have to bring as ``Authorization: Bearer ...``; ``""`` lets whoever reaches the port in.
+            ready: Called with the URL as soon as it answers.
+
+        Raises:
+            DefinitionError: for an address of another machine's reach without a token, or one that cannot be listened at.
+        """
+        import uvicorn
+
+        if not token and not _is_loopback(host):
+            msg = f"whoever reaches {host!r} could run these agents; give a token that clients have to bring, or listen at 127.0.0.1"
+            raise DefinitionError(msg)
+        app: Any = self.server.streamable_http_app(host=host)
+        with _listening(host, port) as listener:
+            config = uvicorn.Config(
+                _guarded(app, token) if token else app,
+                log_level="warning",
+                lifespan="on",
+                timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+            )
+            if ready is not None:
+                shown = f"[{host}]" if ":" in host else host
+                ready(f"http://{shown}:{listener.getsockname()[1]}/mcp")
+            server = uvicorn.Server(config)
+            server.capture_signals = nullcontext  # type: ignore[method-assign,assignment]  # they are not this one's
+            serving = asyncio.create_task(server.serve(sockets=[listener]))
+            try:
+                await asyncio.shield(serving)
+            except asyncio.CancelledError:
+                server.should_exit = True
+                await asyncio.wait((serving,))
+                raise
+
     # --- requests -----------------------------------------------------------------------------------------------------
 
     async def _listed(self, ctx: object, params: object) -> Any:
@@ -132,20 +214,32 @@ class AgentServer:
             if offered is None:
                 known = ", ".join(self._offered)
                 return _failed(f"there is no agent {visible(params.name, strict=True)!r}; known are: {known}")
-            journal = MemoryJournal()
-            result = await _apart(self._run(ctx, offered, params.arguments or {}, journal))
-            return await self._told(ctx, offered, journal, result)
+            call = _Call(offered, self._journal(offered))
+            result = await _apart(self._run(ctx, call, params.arguments or {}))
+            return await self._told(ctx, call, result)
         except StepEngineError as error:
             return _failed(
                 "\n  ".join([error.message, *[i for i in getattr(error, "issues", ()) if i not in error.message]])
             )
 
-    async def _run(self, ctx: Any, offered: Offered, arguments: Mapping[str, Any], journal: MemoryJournal) -> RunResult:
+    def _journal(self, offered: Offered) -> Journal:
+        """Return the journal of a new run."""
+        if self._journals is None:
+            return MemoryJournal()
+        try:
+            self._journals.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            msg = f"the run would be recorded in {str(self._journals)!r}, which cannot be made: {error.strerror}"
+            raise StepEngineError(msg) from error
+        return FileJournal(self._journals / f"{offered.definition.id}-{secrets.token_hex(6)}.jsonl")
+
+    async def _run(self, ctx: Any, call: _Call, arguments: Mapping[str, Any]) -> RunResult:
         """Run an agent and tell the client of its tool calls, if it wants to know."""
+        offered = call.offered
         prompt, params = str(arguments.get("prompt") or ""), arguments.get("params")
         count = 0
         result: RunResult | None = None
-        options: dict[str, Any] = {**offered.options, "journal": journal, "params": params}
+        options: dict[str, Any] = {**offered.options, "journal": call.journal, "params": params}
         async for event in offered.engine.stream(offered.definition, prompt, **options):
             if isinstance(event, ToolStarted):
                 count += 1
@@ -162,20 +256,22 @@ class AgentServer:
         waiting = self._waiting.pop(params.request_state, None)
         if waiting is None:
             return _failed("the run that asked this is not known here any more; call again without request state")
-        given = params.input_responses or {}
+        given, call = params.input_responses or {}, waiting.call
         answers = {q.id: _answer(given.get(q.id), q) for q in waiting.questions}
-        result = await _apart(waiting.offered.engine.resume(waiting.journal, answers=answers))
-        return await self._told(ctx, waiting.offered, waiting.journal, result)
+        call.unasked += [q for q in waiting.questions if given.get(q.id) is None]
+        result = await _apart(call.offered.engine.resume(call.journal, answers=answers))
+        return await self._told(ctx, call, result)
 
-    async def _told(self, ctx: object, offered: Offered, journal: MemoryJournal, result: RunResult) -> object:
+    async def _told(self, ctx: object, call: _Call, result: RunResult) -> object:
         """Return a result, or its questions, once everything was asked that can be asked from here."""
         while result.status is RunStatus.SUSPENDED:
             questions = result.pending_questions
             if _can_ask(ctx) and _is_modern(ctx):
-                return self._questions(_Waiting(offered, journal, questions))
+                return self._questions(_Waiting(call, questions))
             answers = {q.id: await _asked(ctx, q) for q in questions}
-            result = await _apart(offered.engine.resume(journal, answers=answers))
-        return _shown(offered, result)
+            call.unasked += [q for q in questions if answers[q.id] is UNSHOWN]
+            result = await _apart(call.offered.engine.resume(call.journal, answers=answers))
+        return _shown(call, result)
 
     def _questions(self, waiting: _Waiting) -> object:
         """Return the questions, with a word that nobody can guess for whoever brings the answers."""
@@ -189,6 +285,54 @@ class AgentServer:
         return types.InputRequiredResult(input_requests=requests, request_state=state)
 
 
+# --- over HTTP --------------------------------------------------------------------------------------------------------
+
+
+def _version() -> str:
+    try:
+        return version("stepengine")
+    except PackageNotFoundError:
+        return "0"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """Return a socket that listens, before anybody is told that it does."""
+    if not 0 <= port <= MAX_PORT:
+        msg = f"nobody can listen at {host}:{port}: a port is 0 to {MAX_PORT}"
+        raise DefinitionError(msg)
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        msg = f"nobody can listen at {host}:{port}: {error.strerror or error}"
+        raise DefinitionError(msg) from error
+
+
+def _guarded(app: Any, token: str) -> Any:
+    """Return an application that answers only requests which bring the token."""
+    expected = f"bearer {token}".encode()
+
+    async def guard(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            given = dict(scope["headers"]).get(b"authorization", b"")
+            kind, _, rest = given.partition(b" ")
+            if not hmac.compare_digest(kind.lower() + b" " + rest, expected):
+                head = [(b"www-authenticate", b"Bearer"), (b"content-length", b"0")]
+                await send({"type": "http.response.start", "status": 401, "headers": head})
+                await send({"type": "http.response.body", "body": b""})
+                return
+        await app(scope, receive, send)
+
+    return guard
+
+
 async def _apart(work: Coroutine[object, Any, RunResult]) -> RunResult:
     """Await a run in a task of its own: it is cancelled once and ends in its own time, whatever cancels the request how often."""
     task = asyncio.create_task(work)
@@ -197,6 +341,10 @@ async def _apart(work: Coroutine[object, Any, RunResult]) -> RunResult:
     except asyncio.CancelledError:
         task.cancel()
         raise
+
+
+UNSHOWN = Answer(declined=True)
+"""The answer of a client that shows no questions, or could not show this one."""
 
 
 # --- questions --------------------------------------------------------------------------------------------------------
@@ -234,16 +382,16 @@ def _form(question: Question) -> Any:
 
 
 async def _asked(ctx: Any, question: Question) -> AnswerLike:
-    """Ask a client of an older protocol; who cannot be asked declines."""
+    """Ask a client of an older protocol; ``UNSHOWN`` for one that shows no questions."""
     from mcp import MCPError
 
     if not _can_ask(ctx):
-        return Answer(declined=True)
+        return UNSHOWN
     form = _form(question)
     try:
         return _answer(await ctx.session.elicit_form(form.message, form.requested_schema), question)
     except MCPError:
-        return Answer(declined=True)
+        return UNSHOWN
 
 
 def _answer(given: Any, question: Question) -> AnswerLike:
@@ -259,17 +407,31 @@ def _answer(given: Any, question: Question) -> AnswerLike:
 # --- results ----------------------------------------------------------------------------------------------------------
 
 
-def _shown(offered: Offered, result: RunResult) -> object:
+def _shown(call: _Call, result: RunResult) -> object:
     import mcp_types as types
 
+    notes = [types.TextContent(type="text", text=_unasked(call.unasked))] if call.unasked else []
+    meta: Any = {JOURNAL: call.journal.path.name} if isinstance(call.journal, FileJournal) else None
     if result.status is not RunStatus.COMPLETED:
         why = f": {result.error}" if result.error is not None else ""
         said = f"\nIt said before: {result.text}" if result.text else ""
-        return _failed(f"the agent {offered.definition.id!r} ended as {result.status.value}{why}{said}")
+        failed = f"the agent {call.offered.definition.id!r} ended as {result.status.value}{why}{said}"
+        text = types.TextContent(type="text", text=failed)
+        return types.CallToolResult(content=[text, *notes], is_error=True, _meta=meta)
     output: object = None if result.output is None else thaw(encode(result.output))
-    text = result.text or (output if isinstance(output, str) else compact(encode(result.output)))
+    text = types.TextContent(
+        type="text", text=result.text or (output if isinstance(output, str) else compact(encode(result.output)))
+    )
     more: dict[str, Any] = {"structured_content": output} if isinstance(output, dict) else {}
-    return types.CallToolResult(content=[types.TextContent(type="text", text=text)], **more)
+    return types.CallToolResult(content=[text, *notes], _meta=meta, **more)
+
+
+def _unasked(questions: Sequence[Question]) -> str:
+    """Return in words what nobody was asked: whoever reads the result might take it for a person's no."""
+    named = [f"- {visible(cut(question.text, QUESTION_CHARS))}" for question in questions[:UNASKED]]
+    more = [f"- and {len(questions) - UNASKED:,} more"] if len(questions) > UNASKED else []
+    head = "This client shows no questions (elicitation), so nobody was asked, and what the run asked was declined:"
+    return "\n".join([head, *named, *more])
 
 
 def _failed(text: str) -> object:

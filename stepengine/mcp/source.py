@@ -9,31 +9,33 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import attrs
 
 from stepengine.data.events import ToolProgress
 from stepengine.data.hooks import Change, HookContext
 from stepengine.data.json import JsonDict, JsonValue, freeze_object
-from stepengine.data.messages import ToolResult
+from stepengine.data.messages import CUT_OFF, ToolResult
 from stepengine.data.tools import Ordinary, ToolBinding, ToolLike
 from stepengine.data.visible import visible
 from stepengine.data.yields import Perform
-from stepengine.errors import DataError, DefinitionError, PerformError, ToolError, ToolServerError
+from stepengine.errors import DataError, DefinitionError, PerformError, StepEngineError, ToolError, ToolServerError
 from stepengine.mcp._caps import CHARS_PER_TOKEN, DEFER_TOKENS, DEFER_TOOLS
-from stepengine.mcp.asking import Asking
+from stepengine.mcp.asking import STYLE, Asking
 from stepengine.mcp.connection import Connection, Lost, Options, Wanted
 from stepengine.mcp.listing import Listed, annotations_of, digest_of, listed_tools, offered_prompts
 from stepengine.mcp.names import check_server_name
+from stepengine.mcp.notices import LEVELS, LogLevel, Notice
 from stepengine.mcp.offering import prompt_tool, resource_tools
-from stepengine.mcp.results import cut_off_result, error_result, failed_result, misfit, result_of
+from stepengine.mcp.results import Channel, cut_off_result, error_result, failed_result, misfit, result_of
 from stepengine.mcp.stdio import Program
+from stepengine.runtime.logs import LOGGER
 from stepengine.system.after_fork import leave, renewed
 from stepengine.tooling.context import ToolContext
 from stepengine.tooling.definition import Tool
@@ -42,6 +44,9 @@ __all__ = ("McpTools", "mcp_tools")
 
 CATEGORY = "mcp"
 END_SECONDS = 10.0
+GREW = "list_changed"
+"""What stands in a pending result while the run asks for a list of tools that has changed."""
+SETTLED = ("ok", "error")
 GONE = (ToolServerError.__name__, Lost.__name__)
 
 
@@ -52,11 +57,17 @@ def mcp_tools(
     env: Mapping[str, str] | None = None,
     cwd: str | os.PathLike[str] | None = None,
     headers: Mapping[str, str] | None = None,
+    auth: object = None,
     include: Sequence[str] | None = None,
     exclude: Sequence[str] = (),
     resources: bool = False,
     prompts: bool = False,
+    results: Channel = "once",
     trust_hints: bool = False,
+    roots: Sequence[str | os.PathLike[str]] | None = None,
+    log_level: LogLevel | None = None,
+    subscribe: Sequence[str] = (),
+    on_notice: Callable[[Notice], object] | None = None,
     elicitation: bool = True,
     sampling: bool = False,
     defer: bool | Literal["auto"] = "auto",
@@ -81,11 +92,24 @@ def mcp_tools(
         env: Variables that the process sees beside ``PATH``, ``HOME``, ``USER``, ``LOGNAME``, ``TMPDIR``, ``TZ`` and the locale.
         cwd: The folder that the process works in.
         headers: HTTP headers of every request to a URL, such as its authorization.
+        auth: What signs requests to a URL: an ``Auth`` of httpx2 or httpx, such as ``OAuthClientProvider`` of the package
+            ``mcp``; or a function, ``async`` or not, that returns headers. It is asked before every request, and once more
+            when these headers are refused with 401.
         include: The server's names of the tools to take; all by default.
         exclude: The server's names of tools to leave out.
         resources: Whether to offer ``mcp_resources_NAME``, which lists them, and ``mcp_read_NAME``, which reads one.
         prompts: Whether to offer ``mcp_prompt_NAME``, which gives one of the server's prompts.
+        results: What the model is shown of a result that has texts and a structured value: ``"once"`` both, and what both say
+            once; ``"text"`` the texts, so that the value is only ``ToolResult.data``; ``"structured"`` the value and no texts.
+            Media are never shown as JSON.
         trust_hints: Whether the server's hints count: ``readOnlyHint`` for rules, ``idempotentHint`` for calling again.
+        roots: Folders, or addresses that begin with ``file:``, that the server is told of; by default it gets no answer. They
+            are a wish and no wall: what a process may reach is for ``cwd``, its own arguments or a sandbox to say.
+        log_level: From which level on what the server logs goes to the logger ``stepengine``, such as ``"warning"``; none by
+            default.
+        subscribe: Addresses of resources whose changes are told to *on_notice*.
+        on_notice: Called in the event loop with each ``Notice``: a line of the server's log, a list or a resource that
+            changed. What it raises is logged.
         elicitation: Whether the server may ask a person; its questions become the run's.
         sampling: Whether the server may have the run's model called, within the run's limits; it sees what is replied.
         defer: Whether the model searches the tools instead of being shown all, as with ``defer_loading=True`` of ``tool``;
@@ -101,13 +125,16 @@ def mcp_tools(
     """
     check_server_name(name)
     target = _target(server, env, cwd)
-    if isinstance(target, Program) and headers:
-        msg = f"the MCP server {name!r} is a process, and headers= are for a URL; give it variables with env="
-        raise DefinitionError(msg)
+    _check(name, target, headers=headers, auth=auth, results=results, log_level=log_level, subscribe=subscribe)
     options = Options(
         name=name,
         server=target,
         headers=headers,
+        auth=auth,
+        roots=None if roots is None else tuple([_root(name, one) for one in roots]),
+        log_level=log_level,
+        subscribe=tuple(subscribe),
+        on_notice=on_notice,
         elicitation=elicitation,
         sampling=sampling,
         timeout=timeout,
@@ -120,10 +147,53 @@ def mcp_tools(
         exclude=tuple(exclude),
         resources=resources,
         prompts=prompts,
+        results=results,
         trust_hints=trust_hints,
         defer=defer,
         pins=dict(pins or {}),
     )
+
+
+def _check(
+    name: str,
+    target: object,
+    *,
+    headers: object,
+    auth: object,
+    results: object,
+    log_level: object,
+    subscribe: Sequence[str],
+) -> None:
+    """Raise ``DefinitionError`` for options that the server cannot have."""
+    if isinstance(target, Program) and (headers or auth is not None):
+        what = "headers=" if headers else "auth="
+        msg = f"the MCP server {name!r} is a process, and {what} is for a URL; give it variables with env="
+        raise DefinitionError(msg)
+    if auth is not None and not callable(auth) and not hasattr(auth, "async_auth_flow"):
+        msg = (
+            f"auth= of the MCP server {name!r} is an Auth of httpx2, such as OAuthClientProvider of the package mcp, or a "
+            f"function that returns headers, not a {type(auth).__name__}"
+        )
+        raise DefinitionError(msg)
+    if results not in get_args(Channel):
+        msg = f"results= of the MCP server {name!r} is one of {', '.join(get_args(Channel))}, not {results!r}"
+        raise DefinitionError(msg)
+    if log_level is not None and log_level not in LEVELS:
+        msg = f"log_level= of the MCP server {name!r} is one of {', '.join(LEVELS)}, not {log_level!r}"
+        raise DefinitionError(msg)
+    if isinstance(subscribe, str):
+        msg = f"subscribe= of the MCP server {name!r} is a list of addresses, not the text {subscribe!r}"
+        raise DefinitionError(msg)
+
+
+def _root(name: str, root: str | os.PathLike[str]) -> str:
+    """Return the address of a folder that a server is told of."""
+    if isinstance(root, str) and root.startswith("file://"):
+        return root
+    if isinstance(root, str) and "://" in root:
+        msg = f"roots= of the MCP server {name!r} are folders, or addresses that begin with file://, not {root!r}"
+        raise DefinitionError(msg)
+    return Path(root).absolute().as_uri()
 
 
 def _target(server: Any, env: Mapping[str, str] | None, cwd: Any) -> object:
@@ -163,6 +233,7 @@ class McpTools:
         exclude: tuple[str, ...],
         resources: bool,
         prompts: bool,
+        results: Channel,
         trust_hints: bool,
         defer: bool | Literal["auto"],
         pins: dict[str, str],
@@ -172,10 +243,11 @@ class McpTools:
         self._exclude = exclude
         self._resources = resources
         self._prompts = prompts
+        self._channel = results
         self._trusts = trust_hints
         self._defer = defer
         self._pins = pins
-        self._asking = Asking(options.name)
+        self._asking = Asking(options.name, options.roots or ())
         self._connections: dict[int, Connection] = {}
         self._is_shared = False
         renewed(self)
@@ -212,9 +284,8 @@ class McpTools:
             line = f"The MCP server {self.name!r} has something that is left out: {reason}"
             ctx.logger.warning(line)
         listed = [Listed.from_json(one) for one in recorded["tools"]]
-        tools = [self._tool(one) for one in listed]
-        if self._is_deferred(tools):
-            tools = [self._tool(one, defer_loading=True) for one in listed]
+        known = _Known({one.name: one.digest for one in listed}, frozenset(ctx.state.tool_definitions))
+        tools = self._tools_of(listed, known)
         beside: list[ToolLike] = (
             [prompt_tool(self.name, recorded["prompts"], self.session)] if recorded["prompts"] else []
         )
@@ -222,23 +293,28 @@ class McpTools:
             beside += resource_tools(self.name, self.session)
         return Change(tools=(*tools, *beside))
 
+    def _tools_of(self, listed: Sequence[Listed], known: _Known) -> list[ToolLike]:
+        tools = [self._tool(one, known) for one in listed]
+        return [self._tool(one, known, defer_loading=True) for one in listed] if self._is_deferred(tools) else tools
+
     def _is_deferred(self, tools: Sequence[ToolLike]) -> bool:
         if self._defer != "auto":
             return self._defer
         return len(tools) > DEFER_TOOLS or sum(t.spec.chars for t in tools) > DEFER_TOKENS * CHARS_PER_TOKEN
 
-    def _tool(self, listed: Listed, *, defer_loading: bool = False) -> ToolLike:
+    def _tool(self, listed: Listed, known: _Known, *, defer_loading: bool = False) -> ToolLike:
         annotations = annotations_of(listed.hints, trusted=self._trusts)
 
         async def run(ctx: ToolContext, input: dict[str, Any]) -> ToolResult:
-            return await self._call(listed, ctx, input)
+            result = await self._call(listed, ctx, input)
+            return await self._grown(result, known) if ctx.is_of_run else result
 
         return _ServerTool(
             listed.tool,
             listed.description,
             listed.input_schema,
             run,
-            follow=partial(self._followed, listed),
+            follow=partial(self._followed, listed, known),
             category=CATEGORY,
             annotations=annotations,
             parallel_safe=self._trusts and annotations.read_only,
@@ -274,14 +350,14 @@ class McpTools:
         """
         connection = self._connection()
         try:
-            raw = await connection.listed()
+            raw = await connection.listed(prompts=self._prompts)
         except ToolServerError:
             raise
         except ToolError as error:
             raise ToolServerError(error.message) from error
         connection.digests = _digests(raw["tools"])
         connection.promises = {t["name"]: t["outputSchema"] for t in raw["tools"] if t.get("outputSchema")}
-        found = listed_tools(name, raw["tools"], include=self._include, exclude=self._exclude)
+        found = listed_tools(name, raw["tools"], include=self._include, exclude=self._exclude, tasks=raw["tasks"])
         left_out = list(found.left_out)
         kept = []
         for tool in found.tools:
@@ -293,6 +369,7 @@ class McpTools:
                     f"{visible(tool.name, strict=True)!r}: its definition changed; the one that was accepted has the digest "
                     f"{pinned}, this one {tool.digest}; accept it with accept({tool.name!r}, digest)"
                 )
+        connection.offered = {tool["name"]: tool["digest"] for tool in kept}
         prompts = offered_prompts(raw["prompts"], left_out) if self._prompts else []
         return freeze_object({"tools": kept, "prompts": prompts, "left_out": left_out})
 
@@ -330,7 +407,8 @@ class McpTools:
         refusal = await self._changed(connection, listed)
         if refusal:
             return error_result(refusal)
-        ticket, call = connection.opened(connection.request(session, listed.name, input, progress))
+        more: dict[str, Any] = {"task": {}} if listed.task else {}
+        ticket, call = connection.opened(connection.request(session, listed.name, input, progress, **more))
         try:
             outcome = await call.outcome()
         finally:
@@ -342,8 +420,8 @@ class McpTools:
 
     async def _changed(self, connection: Connection, listed: Listed) -> str:
         """Return why a tool is not what the run's list says; ``""`` when it is."""
-        if not connection.digests:
-            await self.listing(self.name)  # the list came out of a record
+        if not connection.digests or connection.is_stale:
+            await self.listing(self.name)  # the list came out of a record, or the server has another one by now
         now = connection.digests.get(listed.name)
         if now == listed.digest:
             return ""
@@ -356,30 +434,67 @@ class McpTools:
 
     def _shown(self, connection: Connection, listed: Listed, outcome: Any, ticket: str) -> ToolResult:
         if isinstance(outcome, Wanted):
-            waits = {"requests": outcome.requests, "state": outcome.state, "ticket": ticket}
+            waits = {"requests": outcome.requests, "state": outcome.state, "ticket": ticket, "style": STYLE}
             return ToolResult.json(freeze_object(waits), status="pending")
         wrong = _broken_promise(connection, listed, outcome)
-        return error_result(wrong) if wrong else result_of(outcome)
+        return error_result(wrong) if wrong else result_of(outcome, self._channel)
+
+    # --- lists that change during a run -----------------------------------------------------------------------------------
+
+    async def _grown(self, result: ToolResult, known: _Known) -> ToolResult:
+        """Return a result as pending when the server has tools by now that the run does not know: the run asks for them first."""
+        if result.status not in SETTLED or any(effect.kind == CUT_OFF for effect in result.side_effects):
+            return result
+        connection = self._connection()
+        if connection.is_stale:
+            try:
+                await self.listing(self.name)
+            except StepEngineError as error:
+                LOGGER.warning(
+                    "the MCP server %r has another list of tools, and does not give it: %s", self.name, error
+                )
+                return result
+        if not known.lacks(connection.offered):
+            return result
+        return attrs.evolve(result, status="pending", structured={GREW: result.status, "data": result.structured})
+
+    def _adopted(self, known: _Known, given: ToolResult, said: Mapping[str, Any]) -> Generator[object, Any, ToolResult]:
+        """Give the run the tools that it does not know, and return the result that the call had."""
+        settled = attrs.evolve(given, status=said[GREW], structured=said["data"])
+        try:
+            recorded = yield from Perform.idempotent(self.listing, self.name)
+        except PerformError:
+            return settled
+        listed = [Listed.from_json(one) for one in recorded["tools"]]
+        new = [one for one in listed if known.is_new(one)]
+        known.digests.update({one.name: one.digest for one in listed})
+        tools = [tool for tool in self._tools_of(listed, known) if tool.spec.name in {one.tool for one in new}]
+        return attrs.evolve(settled, change=Change(tools=tools)) if tools else settled
 
     # --- what a server wants to know first --------------------------------------------------------------------------------
 
-    def _followed(self, listed: Listed, input: JsonDict, given: ToolResult) -> Generator[object, Any, ToolResult]:
-        """Have the server's questions answered by the run, and go on with the call."""
+    def _followed(
+        self, listed: Listed, known: _Known, input: JsonDict, given: ToolResult
+    ) -> Generator[object, Any, ToolResult]:
+        """Have the server's questions answered by the run, and go on with the call; or have the run know its new tools."""
         waits: Any = given.data
+        if isinstance(given.structured, Mapping) and GREW in given.structured:
+            return (yield from self._adopted(known, given, given.structured))
+        style = waits.get("style", 1)
         for _ in range(self._asking.rounds):
-            answers = yield from self._asking.answered(waits["requests"])
+            answers = yield from self._asking.answered(waits["requests"], style)
             outcome = yield from Perform(
                 self.going_on, listed.to_json(), input, waits["ticket"], waits["state"], answers
             )
             if "requests" not in outcome:
-                return self._ended(outcome)
+                return self._ended(outcome, style)
             waits = outcome
         return error_result(f"{listed.tool!r} asked more than {self._asking.rounds} times, so it was given up")
 
-    def _ended(self, outcome: Mapping[str, Any]) -> ToolResult:
+    def _ended(self, outcome: Mapping[str, Any], style: int) -> ToolResult:
         """Return the result that ``going_on`` recorded."""
         if "error" not in outcome:
-            return result_of(outcome["result"])
+            return result_of(outcome["result"], self._channel, as_before=style == 1)
         return cut_off_result(self.name, outcome["error"]) if outcome.get("lost") else error_result(outcome["error"])
 
     async def going_on(
@@ -401,7 +516,7 @@ class McpTools:
                         "error": f"the MCP server {self.name!r} does not wait for the answer any more; the outcome is unknown"
                     }
                 connection.closed(ticket)
-                more = {"input_responses": self._asking.responses(answers), "request_state": state}
+                more = {"input_responses": self._asking.responses(answers), "request_state": state or None}
                 session = await connection.session()
                 ticket, call = connection.opened(connection.request(session, listed.name, input, None, **more))
             else:
@@ -449,6 +564,27 @@ def _broken_promise(connection: Connection, listed: Listed, outcome: Mapping[str
     promise = connection.promises.get(listed.name)
     wrong = misfit(listed.tool, promise, outcome) if promise else ""
     return f"the result is not what {listed.tool!r} promises: {wrong}" if wrong else ""
+
+
+@attrs.define
+class _Known:
+    """
+    What one run has of a server.
+
+    Attributes:
+        digests: The digests of its tools, by the server's names.
+        taken: Names of tools that the run had before, which no server's tool takes the place of.
+    """
+
+    digests: dict[str, str]
+    taken: frozenset[str]
+
+    def lacks(self, offered: Mapping[str, str]) -> bool:
+        """Return whether there is a tool that the run does not know, or knows as another one."""
+        return any(self.digests.get(name) != digest for name, digest in offered.items())
+
+    def is_new(self, listed: Listed) -> bool:
+        return self.digests.get(listed.name) != listed.digest and listed.tool not in self.taken
 
 
 class _Held:

@@ -77,6 +77,7 @@ class Pipe:
     Args:
         program: How it is started.
         ended: Called when nothing comes from it any more.
+        sift: Makes of each message one that the package can read.
 
     Attributes:
         problem: Why the connection was ended from this side; ``""`` when it was not.
@@ -84,9 +85,12 @@ class Pipe:
         junk_count: How many there were.
     """
 
-    def __init__(self, program: Program, ended: Callable[[], None]) -> None:
+    def __init__(
+        self, program: Program, ended: Callable[[], None], sift: Callable[[Any], Any] = lambda message: message
+    ) -> None:
         self._program = program
         self._ended = ended
+        self._sift = sift
         self._errors = bytearray()
         self._process: asyncio.subprocess.Process | None = None
         self._waiting: set[int | str] = set()
@@ -144,7 +148,7 @@ class Pipe:
             while not self.problem:
                 message = self._parsed(await process.stdout.readuntil(b"\n"))
                 if message is not None:
-                    await incoming.send(message)
+                    await incoming.send(self._sift(message))
         except asyncio.IncompleteReadError:
             pass  # it closed its output, most likely by ending
         except asyncio.LimitOverrunError:

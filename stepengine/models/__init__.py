@@ -18,7 +18,7 @@ from stepengine.data.models import (
     ToolCallEnded,
     ToolCallStarted,
 )
-from stepengine.data.server_tools import CodeExecution, FileSearch, ServerTool, UrlContext, WebSearch
+from stepengine.data.server_tools import CodeExecution, FileSearch, Programs, ServerTool, UrlContext, WebSearch
 from stepengine.models._reading import Timeouts
 from stepengine.models.anthropic import AnthropicProvider
 from stepengine.models.base import BatchMember, ModelInfo, ModelRef, Provider, ProviderSettings
@@ -32,6 +32,7 @@ from stepengine.models.clouds import (
 )
 from stepengine.models.files import Files, UploadedFile, file_part
 from stepengine.models.google import GoogleProvider
+from stepengine.models.google.interactions import GoogleInteractionsProvider
 from stepengine.models.openai import OpenAIProvider
 from stepengine.models.openai_chat import OpenAIChatProvider
 from stepengine.models.presets import PRESETS, Preset
@@ -51,6 +52,7 @@ __all__ = (
     "FileSearch",
     "Files",
     "FoundryProvider",
+    "GoogleInteractionsProvider",
     "GoogleProvider",
     "ModelDelta",
     "ModelInfo",
@@ -62,6 +64,7 @@ __all__ = (
     "OpenAIChatProvider",
     "OpenAIProvider",
     "Preset",
+    "Programs",
     "Provider",
     "ProviderSettings",
     "ReplyDone",

@@ -1,8 +1,9 @@
 """
 Events of an AWS event stream from bytes, however they are cut: what Bedrock streams replies in.
 
-A message is its length, the length of its headers, a checksum of both, the headers, the payload, a checksum of all. A payload
-holds an event of the model's own wire as base64; a message of another kind says that the reply failed.
+A message is its length, the length of its headers, a checksum of both, the headers, the payload, a checksum of all. The payload
+of a chunk holds an event of the model's own wire as base64, that of another event is the event, known by its type; a message of
+another kind says that the reply failed.
 """
 
 from __future__ import annotations
@@ -68,15 +69,13 @@ class AWSParser:
                 break
             message = bytes(self._bytes[start : start + size])
             start += size
-            event = _event(message, headers)
-            if event is not None:
-                events.append(event)
+            events.append(_event(message, headers))
         del self._bytes[:start]
         return events
 
 
-def _event(message: bytes, headers: int) -> tuple[str, bytes] | None:
-    """Return the event in a whole message; ``None`` when it holds none."""
+def _event(message: bytes, headers: int) -> tuple[str, bytes]:
+    """Return the event in a whole message."""
     body, check = message[:-CHECKSUM], message[-CHECKSUM:]
     if crc32(body).to_bytes(CHECKSUM, "big") != check:
         msg = "a message of the event stream does not fit its checksum"
@@ -86,7 +85,7 @@ def _event(message: bytes, headers: int) -> tuple[str, bytes] | None:
     kind = named.get(":message-type", "event")
     if kind == "event":
         if named.get(":event-type") != "chunk":
-            return None
+            return named.get(":event-type", ""), payload or b"{}"
         data = b64decode(text_at(object_at({"chunk": read_json(payload)}, "chunk"), "bytes"), validate=True)
         return text_at(read_json(data), "type"), data
     if kind == "exception":

@@ -29,6 +29,7 @@ __all__ = (
     "GRAMMAR",
     "INVALID_SIGNATURE",
     "LARGE_LIMIT",
+    "LOST_PROGRAM",
     "MALFORMED_CALL",
     "NO_SEARCH",
     "ONCE",
@@ -59,10 +60,11 @@ GRAMMAR = "large_grammar"
 UNKNOWN_FIELD = "unknown_field"
 DANGLING_REASONING = "dangling_reasoning"
 NO_SEARCH = "no_tool_search"
+LOST_PROGRAM = "lost_program"
 ONCE = frozenset(
     {
         *(DANGLING_REASONING, FORCED_THINKING, GIVEN_UP, GRAMMAR, INVALID_SIGNATURE, LARGE_LIMIT, MALFORMED_CALL),
-        *(NO_SEARCH, UNKNOWN_FIELD),
+        *(LOST_PROGRAM, NO_SEARCH, UNKNOWN_FIELD),
     }
 )
 """Kinds of failure after which the same request is worth one more try and no third (reliability:MP60, ecosystem:EC97, ecosystem:EC109)."""
@@ -187,6 +189,8 @@ UNKNOWN_SOURCES = re.compile(r"unknown parameter.{0,80}action\.sources", re.IGNO
 AGAIN = re.compile(r"try again in (?:(\d{1,4})m)?(\d{1,6}(?:\.\d{1,6})?)(ms|s)\b", re.ASCII | re.IGNORECASE)
 """How Groq and OpenAI say in words how long to wait: ``5.289s``, ``250ms``, ``7m12.5s``."""
 
+LOST = ("expired", "not found", "does not exist", "container_id is required")
+"""What is said of a container in which a program can no more be gone on with."""
 UNSEARCHED = ("tool search is not supported", "tool_search", "defer_loading")
 """What is said, in lower case, of a search of tools that a model or a cloud does not have (providers:PV63, providers:PV64, providers:PV88)."""
 
@@ -413,6 +417,8 @@ def _kind_of_refusal(text: str) -> str:
         return GRAMMAR
     if any(words in low for words in UNSEARCHED):
         return NO_SEARCH
+    if "container" in low and any(words in low for words in LOST):
+        return LOST_PROGRAM
     return UNKNOWN_FIELD if UNKNOWN_SOURCES.search(text) else ""
 
 

@@ -20,6 +20,7 @@ __all__ = (
     "count_of",
     "index_at",
     "list_at",
+    "newer_in",
     "object_at",
     "object_in",
     "objects_at",
@@ -110,6 +111,13 @@ def index_at(source: Mapping[str, object], name: str) -> int:
     """Return the place under *name*; raises ``TypeError`` for what is no number of a place, none included."""
     value = source.get(name)
     return value if type(value) is int and value >= 0 else _other_kind(name, "a place", value)
+
+
+def newer_in(source: Mapping[str, object], known: frozenset[str]) -> dict[str, Any]:
+    """Return the members of *source* that are newer than this package: what is neither *known* nor ``null``."""
+    if known.issuperset(source):
+        return {}
+    return {name: value for name, value in source.items() if name not in known and value is not None}
 
 
 def count_of(value: object) -> int | None:

@@ -29,6 +29,7 @@ from stepengine.models._failures import (
     truncated,
 )
 from stepengine.models._json import read_json
+from stepengine.models._reply import MOST_UNREAD, with_unread
 from stepengine.models._sse import SSEParser
 from stepengine.models.keys import printable
 
@@ -96,6 +97,7 @@ class Accumulator(ABC):
         self._call = call
         self._model = model
         self._request_id = request_id
+        self._unread: list[str] = []
 
     @property
     def ended(self) -> bool:
@@ -116,7 +118,12 @@ class Accumulator(ABC):
         """Return the reply; *tail* is an unfinished event, *clean* whether the body ended as it should."""
 
     def _decoded(self, message: Mapping[str, object]) -> ModelReply:
-        return self.decoder(message, self._call, self._model, self._request_id)
+        return with_unread(self.decoder(message, self._call, self._model, self._request_id), self._unread)
+
+    def _skip(self, *names: str) -> None:
+        """Remember what of the stream is not read: the reply names it, and the run tells of it."""
+        if len(self._unread) < MOST_UNREAD:
+            self._unread += [name for name in names if name not in self._unread]
 
     def _failed(self, event: Mapping[str, object]) -> ModelError:
         return body_failure(event, None, {}, self._call, self.usage)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -17,8 +17,10 @@ from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.usage import Usage
 from stepengine.models._failures import Call, malformed_call
 from stepengine.models._json import count_of, object_in, seen, word_at
+from stepengine.models.keys import printable
 
 __all__ = (
+    "MOST_UNREAD",
     "UNKNOWN",
     "billed",
     "cut_at_stops",
@@ -31,11 +33,15 @@ __all__ = (
     "seen",
     "shown_text",
     "usage_in_totals",
+    "with_unread",
     "word_at",
     "written_dollars",
 )
 
 MAX_SHOWN = 4_000
+MOST_UNREAD = 20
+MAX_NAME = 80
+"""How many names are told of what a reply holds and nobody reads here, and how many characters of each."""
 TICKS = 10**10
 MAX_DOLLARS = 10**6
 MAX_TICKS = MAX_DOLLARS * TICKS
@@ -96,6 +102,15 @@ def reply_of(
         request_id=request_id,
         provider_data={"provider": call.provider, "model": model, **kept},
     )
+
+
+def with_unread(reply: ModelReply, names: Sequence[str]) -> ModelReply:
+    """Return *reply* with the names of what came with it and is neither read nor kept (reliability:MP59)."""
+    if not names:
+        return reply
+    known = reply.provider_data.get("unread", ())
+    told = [*known, *[printable(name, MAX_NAME) for name in names]][:MOST_UNREAD]
+    return attrs.evolve(reply, provider_data={**reply.provider_data, "unread": list(dict.fromkeys(told))})
 
 
 def kept_of(source: Mapping[str, object], *names: str) -> dict[str, Any]:
@@ -228,6 +243,9 @@ def usage_in_totals(raw: object, prompt: str, completion: str, *, hits: tuple[st
     written = min(whole - read, _figure(inside, "cache_write_tokens"))
     if reasoning and total == whole + output + reasoning:
         output += reasoning  # xAI counts it beside the completion (providers:PV81)
+    elif not (reasoning or unsure) and total is not None and total - whole - output != cached:
+        reasoning = max(0, total - whole - output)  # Google counts it in the total of its OpenAI endpoint alone
+        output += reasoning
     reasoning = min(output, reasoning)
     return Usage(whole - read - written, output - reasoning, read, written, reasoning, at_least=unsure)
 

@@ -337,8 +337,12 @@ def _templated(thinking: Thinking, form: Form, model: str) -> Asked:
 LEVELS_SINCE = 3
 """The generation of Gemini that takes a level of thinking in place of a budget."""
 THINKS_SINCE = 2.5
-UNMINIMAL = re.compile(r"gemini-(?:\d+(?:\.\d+)?-pro|pro-|3\.[78]-flash(?!-lite))")
+UNMINIMAL = re.compile(r"gemini-(?:\d+(?:\.\d+)?-pro|pro-|3\.[78]-flash(?!-lite)|[4-9])")
 """Models of these generations whose lowest level is ``"low"``."""
+LEVELS_ONLY_SINCE = 4
+"""The generation that refuses a number of tokens."""
+MORE_THAN_HIGH = re.compile(r"gemini-4-hydrogen")
+"""Models that take ``"xhigh"``; Argon and Carbon refuse it."""
 FLASH_MOST, PRO_MOST, PRO_LEAST = 24_576, 32_768, 128
 VERSION = re.compile(r"gemini-(\d+(?:\.\d+)?)")
 LATEST = re.compile(r"gemini-.*-latest")
@@ -358,19 +362,21 @@ def asked_of_gemini(thinking: Thinking | None, model: str) -> Asked:
     if version < THINKS_SINCE:
         return NOTHING if _is_off(thinking) else Asked({}, DEAF.format(model=model, thinking=thinking))
     if version >= LEVELS_SINCE:
-        return _by_level(thinking, model, "low" if UNMINIMAL.match(name) else "minimal")
+        return _by_level(thinking, model, name, takes_tokens=version < LEVELS_ONLY_SINCE)
     return _by_budget(thinking, model, is_pro="pro" in name)
 
 
-def _by_level(thinking: Thinking, model: str, least: str) -> Asked:
+def _by_level(thinking: Thinking, model: str, name: str, *, takes_tokens: bool) -> Asked:
+    least = "low" if UNMINIMAL.match(name) else "minimal"
     if _is_off(thinking):
         return Asked({"thinkingLevel": least}, CANNOT.format(model=model, least=f"{least} effort"))
     config: Json = {"includeThoughts": thinking.show}
-    if thinking.tokens is not None:
+    if thinking.tokens is not None and takes_tokens:
         return Asked({**config, "thinkingBudget": thinking.tokens})
-    if thinking.effort is None:
+    if thinking.tokens is None and thinking.effort is None:
         return Asked(config)
-    return Asked({**config, "thinkingLevel": "high" if thinking.effort == "max" else thinking.effort})
+    level, most = effort_of(thinking), "xhigh" if MORE_THAN_HIGH.match(name) else "high"
+    return Asked({**config, "thinkingLevel": most if level == "max" else level})
 
 
 def _by_budget(thinking: Thinking, model: str, *, is_pro: bool) -> Asked:

@@ -14,7 +14,7 @@ __all__ = ("DEARER", "IMAGES", "foreign_tools", "tier_of", "unlisted_kinds", "we
 ORDINARY_TIERS = frozenset({"", "auto", "default", "standard", "standard_only", "on_demand", "unspecified"})
 TRAFFIC = {"on_demand": "", "traffic_type_unspecified": "", "on_demand_priority": "priority", "on_demand_flex": "flex"}
 """How Vertex AI calls tiers."""
-DEARER = frozenset({"priority", "fast", "ultrafast"})
+DEARER = frozenset({"priority", "fast", "ultrafast", "optimized"})
 """Tiers that cost more than the ordinary one, whatever they cost; of any other nobody knows on which side it lies."""
 
 PAID_MODALITIES = ("input_audio_tokens", "output_audio_tokens", "output_image_tokens", "output_video_tokens")
@@ -37,6 +37,9 @@ FREE_OF_XAI = frozenset({"mcp_calls"})
 
 def tier_of(data: Mapping[str, Any], raw: Mapping[str, Any]) -> str:
     """Return the tier in which a reply was made, in small letters; ``""`` for the ordinary one."""
+    bedrock = [word_at(data, *path) for path in (("performanceConfig", "latency"), ("serviceTier", "type"))]
+    if special := [tier for tier in bedrock if tier not in ORDINARY_TIERS]:
+        return special[0]
     told = data.get("service_tier") or raw.get("service_tier") or raw.get("serviceTier")
     tier = (told if isinstance(told, str) else "").lower().removeprefix("service_tier_")
     if not tier:
@@ -69,6 +72,7 @@ def foreign_tools(
     """
     raw: Mapping[str, Any] = data.get("usage") or {}
     found = [name for name in _counted(raw.get("server_tool_use")) if name not in FREE_OF_ANTHROPIC]
+    found += _counted(raw.get("serverToolUsage"))
     told = raw.get("server_side_tool_usage_details")
     if isinstance(told, Mapping):
         found += [name for name in _counted(told) if name not in FREE_OF_XAI and name not in priced]

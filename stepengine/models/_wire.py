@@ -33,6 +33,8 @@ from stepengine.redaction import SECRET_HEADERS
 __all__ = (
     "MADE",
     "NUDGE",
+    "OFFICE",
+    "Kind",
     "RolesInTurn",
     "ToolsCache",
     "Turn",
@@ -90,7 +92,7 @@ OFFICE = {
     "application/rtf": ".rtf",
 }
 """Office files, and the endings by which services know them."""
-HOLDERS = {"openai_chat": "openai"}
+HOLDERS = {"openai_chat": "openai", "google_interactions": "google"}
 """Providers that find the files of another one, being two ways to the same."""
 MAX_ID = 64
 MAX_NAME = 64
@@ -378,7 +380,7 @@ class ToolsCache:
             return data
         definitions = [self._encode(tool) for tool in tools if not tool.defer_loading]
         hidden = [{**self._encode(tool), "defer_loading": True} for tool in tools if tool.defer_loading]
-        if hidden:
+        if hidden and self._search is not None:
             definitions.append(self._search)
         if definitions and self._on_last:
             definitions[-1] = {**definitions[-1], **self._on_last}

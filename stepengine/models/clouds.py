@@ -34,12 +34,28 @@ from stepengine.models._access import (
     only_one_of,
     unusable,
 )
-from stepengine.models._failures import Call
-from stepengine.models._http import NO_KEY, Body, HttpProvider
+from stepengine.models._failures import FORCED_THINKING, GRAMMAR, Call, body_failure, transport_failure
+from stepengine.models._http import NO_KEY, Body, HttpProvider, warn_once
 from stepengine.models._reading import Exchange, Timeouts
+from stepengine.models._schemas import optional_in
+from stepengine.models._thinking import CANNOT, Asked, effort_of
+from stepengine.models._wire import ToolsCache
 from stepengine.models.anthropic import AnthropicProvider
-from stepengine.models.anthropic.request import Site
+from stepengine.models.anthropic.families import family_of
+from stepengine.models.anthropic.request import (
+    BINDING_BETA,
+    MIN_BUDGET,
+    Site,
+    promised,
+    thinking_of,
+    thinks_anyway,
+)
 from stepengine.models.base import BatchMember, ModelInfo, Provider, ProviderSettings
+from stepengine.models.bedrock_converse import request as converse
+from stepengine.models.bedrock_converse.families import family_of as family_of_converse
+from stepengine.models.bedrock_converse.families import maker_of
+from stepengine.models.bedrock_converse.sending import Refused, Signer
+from stepengine.models.bedrock_converse.stream import ConverseAccumulator
 from stepengine.models.google import GoogleProvider, sending
 from stepengine.models.keys import Credentials, Secret, account_of, base_url_for, given_to, usable_variables
 from stepengine.models.openai import OpenAIProvider
@@ -58,9 +74,18 @@ RUNTIME = Site(
     opens_pages=False,
     searches=False,
     stands_in=False,
+    runs_programs=False,
 )
-MANTLE = Site(name="Amazon Bedrock", is_fast=False, stands_in=False)
-VERTEX = Site(name="Vertex AI", names_model=False, marks_whole=False, is_fast=False, has_tiers=False, stands_in=False)
+MANTLE = Site(name="Amazon Bedrock", is_fast=False, stands_in=False, runs_programs=False)
+VERTEX = Site(
+    name="Vertex AI",
+    names_model=False,
+    marks_whole=False,
+    is_fast=False,
+    has_tiers=False,
+    stands_in=False,
+    runs_programs=False,
+)
 FOUNDRY = Site(name="Foundry", is_fast=False, stands_in=False)
 MULTI_REGIONS = frozenset({"us", "eu"})
 
@@ -267,7 +292,11 @@ class _Several(Provider):
 
 class BedrockProvider(_Several):
     """
-    Claude on Amazon Bedrock, and OpenAI's models there: ``bedrock/us.anthropic.claude-...``, ``bedrock/openai.gpt-...``.
+    Models on Amazon Bedrock: ``bedrock/us.anthropic.claude-...``, ``bedrock/openai.gpt-...``, ``bedrock/amazon.nova-...``.
+
+    Claude is asked by its own wire, OpenAI's models by Responses, and all others by Bedrock's own API, Converse. A model is
+    known by the maker in its name; one whose name tells of none, such as an application's inference profile, is taken for
+    Claude, unless *endpoint* says otherwise.
 
     Requests are signed with AWS credentials (Signature Version 4), found as AWS's own packages find them, or carry a key of
     Bedrock's own. The first needs the extra ``bedrock``.
@@ -281,10 +310,12 @@ class BedrockProvider(_Several):
         access_key: The id of an access key, by default as AWS's packages find it; *secret_key* belongs to it.
         secret_key: The access key itself.
         session_token: What belongs to a temporary access key.
-        endpoint: Which of the two endpoints has Claude: ``"runtime"`` knows inference profiles and names of AWS's own,
-            ``"mantle"`` is Anthropic's API as it is. OpenAI's models are behind the second.
+        endpoint: Where Claude is: ``"runtime"`` knows inference profiles and names of AWS's own, ``"mantle"`` is Anthropic's
+            API as it is. OpenAI's models are behind the second. With ``"converse"`` all models are asked by Converse, which
+            has guardrails, and for models that were trained or imported.
         max_tokens: The output limit of requests to Claude that set none; the largest output of the model by default.
-        prompt_cache: Whether Claude's prompts are cached, and for how long: true is five minutes, ``"1h"`` an hour.
+        prompt_cache: Whether prompts of Claude and Nova are cached, and for how long: true is five minutes, ``"1h"`` an hour
+            where the model has that.
         name: The name under which ids, signatures and opaque parts are kept and sent back.
         timeouts: How long calls may take.
         headers: HTTP headers to send with every request.
@@ -304,7 +335,7 @@ class BedrockProvider(_Several):
         access_key: str | None = None,
         secret_key: str | Secret | None = None,
         session_token: str | Secret | None = None,
-        endpoint: Literal["runtime", "mantle"] = "runtime",
+        endpoint: Literal["runtime", "mantle", "converse"] = "runtime",
         max_tokens: int | None = None,
         prompt_cache: bool | Literal["5m", "1h"] = True,
         name: str = "bedrock",
@@ -312,8 +343,8 @@ class BedrockProvider(_Several):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(name)
-        if endpoint not in {"runtime", "mantle"}:
-            msg = f"endpoint={endpoint!r} is none of Amazon Bedrock's: 'runtime' or 'mantle'"
+        if endpoint not in {"runtime", "mantle", "converse"}:
+            msg = f"endpoint={endpoint!r} is none of Amazon Bedrock's: 'runtime', 'mantle' or 'converse'"
             raise ModelError(msg, kind="settings")
         self._aws = AwsAccess(
             name,
@@ -324,22 +355,23 @@ class BedrockProvider(_Several):
             session_token=session_token,
             api_key=api_key,
         )
-        shared: dict[str, object] = {"transport": transport, "timeouts": timeouts, "headers": headers}
+        shared: dict[str, Any] = {"transport": transport, "timeouts": timeouts, "headers": headers}
         own: dict[str, object] = {"max_tokens": max_tokens, "prompt_cache": prompt_cache}
+        self._is_converse = endpoint == "converse"
         if endpoint == "mantle":
             self._wires["claude"] = _MantleClaude(self._aws, _below(base_url, "/anthropic"), name=name, **own, **shared)
-        else:
+        elif endpoint == "runtime":
             self._wires["claude"] = _RuntimeClaude(self._aws, base_url, name=name, **own, **shared)
         openai = _BedrockOpenAI(self._aws, _below(base_url, "/openai/v1"), name=f"{name}_openai", **shared)
         self._wires["openai"] = openai
+        called = name if self._is_converse else f"{name}_converse"
+        self._wires["converse"] = _Converse(self._aws, base_url, name=called, prompt_cache=prompt_cache, **shared)
 
     def _wire(self, model: str) -> HttpProvider:
-        return self._wires[
-            "openai" if model.partition("openai.")[0] in {"", *GEOGRAPHIES} and "openai." in model else "claude"
-        ]
-
-
-GEOGRAPHIES = frozenset({"us.", "eu.", "apac.", "au.", "jp.", "global.", "us-gov."})
+        maker = "" if self._is_converse else maker_of(model)
+        if self._is_converse or maker not in {"", "anthropic", "openai"}:
+            return self._wires["converse"]
+        return self._wires["openai" if maker == "openai" else "claude"]
 
 
 def _below(url: str | None, path: str) -> str | None:
@@ -424,6 +456,129 @@ class _BedrockOpenAI(_WithoutFiles, _OnAws, OpenAIProvider):
         if isinstance(error, sdk.OpenAIError) and not isinstance(error, sdk.APIError):
             return unusable(self.name, call.model, error.__cause__ or error, call.credentials.origin)
         return super()._failure(error, call)
+
+
+class _Converse(_WithoutFiles, _OnAws, HttpProvider):
+    """Models of any maker by Bedrock's own API, for which AWS has no asynchronous SDK."""
+
+    accumulator = ConverseAccumulator
+    path = ""
+    count_member = "inputTokens"
+    base_url_variable = "AWS_ENDPOINT_URL_BEDROCK_RUNTIME"
+    regional = "https://bedrock-runtime.{}.amazonaws.com"
+
+    def __init__(
+        self,
+        aws: AwsAccess,
+        base_url: str | None,
+        *,
+        name: str,
+        transport: object,
+        timeouts: Timeouts | None,
+        headers: Mapping[str, str] | None,
+        prompt_cache: bool | Literal["5m", "1h"],
+    ) -> None:
+        super().__init__(name, None, base_url, transport, timeouts=timeouts, headers=headers)
+        self._aws = aws
+        self._cache: Literal["5m", "1h"] | None = "5m" if prompt_cache is True else prompt_cache or None
+        self._tools = ToolsCache(converse.encode_tool)
+        self._loose = ToolsCache(lambda spec: converse.encode_tool(attrs.evolve(spec, strict=False)))
+
+    def _sdk(self) -> None:
+        """Import nothing: what signs requests is asked for when one is signed."""
+
+    def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Signer:
+        return Signer(self._aws, self.name, base_url, http_client)
+
+    def _errors(self) -> tuple[type[Exception], ...]:
+        import httpx2
+
+        http = (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError)
+        return (Refused, *http, *self._cloud.errors())
+
+    def _failure(self, error: Exception, call: Call) -> BaseException:
+        if isinstance(error, Refused):
+            response = error.response
+            return body_failure(response.content, response.status_code, response.headers, call)
+        if isinstance(error, self._cloud.errors()):
+            return super()._failure(error, call)
+        return transport_failure(error, call)
+
+    async def _post(self, client: Signer, body: Body, *, stream: bool) -> object:
+        return await client.post(body.path, body.content, body.headers)
+
+    def _unpromised(self, request: ModelRequest) -> str:
+        schema = request.settings.response_schema
+        if not family_of_converse(self.bare(request.model)).promises:
+            return "Bedrock does not promise that for the model"
+        if schema is not None and optional_in(schema, "anthropic") is None:
+            return "the schema has open objects, more than 24 optional members, or no object at its root"
+        return ""
+
+    def _is_strict(self, request: ModelRequest, after: str = "") -> bool:
+        """Return whether the tools of *request* that shall be strict can be so, all together."""
+        strict = [tool for tool in request.tools if tool.strict]
+        if not strict or after == GRAMMAR or not family_of_converse(self.bare(request.model)).promises:
+            return False
+        return promised(request.tools, request.settings.response_schema) == request.tools
+
+    def _dropped(self, request: ModelRequest) -> tuple[str, ...]:
+        model = self.bare(request.model)
+        family, settings = family_of_converse(model), request.settings
+        dropped = [*converse.said_by(request, model, family, self.name).dropped]
+        if any(tool.strict for tool in request.tools) and not self._is_strict(request):
+            dropped.append("strict")
+        if request.tools and settings.parallel_tool_calls is False:
+            dropped.append("parallel_tool_calls")
+        if converse.undemanded(self._shaped(request), family):
+            dropped.append("tool_choice")
+        return (*dropped, *converse.unset(self._ways(request), settings))
+
+    def _ways(self, request: ModelRequest, after: str = "") -> converse.Ways:
+        model, cache = self.bare(request.model), request.settings.cache
+        family = family_of_converse(model)
+        asked = self._asked_of_claude(request, model, after) if family.thinking == "claude" else None
+        asked = converse.asked_of(request.settings, model, family) if asked is None else asked
+        warn_once(asked.note)
+        return converse.Ways(
+            provider=self.name,
+            model=model,
+            family=family,
+            cache=self._cache if cache is None else None if cache == "off" else cache,
+            thinking=asked.members,
+            after=after,
+        )
+
+    def _asked_of_claude(self, request: ModelRequest, model: str, after: str) -> Asked:
+        """Return what is said of thinking to Claude, in the words of its own wire."""
+        family, thinking, most = family_of(model), request.settings.thinking, request.settings.max_tokens
+        if thinks_anyway(request, family):
+            return Asked({"output_config": {"effort": "low"}}, CANNOT.format(model=model, least="low effort"))
+        asked = thinking_of(request, model, family, off=after == FORCED_THINKING)
+        if thinking is None or asked is None:
+            return Asked({} if asked is None else {"thinking": asked})
+        if most is not None and asked.get("budget_tokens", 0) >= most:
+            asked = {**asked, "budget_tokens": max(MIN_BUDGET, most - 1)}
+        members: dict[str, Any] = {"thinking": asked}
+        if asked["type"] == "adaptive" and (thinking.effort is not None or thinking.tokens is not None):
+            members["output_config"] = {"effort": family.effort(effort_of(thinking))}
+        return Asked({**members, **({"anthropic_beta": [BINDING_BETA]} if "block_binding" in asked else {})})
+
+    def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> Body:
+        ways = self._ways(request, after)
+        tools = self._tools if self._is_strict(request, after) else self._loose
+        request = self._shaped(request, after)
+        path = f"/model/{quote(ways.model, safe=':;')}/converse{'-stream' if stream else ''}"
+        return Body(converse.encode(request, ways, tools(request.tools)), path=path)
+
+    def _encode_count(self, request: ModelRequest) -> Body | None:
+        """Encode the question how many tokens *request* has, which Bedrock answers for Claude, by its name without a geography."""
+        model = self.bare(request.model)
+        if maker_of(model) != "anthropic":
+            return None
+        request = self._shaped(request, is_count=True)
+        content = converse.encode_count(request, self._ways(request), self._loose(request.tools))
+        return Body(content, path=f"/model/{quote(model[model.index('anthropic.') :], safe=':;')}/count-tokens")
 
 
 # --- Vertex AI --------------------------------------------------------------------------------------------------------

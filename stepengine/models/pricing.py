@@ -29,10 +29,13 @@ PRICE_LISTS = {
     "anthropic_google": "anthropic",
     "azure_responses": "azure",
     "bedrock": "aws",
+    "bedrock_converse": "aws",
     "bedrock_mantle": "aws",
+    "bedrock_mantle_converse": "aws",
     "bedrock_mantle_openai": "aws",
     "bedrock_openai": "aws",
     "foundry": "azure",
+    "google_interactions": "google",
     "moonshot": "moonshotai",
     "openai_chat": "openai",
     "vertex": "google",
@@ -45,7 +48,12 @@ FLAVORS = {
     **dict.fromkeys(("bedrock", "bedrock_mantle", "foundry", "vertex_claude"), "anthropic"),
 }
 """The form of usage, by the name that ``genai_prices`` gives it, where it is not that of chat completions."""
-DEFAULT_FLAVORS = frozenset({"anthropic", "anthropic_aws", "anthropic_google", "google", "groq", "mistral", "vertex"})
+DEFAULT_FLAVORS = frozenset(
+    {
+        *("anthropic", "anthropic_aws", "anthropic_google", "google", "groq", "mistral", "vertex"),
+        *("bedrock_converse", "bedrock_mantle_converse"),
+    }
+)
 ORDINARY = frozenset(
     {
         *("input_tokens", "output_tokens", "total_tokens", "prompt_tokens", "completion_tokens", "cached_tokens"),

@@ -92,8 +92,9 @@ class Models:
         """
         Return a registry of the package's own adapters with keys and base URLs from the environment.
 
-        Prefixes: ``anthropic``, ``openai`` (Responses), ``google``, ``openai_chat`` (Chat Completions), the services of
-        ``stepengine.models.PRESETS``, and the clouds ``bedrock``, ``bedrock_mantle``, ``vertex``, ``foundry``,
+        Prefixes: ``anthropic``, ``openai`` (Responses), ``google`` and ``google_interactions``, ``openai_chat`` (Chat
+        Completions), the services of
+        ``stepengine.models.PRESETS``, and the clouds ``bedrock``, ``bedrock_mantle``, ``bedrock_converse``, ``vertex``, ``foundry``,
         ``anthropic_aws`` and ``anthropic_google``. Nothing is read or imported before a provider is first used.
         """
         from stepengine.models.anthropic import AnthropicProvider
@@ -105,6 +106,7 @@ class Models:
             VertexProvider,
         )
         from stepengine.models.google import GoogleProvider
+        from stepengine.models.google.interactions import GoogleInteractionsProvider
         from stepengine.models.openai import OpenAIProvider
         from stepengine.models.openai_chat import OpenAIChatProvider
         from stepengine.models.presets import PRESETS
@@ -116,8 +118,10 @@ class Models:
                 models.register(name, partial(OpenAIProvider, name=name))
             else:
                 models.register(name, partial(OpenAIChatProvider, name))
+        models.register("google_interactions", GoogleInteractionsProvider)
         models.register("bedrock", BedrockProvider)
         models.register("bedrock_mantle", partial(BedrockProvider, name="bedrock_mantle", endpoint="mantle"))
+        models.register("bedrock_converse", partial(BedrockProvider, name="bedrock_converse", endpoint="converse"))
         models.register("vertex", VertexProvider)
         models.register("foundry", FoundryProvider)
         models.register("anthropic_aws", AnthropicAwsProvider)

@@ -61,7 +61,7 @@ UNASKED = "leads to a file about which a person has to be asked first; name the 
 INSTRUCTS = PathRules(INSTRUCTING, ())
 """Who accepts edits of the work has not accepted edits of what instructs (requirements:X60)."""
 CALL_KEYS = ("is", "input", "agent", "paths", "hosts", "prefix", "origins", "any_input")
-RULE_KEYS = ("id", "decision", "match", "scope", "priority", "message", "description")
+RULE_KEYS = ("id", "decision", "match", "scope", "priority", "message", "description", "source")
 
 
 def read_only_commands() -> tuple[Rule, ...]:
@@ -146,6 +146,9 @@ class Policy:
         """Return what the policy says about a call. Deny is absolute; a predicate that fails denies."""
         first: Rule | None = None
         for rule in self._ordered:
+            # As ``rule.holds``, without a call more for each rule of each call.
+            if rule.source is not None and request.source not in ("", rule.source):
+                continue
             if not rule.scope.holds(request) or (first is not None and rule.decision != "deny"):
                 continue
             try:
@@ -197,7 +200,7 @@ class Policy:
     def explain(self, request: Request) -> str:
         """Return which rule decided about a call, why, and what every other rule that holds there said."""
         verdict = self.check(request)
-        others = [rule for rule in self._ordered if rule is not verdict.rule and rule.scope.holds(request)]
+        others = [rule for rule in self._ordered if rule is not verdict.rule and rule.holds(request)]
         return "\n".join([f"{verdict.decision}: {verdict.why}", *[f"  {r.id}: {_opinion(r, request)}" for r in others]])
 
     def hook(
@@ -223,6 +226,7 @@ class Policy:
                 session_id=ctx.session_id,
                 user_id=ctx.user_id,
                 context=ctx,
+                source=ctx.source,
             )
             verdict = self.check(request)
             rule_id = verdict.rule.id if verdict.rule else None
@@ -260,7 +264,7 @@ class Policy:
         where nobody was asked about the call. A command that a rule allows because it only looks is confined to what that
         rule means. ``When`` is not asked again: it may look at a context that is gone.
         """
-        rules = [rule for rule in self._ordered if rule.scope.holds(request)]
+        rules = [rule for rule in self._ordered if rule.holds(request)]
         first = self._first(rules, request)
         looks = first is not None and _only_looks(first) and isinstance(first.matcher, Command)
         denied = [rule.matcher.denied for rule in rules if rule.decision == "deny" and isinstance(rule.matcher, Path)]
@@ -582,6 +586,7 @@ def _stored(rule: Rule) -> dict[str, Any]:
         "priority": rule.priority or None,
         "message": rule.message or None,
         "description": rule.description or None,
+        "source": rule.source,
     }
     match = {rule.matcher.kind: _stored_matcher(rule)}
     return {
@@ -626,7 +631,14 @@ def _loaded(data: Any, where: str) -> Rule:
     found = _members(data, RULE_KEYS, where)
     where = f"rule {found['id']!r}" if isinstance(found.get("id"), str) else where
     options: dict[str, Any] = {}
-    for name, kind in (("id", str), ("scope", str), ("priority", int), ("message", str), ("description", str)):
+    for name, kind in (
+        ("id", str),
+        ("scope", str),
+        ("priority", int),
+        ("message", str),
+        ("description", str),
+        ("source", str),
+    ):
         if name in found:
             options[name] = _typed(found[name], kind, f"{where}: {name}")
     if found.get("decision") not in get_args(Effect):

@@ -64,6 +64,8 @@ class Request:
         session_id: The conversation's id, if there is one.
         user_id: The user's id, if the caller gave one.
         context: What hooks get, for ``When``; ``None`` outside of a run.
+        source: Who asks for it: ``"model"``, ``"handler"``, or ``"tool"`` for the body of a tool that yields; ``""`` where that is
+            not known, and rules about any of them hold.
     """
 
     tool: ToolSpec
@@ -72,6 +74,7 @@ class Request:
     session_id: str | None = None
     user_id: str | None = None
     context: HookContext | None = None
+    source: str = ""
 
     @property
     def commands(self) -> tuple[Argv | Script, ...]:
@@ -720,6 +723,7 @@ class Scope:
         return self.kind if self.id is None else f"{self.kind}:{self.id}"
 
 
+SOURCES = ("model", "handler", "tool")
 ORDER = {"user": 0, "session": 1, "agent": 2, "global": 3}
 """Which scope is asked first."""
 
@@ -734,7 +738,14 @@ def _scope(value: str | Scope) -> Scope:
 
 def _made_id(rule: Rule) -> str:
     where = "" if rule.scope.kind == "global" else f" in {rule.scope}"
-    return f"{rule.decision} {rule.matcher}{where}"
+    asked = "" if rule.source is None else f" asked for by a {rule.source}"
+    return f"{rule.decision} {rule.matcher}{asked}{where}"
+
+
+def _a_source(_: Any, __: Any, value: str | None) -> None:
+    if value is not None and value not in SOURCES:
+        msg = f"the source of a rule is one of {', '.join(SOURCES)}, or None for all of them, not {value!r}"
+        raise DefinitionError(msg)
 
 
 @attrs.frozen
@@ -750,19 +761,26 @@ class Rule:
         id: Its name in explanations and events; made of the decision and the matcher when not given.
         message: For a deny, what the model is told; for an ask, the question.
         description: For people.
+        source: Who has to ask for the call: ``"model"``, ``"handler"``, or ``"tool"`` for the body of a tool that yields; ``None``
+            for all of them.
     """
 
     decision: Effect = attrs.field(validator=attrs.validators.in_(("allow", "deny", "ask")))
     matcher: Matcher
     scope: Scope = attrs.field(default=Scope(), converter=_scope, kw_only=True)
     priority: int = attrs.field(default=0, kw_only=True)
+    source: str | None = attrs.field(default=None, kw_only=True, validator=_a_source)
     id: str = attrs.field(default=attrs.Factory(_made_id, takes_self=True), kw_only=True)
     message: str = attrs.field(default="", kw_only=True)
     description: str = attrs.field(default="", kw_only=True)
 
+    def holds(self, request: Request) -> bool:
+        """Return whether the rule has anything to say about a call: where it holds, and by whom the call is asked for."""
+        return self.scope.holds(request) and (self.source is None or request.source in ("", self.source))
+
     @classmethod
     def allow_tool(cls, name: str, **options: Any) -> Rule:
-        """Allow a tool; ``*`` in its name stands for anything. *options* are ``scope``, ``priority``, ``id``, ``description``."""
+        """Allow a tool; ``*`` in its name stands for anything. *options* are ``scope``, ``priority``, ``id``, ``description``, ``source``."""
         return cls("allow", ToolNamed(name), **options)
 
     @classmethod

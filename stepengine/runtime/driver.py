@@ -16,7 +16,18 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Literal
 
-from stepengine.data.effects import AskPerson, CallFunction, CallModel, CallTool, Effect, Gather, Notify, Spawn
+from stepengine.data.effects import (
+    RUNS,
+    AskPerson,
+    CallBody,
+    CallFunction,
+    CallModel,
+    CallTool,
+    Effect,
+    Gather,
+    Notify,
+    Spawn,
+)
 from stepengine.data.outcomes import Gathered, Outcome, Single, Stop, Value
 from stepengine.errors import StepEngineError
 from stepengine.machine.plan import Finished
@@ -146,7 +157,7 @@ class RunTask:
         return not is_repeatable(item) and not self.tree.deferred.is_waiting(item)
 
     def _is_spared(self, item: Item) -> bool:
-        is_child = type(item.effect) is Spawn and child_path(item.path, item.effect.seq) in self.tree.runs
+        is_child = type(item.effect) in RUNS and child_path(item.path, item.effect.seq) in self.tree.runs
         return is_child or self._lasts(item)
 
     def must_stop(self) -> bool:
@@ -197,9 +208,10 @@ class RunTask:
         if item is None:
             return Stop(stop.kind, tree.elapsed(), stop.error, stop.questions)
         address = (item.path, item.effect.seq)
-        child = tree.orphans.pop(child_path(*address), None) if type(item.effect) is Spawn else None
+        left = tree.orphans.pop(child_path(*address), None) if type(item.effect) in RUNS else None
+        child, body = (None, left) if type(item.effect) is CallBody else (left, None)
         begun = tree.stopped_calls.pop(address, None)
-        return Stop(stop.kind, tree.elapsed(), stop.error, stop.questions, child, begun)
+        return Stop(stop.kind, tree.elapsed(), stop.error, stop.questions, child, begun, body)
 
     def refuse(self, effect: Effect) -> Outcome:
         """Return the outcome of an effect that comes after the run was stopped."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, assert_never
 
-from stepengine.data.effects import AskPerson, CallFunction, CallModel, CallTool, Spawn
+from stepengine.data.effects import AskPerson, CallBody, CallFunction, CallModel, CallTool, Spawn
 from stepengine.data.events import (
     AgentFinished,
     AgentSpawned,
@@ -48,6 +48,7 @@ def started(item: Item, questions: Sequence[Question] = ()) -> list[Event]:
                     input=effect.input,
                     source=effect.source,
                     category=_category(item, name),
+                    child_path=_body_path(item),
                 )
             ]
         case CallFunction():
@@ -73,6 +74,11 @@ def started(item: Item, questions: Sequence[Question] = ()) -> list[Event]:
             ]
         case _ as never:
             assert_never(never)
+
+
+def _body_path(item: Item) -> str:
+    """Return the path of the run that the body of a called tool is; ``""`` of a tool that does not yield."""
+    return child_path(item.path, item.effect.seq) if type(item.effect) is CallBody else ""
 
 
 def _category(item: Item, tool: str) -> str:
@@ -107,7 +113,8 @@ def finished(item: Item, outcome: Single, duration_ms: int) -> list[Event]:
             return [ModelFinished(**at, reply=reply, error=error, duration_ms=duration_ms)]
         case CallTool(tool_name=name, tool_call_id=call_id):
             result = _result(outcome, error)
-            return [ToolFinished(**at, tool_name=name, tool_call_id=call_id, result=result, duration_ms=duration_ms)]
+            told: dict[str, Any] = {"duration_ms": duration_ms, "child_path": _body_path(item)}
+            return [ToolFinished(**at, tool_name=name, tool_call_id=call_id, result=result, **told)]
         case CallFunction():
             return [PerformFinished(**at, name=effect.call.name, error=error, duration_ms=duration_ms)]
         case AskPerson():
@@ -167,6 +174,9 @@ def _result(outcome: Single, error: str) -> ToolResult:
     if type(outcome) is Value:
         result: ToolResult = outcome.value
         return result
+    if type(outcome) is Stop and outcome.kind == "suspended":
+        # The body of a tool waits for somebody, and goes on where it is.
+        return ToolResult.pending(outcome.questions[0].id if outcome.questions else "")
     return ToolResult.error(error, status="cancelled" if type(outcome) is Stop else "error")
 
 

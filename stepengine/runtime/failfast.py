@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import attrs
 
-from stepengine.data.effects import Spawn
+from stepengine.data.effects import RUNS, CallBody
 from stepengine.data.messages import ToolResult
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.state import ChildResult
@@ -73,7 +73,7 @@ class Group:
 
 
 def _spawns(item: Item) -> bool:
-    return type(item.effect) is Spawn
+    return type(item.effect) in RUNS
 
 
 class Brake:
@@ -131,7 +131,7 @@ class Brake:
         if self._watched and item.path:
             pulls = self._pulls(item.path)
             if pulls:
-                act = self._child_of_watched if type(item.effect) is Spawn else self._interruptible
+                act = self._child_of_watched if type(item.effect) in RUNS else self._interruptible
                 return act(item, io, pulls)
         return self._inner.perform(item, io)
 
@@ -151,6 +151,8 @@ class Brake:
         if type(outcome) is not Value or cause is None or cause not in pulls:
             return outcome
         self._stopped_by[item.path] = cause
+        if type(item.effect) is CallBody:
+            return Stop("cancelled", outcome.at, body=outcome.body)
         return Stop("cancelled", outcome.at, child=outcome.value)
 
     async def _interruptible(self, item: Item, io: IO, pulls: Sequence[asyncio.Future[None]]) -> Single:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from decimal import Decimal
 from typing import Any, NamedTuple, cast
 
-from stepengine.data.effects import CallModel, CallTool, Leaf, Spawn
+from stepengine.data.effects import CallBody, CallModel, CallTool, Leaf, Spawn
 from stepengine.data.events import Repeat
 from stepengine.data.json import JsonDict
 from stepengine.data.limits import Limits
@@ -253,6 +253,8 @@ class Meter:
                 self._reserve(item)
             elif type(effect) is Spawn and effect.tool_call_id:
                 self._admit(item, effect, spawned)
+            elif type(effect) is CallBody:
+                self._refuse_too_deep(item, effect)
         return self._inner.begin(batch)
 
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
@@ -295,6 +297,12 @@ class Meter:
             self._refusals.refuse(item.path, (effect,), error)
         else:
             self._admitted.setdefault(item.path, {})[effect.seq] = True
+
+    def _refuse_too_deep(self, item: Item, effect: CallBody) -> None:
+        """Refuse the body of a tool that stands below too many others: it is no child, and yet a level."""
+        error = _too_deep(child_path(item.path, effect.seq), self._ledgers.of(item.path).limits, "body of the tool")
+        if error is not None:
+            self._refusals.refuse(item.path, (effect,), error)
 
     def _admit_together(self, first: Item) -> None:
         """
@@ -361,11 +369,11 @@ class Meter:
         return usage.total_tokens, cost if price is None else price
 
 
-def _too_deep(path: str, limits: Limits) -> LimitExceeded | None:
+def _too_deep(path: str, limits: Limits, what: str = "child") -> LimitExceeded | None:
     depth, most = path.count(".") + 1, limits.max_depth
     if most is None or depth <= most:
         return None
-    msg = f"the child would stand {depth} levels below the root, and max_depth is {most}"
+    msg = f"the {what} would stand {depth} levels below the root, and max_depth is {most}"
     return LimitExceeded(msg, kind="depth", limit=most)
 
 
@@ -390,6 +398,9 @@ def _too_many(effect: Spawn, limits: Limits, spawned: dict[str, int]) -> LimitEx
         return None
     msg = f"this is child {count} of one call, and max_children is {most}"
     return LimitExceeded(msg, kind="children", limit=most)
+
+
+CALLS = (CallTool, CallBody)
 
 
 class _Last(NamedTuple):
@@ -421,18 +432,18 @@ class Repeats:
         """Refuse calls that were repeated as often as ``max_identical_calls`` says."""
         for item in batch:
             most = item.plan.limits.max_identical_calls
-            if most is not None and type(item.effect) is CallTool and item.effect.source == "model":
-                self._judge(item.path, item.effect, most)
+            if most is not None and type(item.effect) in CALLS and item.effect.source == "model":  # type: ignore[union-attr]
+                self._judge(item.path, item.effect, most)  # type: ignore[arg-type]
         return self._inner.begin(batch)
 
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
         """Pass an effect on, and compare its result if it is a model's call."""
         effect = item.effect
-        if type(effect) is not CallTool or effect.source != "model":
+        if type(effect) not in CALLS or effect.source != "model":  # type: ignore[union-attr]
             return self._inner.perform(item, io)
         if not io.watched and item.plan.limits.max_identical_calls is None:
             return self._inner.perform(item, io)
-        return self._compared(item.path, effect, self._inner.perform(item, io), io)
+        return self._compared(item.path, cast("CallTool", effect), self._inner.perform(item, io), io)
 
     def forget(self, path: str) -> None:
         """Forget the calls of a run that has ended."""

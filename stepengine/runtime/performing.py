@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, assert_neve
 
 import attrs
 
-from stepengine.data.effects import AskPerson, CallFunction, CallModel, CallTool, Spawn
+from stepengine.data.effects import AskPerson, CallBody, CallFunction, CallModel, CallTool, Spawn
 from stepengine.data.events import (
     Event,
     ModelRetry,
@@ -42,9 +42,9 @@ from stepengine.data.models import (
     ToolCallEnded,
     ToolCallStarted,
 )
-from stepengine.data.outcomes import Begun, Failure, Single, Stop, quick_value
+from stepengine.data.outcomes import Begun, Failure, Single, Stop, Value, quick_value
 from stepengine.data.state import AgentState, ChildResult, RunStatus, prompt_tokens
-from stepengine.data.tools import Asking, Ordinary, ToolSpec
+from stepengine.data.tools import Asking, Ordinary, ToolSpec, Yielding
 from stepengine.data.usage import Usage, add_cost
 from stepengine.errors import (
     ContextOverflow,
@@ -56,6 +56,7 @@ from stepengine.errors import (
     ToolError,
     TruncatedReply,
 )
+from stepengine.machine.plan import Finished
 from stepengine.models._stopping import note_usage, usage_when_stopped
 from stepengine.permissions import Request
 from stepengine.runtime.logs import LOGGER, Lines
@@ -122,6 +123,8 @@ class Innermost:
         match effect:
             case CallModel():
                 return self._call_model(item, io)
+            case CallBody():
+                return self._call_body(item, io)
             case CallTool():
                 return self._call_tool(item, io)
             case CallFunction():
@@ -384,16 +387,45 @@ class Innermost:
         self._tree.spawned_by[path] = effect.tool_call_id
         finished = await io.drive(plan, state, path)
         child = finished.as_child(is_inline=effect.is_inline)
+        if finished.status is RunStatus.SUSPENDED or self._tree.root.stopping is not None:
+            stop = self._stopped_with(finished, child=child)
+            if stop is not None:
+                return stop
+        _drop_frames(child.error)
+        ended = self._value(item, child)
+        return attrs.evolve(ended, child=child) if type(ended) is Stop else ended
+
+    async def _call_body(self, item: Item, io: IO) -> Single:
+        """Run the body of a tool that yields; one that fails is an error result."""
+        effect = cast("CallBody", item.effect)
+        path = child_path(item.path, effect.seq)
+        try:
+            plan, state = self._services.planner(item.plan, effect, path)
+        except StepEngineError as error:
+            return self._failure(item, error)
+        self._tree.spawned_by[path] = effect.tool_call_id
+        finished = await io.drive(plan, state, path)
+        body = finished.as_body()
+        stop = self._stopped_with(finished, body=body)
+        if stop is not None:
+            return stop
+        _drop_frames(finished.error)
+        result = finished.as_tool_result(cast("Yielding", item.plan.tools[effect.tool_name].runs))
+        ended = self._value(item, result)
+        if type(ended) is Value:
+            return Value(ended.value, ended.at, ended.inputs, body)
+        return attrs.evolve(ended, body=body) if type(ended) is Stop else ended
+
+    def _stopped_with(self, finished: Finished, **end: Any) -> Stop | None:
+        """Return how an effect is stopped whose run was, with its *end* as ``child`` or ``body``; ``None`` where that has ended."""
         if finished.status is RunStatus.SUSPENDED:
-            return Stop("suspended", self._elapsed(), questions=finished.pending, child=child)
+            return Stop("suspended", self._elapsed(), questions=finished.pending, **end)
         stop = self._tree.root.stopping
         is_cut = self._tree.root.spares and finished.status is RunStatus.CANCELLED
         if stop is not None and (is_cut or self._tree.reraise is not None):
             # It was stopped, or what happened in it is in doubt, so it has not ended for whoever records.
-            return Stop(stop.kind, self._elapsed(), stop.error, child=child)
-        _drop_frames(child.error)
-        ended = self._value(item, child)
-        return attrs.evolve(ended, child=child) if type(ended) is Stop else ended
+            return Stop(stop.kind, self._elapsed(), stop.error, **end)
+        return None
 
 
 def _interactor_of(item: Item) -> Interactor | None:
@@ -621,6 +653,7 @@ def _request(item: Item, effect: CallTool, spec: ToolSpec) -> Request:
         agent_id=item.plan.definition.id,
         session_id=info.session_id,
         user_id=info.user_id,
+        source=effect.source,
     )
 
 

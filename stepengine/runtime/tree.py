@@ -47,7 +47,7 @@ __all__ = ("ChildPlanner", "MachineMaker", "RunTree", "Services", "lent")
 
 MachineMaker = Callable[[RunPlan, AgentState], Generator[Any, Outcome | None, Finished]]
 """Makes the machine of a run; ``stepengine.machine.run_agent`` is one."""
-ChildPlanner = Callable[[RunPlan, Spawn, str], tuple[RunPlan, AgentState]]
+ChildPlanner = Callable[[RunPlan, Any, str], tuple[RunPlan, AgentState]]
 """Gives what the child at a path is started with that the run of a plan asks for, or raises why it must not start."""
 
 
@@ -394,7 +394,8 @@ class RunTree:
                     await asyncio.wait((task,))
                 except asyncio.CancelledError:
                     continue
-            self.orphans[path] = task.result().as_child()
+            finished = task.result()
+            self.orphans[path] = finished.as_child() if plan.body is None else finished.as_body()
             raise
 
     async def _run(self, run: RunTask) -> Finished:

@@ -93,6 +93,7 @@ def recorded_models(transport: Callable[[], object], key: str | None) -> Models:
         VertexProvider,
     )
     from stepengine.models.google import GoogleProvider
+    from stepengine.models.google.interactions import GoogleInteractionsProvider
     from stepengine.models.openai import OpenAIProvider
     from stepengine.models.openai_chat import OpenAIChatProvider
     from stepengine.models.presets import PRESETS
@@ -110,7 +111,7 @@ def recorded_models(transport: Callable[[], object], key: str | None) -> Models:
         return cloud(transport=transport(), **given)
 
     models = Models()
-    for own in (AnthropicProvider, GoogleProvider):
+    for own in (AnthropicProvider, GoogleProvider, GoogleInteractionsProvider):
         sample = own("replay")
         settings = sample.settings()
         make = partial(made, own, sample.name, settings.base_url, settings.key_variables, required=True)
@@ -119,8 +120,11 @@ def recorded_models(transport: Callable[[], object], key: str | None) -> Models:
         adapter = OpenAIProvider if preset.adapter == "openai" else OpenAIChatProvider
         variables = (preset.key_variable,) if preset.key_variable else ()
         models.register(name, partial(made, adapter, name, preset.base_url, variables, required=preset.key_required))
+    in_aws: dict[str, object] = {"api_key": key, "region": "us-east-1"}
     in_clouds: tuple[tuple[str, Callable[..., Provider], dict[str, object]], ...] = (
-        ("bedrock", BedrockProvider, {"api_key": key, "region": "us-east-1"}),
+        ("bedrock", BedrockProvider, in_aws),
+        ("bedrock_mantle", partial(BedrockProvider, name="bedrock_mantle", endpoint="mantle"), in_aws),
+        ("bedrock_converse", partial(BedrockProvider, name="bedrock_converse", endpoint="converse"), in_aws),
         ("vertex", VertexProvider, {"credentials": key, "project": "replay"}),
         ("foundry", FoundryProvider, {"api_key": key, "resource": "replay"}),
         ("anthropic_aws", AnthropicAwsProvider, {"api_key": key, "region": "us-east-1", "workspace_id": "replay"}),

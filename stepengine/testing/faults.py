@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from stepengine.data.effects import AskPerson, CallFunction, CallModel, CallTool, Leaf, Spawn
+from stepengine.data.effects import AskPerson, CallBody, CallFunction, CallModel, CallTool, Leaf, Spawn
 from stepengine.data.messages import TextPart, ToolResult
 from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.outcomes import Failure, Single, Stop, Value
@@ -35,7 +35,7 @@ __all__ = (
     "turned",
 )
 
-ANY = (CallModel, CallTool, CallFunction, Spawn, AskPerson)
+ANY = (CallModel, CallTool, CallBody, CallFunction, Spawn, AskPerson)
 
 FAULTS: Mapping[str, tuple[type[Any], ...]] = {
     "failure": (CallModel, CallTool, CallFunction, Spawn),

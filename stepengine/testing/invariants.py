@@ -20,7 +20,7 @@ from stepengine.data.effects import CallFunction, CallModel, CallTool, Effect, G
 from stepengine.data.events import PhaseChanged, StepFinished, StepStarted, ToolFinished
 from stepengine.data.messages import AssistantMessage, Message, ToolMessage, ToolResult, UserMessage
 from stepengine.data.models import ModelReply
-from stepengine.data.outcomes import Failure, Single, Stop, Value
+from stepengine.data.outcomes import BodyEnd, Failure, Single, Stop, Value
 from stepengine.data.state import AgentState, ChildResult, RunPhase, RunStatus
 from stepengine.data.usage import Usage
 from stepengine.data.yields import AgentCall, GenerateN, Parallel, StepResult, ToolCall
@@ -36,7 +36,7 @@ from stepengine.errors import (
 )
 from stepengine.machine.handler import default_handler
 from stepengine.machine.plan import Finished, RunPlan
-from stepengine.machine.protocol import FIRST, LAST, REFUSALS, STOPPED, advance, token_of
+from stepengine.machine.protocol import BODY, FIRST, LAST, REFUSALS, STOPPED, advance, token_of
 
 __all__ = (
     "Unwatched",
@@ -159,6 +159,8 @@ class Watched:
     _states: list[tuple[AgentState, list[Message], list[Message]]] = attrs.field(factory=list)
     _used: Usage = Usage()
     _children: list[ChildResult] = attrs.field(factory=list)
+    _bodies: list[BodyEnd] = attrs.field(factory=list)
+    _ran: list[ChildResult] = attrs.field(factory=list)
     _results: dict[str, ToolResult] = attrs.field(factory=dict)
     _inputs: list[UserMessage] = attrs.field(factory=list)
     _replaced: bool = False
@@ -168,7 +170,11 @@ class Watched:
     _limit: LimitExceeded | None = None
 
     def __attrs_post_init__(self) -> None:
-        definition = self.plan.definition
+        definition, body = self.plan.definition, self.plan.body
+        if body is not None:
+            self._places = frozenset([BODY])
+            self.plan = _with(self.plan, "body", _with(body, "steps", self._watching(body.steps)))
+            return
         if definition.handle_steps is None and self.is_bare:
             return
         watched = self._watching(definition.handle_steps or default_handler)
@@ -310,8 +316,14 @@ class Watched:
 
     def _counted(self, effect: Leaf, outcome: Single) -> None:
         child = outcome.child if isinstance(outcome, Stop) else getattr(outcome, "value", None)
+        body = None if isinstance(outcome, Failure) else outcome.body
+        if body is not None:
+            self._bodies.append(body)
+            self._ran += body.children
+            self._inputs += [change for change in body.changes if isinstance(change, UserMessage)]
         if isinstance(child, ChildResult):
             self._children.append(child)
+            self._ran.append(child)
         elif isinstance(effect, CallModel):
             used = outcome.value.usage if isinstance(outcome, Value) else None
             if isinstance(outcome, Failure):
@@ -364,7 +376,8 @@ class Watched:
 
     def _check_sums(self, finished: Finished) -> None:
         spent = finished.spending
-        due = sum([child.spending.usage for child in self._children], self._used)
+        below = [child.spending for child in self._children] + [body.spending for body in self._bodies]
+        due = sum([spending.usage for spending in below], self._used)
         for told, usage in (
             ("usage", spent.usage),
             ("usage of the state", finished.state.usage),
@@ -375,13 +388,13 @@ class Watched:
                 refuse("I10", f"the {told} is {usage}, and {due} was used")
         # A child that was refused is told of as well; it has no run.
         listed = [child for child in finished.children if child.run_id]
-        ran = [child for child in self._children if child.run_id]
+        ran = [child for child in self._ran if child.run_id]
         if listed != ran:
             refuse("I10", f"{len(ran)} children ran, and the run tells of {len(listed)}")
 
     def _check_results(self, history: Iterable[Message]) -> None:
         """Check that each result stands under its own call, and that no input is lost; hooks may change both."""
-        if self.plan.hooks or self._replaced:
+        if self.plan.hooks or self._replaced or self.plan.body is not None:
             return
         messages = [*history]
         for message in messages:

@@ -49,7 +49,7 @@ class Record:
         for address, intent in history.intents.items():
             if intent.type == "CallTool":
                 self.tools.add(str(history.form(intent)["tool_name"]))
-            if intent.type != "Spawn" and address in history.results:
+            if not intent.begins_run and address in history.results:
                 fp = MODEL if intent.type == MODEL else self._prints.of(history.form(intent))
                 self._places.setdefault((address[0], fp), []).append(address)
 

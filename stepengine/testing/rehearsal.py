@@ -63,10 +63,10 @@ def run_with(
       or a function that is given what was yielded and returns one of these.
 
     Args:
-        agent: A generator function of one context, or a definition that has one.
+        agent: A generator function of one context, a definition that has one, or a tool that yields.
         script: What shall be yielded and what is sent, in order.
         prompt: ``ctx.prompt``.
-        params: ``ctx.params``.
+        params: ``ctx.params``; for a tool, the input of its call.
         state: ``ctx.agent_state``.
         model: ``ctx.model``; the definition's by default.
 

@@ -15,13 +15,13 @@ import attrs
 
 from stepengine.data.definition import AgentDefinition, check_handler
 from stepengine.data.hooks import StepContext
-from stepengine.data.json import JsonDict, freeze
+from stepengine.data.json import JsonDict, freeze, freeze_object
 from stepengine.data.messages import AssistantMessage, ToolResult
 from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.questions import Question, answered
 from stepengine.data.state import AgentState, ChildResult, RunStatus
+from stepengine.data.tools import Yielding
 from stepengine.data.yields import (
-    YIELDABLES,
     AgentCall,
     Ask,
     Complete,
@@ -43,6 +43,8 @@ from stepengine.errors import (
     StepEngineError,
 )
 from stepengine.machine.author import blamed, describe_yield, site
+from stepengine.machine.protocol import accepted, rows_for
+from stepengine.tooling.definition import Tool
 
 __all__ = ("NOTHING", "Exchange", "Finished", "Handler", "Note", "Walk", "answer_to", "is_same_yield")
 __tracebackhide__ = True  # a failed test ends at its author's line
@@ -204,7 +206,7 @@ def _misfit(asked: object, answer: object, fine: str) -> DataError:
     return DataError(f"{answer!r}{MISFIT}{asked!r}; send {fine}, or a StepResult")
 
 
-Handler: TypeAlias = "Callable[[StepContext], Generator[Any, Any, Any]] | AgentDefinition"
+Handler: TypeAlias = "Callable[[StepContext], Generator[Any, Any, Any]] | AgentDefinition | Tool[..., Any]"
 
 
 @attrs.frozen
@@ -252,9 +254,9 @@ class Walk:
     but for *tick_ms* per answer, chance is seeded, log lines and notifications end in ``notes``, and nothing is performed.
 
     Args:
-        handler: A generator function of one context, or a definition that has one.
+        handler: A generator function of one context, a definition that has one, or a tool that yields.
         prompt: ``ctx.prompt``.
-        params: ``ctx.params``: JSON, or what the handler shall get as it is. A definition whose ``input_schema`` is a
+        params: For a tool, the input of its call; else ``ctx.params``: JSON, or what the handler shall get as it is. A definition whose ``input_schema`` is a
             pydantic model turns JSON into that model, as a run does.
         state: ``ctx.agent_state``.
         model: ``ctx.model``; the definition's by default.
@@ -288,7 +290,8 @@ class Walk:
         self._history: list[Exchange] = []
         self._error: BaseException | None = None
         self.notes: list[Note] = []
-        steps, definition = _handler_of(handler)
+        steps, definition = _handler_of(handler, params)
+        self._accepted = rows_for("tool" if isinstance(handler, Tool) else "handler")
         self.state = state or AgentState(run_id="walk", agent_id=definition.id if definition else "")
         context = StepContext(
             prompt=prompt,
@@ -423,7 +426,7 @@ class Walk:
     def _advance(self, resume: Callable[[], object]) -> Walk:
         try:
             asked = resume()
-            if not isinstance(asked, YIELDABLES):
+            if type(asked) not in self._accepted:
                 asked = self._refuse(asked)
         except StopIteration as stop:
             self._asked = Finished(stop.value)
@@ -435,8 +438,9 @@ class Walk:
         return self
 
     def _refuse(self, foreign: object) -> Any:
-        asked = self._steps.throw(describe_yield(self._name, foreign, self.location))
-        return asked if isinstance(asked, YIELDABLES) else self._refuse(asked)
+        said = accepted("handler" if len(self._accepted) == len(rows_for("handler")) else "tool")
+        asked = self._steps.throw(describe_yield(self._name, foreign, self.location, said))
+        return asked if type(asked) in self._accepted else self._refuse(asked)
 
     def _expect_open(self, verb: str) -> None:
         if self.finished:
@@ -474,7 +478,11 @@ def _notify(notes: list[Note]) -> Callable[[str, Any], None]:
     return notify
 
 
-def _handler_of(handler: Any) -> tuple[Callable[[Any], Generator[object, Any, object]], AgentDefinition | None]:
+def _handler_of(
+    handler: Any, params: Any
+) -> tuple[Callable[[Any], Generator[object, Any, object]], AgentDefinition | None]:
+    if isinstance(handler, Tool):
+        return _body_of(handler, params), None
     if not isinstance(handler, AgentDefinition):
         if isinstance(handler, str):
             msg = f"a handler or an AgentDefinition is walked, not {handler!r}; load_agent(id) gives the agent of an id"
@@ -485,6 +493,16 @@ def _handler_of(handler: Any) -> tuple[Callable[[Any], Generator[object, Any, ob
         msg = f"agent {handler.id!r} has no handle_steps to walk; it behaves as one whose handler is `yield STEP_ALL`"
         raise DefinitionError(msg)
     return handler.handle_steps, handler
+
+
+def _body_of(tool: Tool, params: Any) -> Callable[[Any], Generator[object, Any, object]]:
+    """Return what begins the body of a tool that yields, with *params* as the input of its call."""
+    binding = tool.binding()
+    if not isinstance(binding.runs, Yielding):
+        msg = f"tool {tool.name!r} does not yield, so there is nothing to walk; call its function, {tool.name}.fn(...)"
+        raise DefinitionError(msg)
+    begin, arguments = binding.runs.steps, binding.validate(freeze_object(params or {})).arguments
+    return lambda ctx: begin(ctx, arguments)
 
 
 def _params_of(definition: AgentDefinition | None, params: object) -> object:

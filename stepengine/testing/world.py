@@ -10,12 +10,24 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from random import Random
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias, TypeGuard, cast
 
 import attrs
 
 from stepengine.data.definition import AgentDefinition
-from stepengine.data.effects import AskPerson, CallFunction, CallModel, CallTool, Effect, Gather, Leaf, Notify, Spawn
+from stepengine.data.effects import (
+    RUNS,
+    AskPerson,
+    CallBody,
+    CallFunction,
+    CallModel,
+    CallTool,
+    Effect,
+    Gather,
+    Leaf,
+    Notify,
+    Spawn,
+)
 from stepengine.data.events import Event
 from stepengine.data.json import freeze
 from stepengine.data.messages import TextPart, ToolCallPart, ToolResult, UserMessage
@@ -23,6 +35,7 @@ from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.outcomes import Failure, Gathered, Outcome, Single, Stop, Value
 from stepengine.data.questions import AnswerLike, answered
 from stepengine.data.state import AgentState, ChildResult, RunStatus
+from stepengine.data.tools import Yielding
 from stepengine.data.usage import Usage
 from stepengine.errors import ModelError, ReplayDivergence, StepEngineError, UnknownOutcome
 from stepengine.journal.encoding import outcome_members
@@ -571,7 +584,7 @@ class World:
 
     def _expect_due(self, item: Item, at: tuple[str, int]) -> None:
         """Check that an effect that is about to happen may: children run again over their own records."""
-        if isinstance(item.effect, Spawn):
+        if isinstance(item.effect, RUNS):
             return
         if self._again or self._is_recorded(at):
             refuse("I3", f"{self._when} {name_of(at)}, {shown(item.effect)}, happens although its outcome is recorded")
@@ -588,9 +601,7 @@ class World:
         now = self._now - self._since
         made = next((o for kind in kinds if (o := faulty(kind, effect, now)) is not None), None)
         if made is None:
-            made = (
-                self._spawned(item, effect) if isinstance(effect, Spawn) else self._canned.outcome(at[0], effect, now)
-            )
+            made = self._started_run(item) if isinstance(effect, RUNS) else self._canned.outcome(at[0], effect, now)
         made = turned(kinds, effect, made)
         if "duplicate" in kinds and not isinstance(made, Stop):
             sent = UserMessage(f"sent twice during {name_of(at)}")
@@ -604,6 +615,25 @@ class World:
         self._died.add((*at, kind))
         self.lines.append(f"{name_of(at):>8}  {shown(effect)}   !! {kind}")
         raise _Crash
+
+    def _started_run(self, item: Item) -> Single:
+        return self._spawned(item, item.effect) if isinstance(item.effect, Spawn) else self._called(item)
+
+    def _called(self, item: Item) -> Single:
+        """Run the body of a tool that yields."""
+        effect = cast("CallBody", item.effect)
+        try:
+            plan, state = self._services.planner(item.plan, effect, child_path(item.path, effect.seq))
+        except StepEngineError as error:
+            return Failure(error, self._now - self._since)
+        finished = self._drive(plan, state)
+        body, now = finished.as_body(), self._now - self._since
+        if finished.status is RunStatus.SUSPENDED:
+            return Stop("suspended", now, questions=finished.pending, body=body)
+        if finished.status is RunStatus.CANCELLED:
+            return Stop("cancelled", now, body=body)
+        runs = cast("Yielding", item.plan.tools[effect.tool_name].runs)
+        return Value(finished.as_tool_result(runs), now, body=body)
 
     def _spawned(self, item: Item, effect: Spawn) -> Single:
         path = child_path(item.path, effect.seq)

@@ -5,22 +5,34 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypedDict, get_origin
 
 import attrs
 from typing_extensions import ParamSpec, TypeVar, Unpack
 
 from stepengine.data.checks import COUNT, FLAG, NUMBER, TEXT, Fine, an_instance, or_none
+from stepengine.data.definition import AgentDefinition
+from stepengine.data.hooks import StepContext
 from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object
 from stepengine.data.messages import ToolResult
 from stepengine.data.names import bound
-from stepengine.data.tools import Ordinary, ToolAnnotations, ToolBinding, ToolSpec, Validated, parameters_in
+from stepengine.data.tools import (
+    Ordinary,
+    Runs,
+    ToolAnnotations,
+    ToolBinding,
+    ToolLike,
+    ToolSpec,
+    Validated,
+    Yielding,
+    parameters_in,
+)
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.tooling.context import ToolContext
-from stepengine.tooling.conversion import decode, encode
+from stepengine.tooling.conversion import as_result, decode, encode, error_text
 from stepengine.tooling.depends import Overrides
-from stepengine.tooling.execution import execute
+from stepengine.tooling.execution import bound_body, execute
 from stepengine.tooling.repair import Aliases, renamer, repairer
 from stepengine.tooling.schemas import SchemaInputs
 from stepengine.tooling.signatures import Body, Signature, body_of
@@ -82,6 +94,8 @@ class ToolOptions(TypedDict, total=False):
             texts such as ``"{source}"`` or ``"reports/{name}.csv"``, in which ``{name}`` stands for each text of that
             parameter; ``()`` for a tool that touches none. Relative paths are below the engine's workspace, else the
             working directory. Default ``None``: rules judge members such as ``path`` and ``url``.
+        uses: Of a tool that yields, what it may call beside what the agent has that calls it: tools, and the names of such;
+            agents, and their ids. Default ``()``.
     """
 
     category: str
@@ -101,10 +115,29 @@ class ToolOptions(TypedDict, total=False):
     preview: Callable[[JsonDict], ToolPreview] | None
     aliases: Aliases
     about: str | Sequence[str] | None
+    uses: Sequence[object]
 
 
 NO_TEXT: Mapping[Any, str] = {kind: kind.__name__ for kind in (int, float, bool, list, dict)}
 """Annotations that no text fits."""
+
+
+OF_BODIES: Mapping[str, str] = {
+    "retries": "it may catch what an effect raised, and ask for it again",
+    "idempotent": "each of its effects is one by itself, and what was done is in the record",
+    "in_thread": "it waits for nothing itself, and its effects run where they belong",
+    "deferred": "it may wait for a person with `yield from Ask(...)`",
+}
+"""What a tool that yields has no use for, and why."""
+
+
+def _shown(returned: Any, error: BaseException | None) -> ToolResult:
+    """Return the result of a tool that yields: of what its body returned, or the *error* that it ended with."""
+    return as_result(returned) if error is None else ToolResult.error(error_text(error))
+
+
+def _is_usable(value: object) -> bool:
+    return isinstance(value, str | AgentDefinition | ToolLike) and not isinstance(value, type)
 
 
 def _are_places(value: object) -> bool:
@@ -130,6 +163,10 @@ OPTIONS = {
     "deferred": FLAG,
     "preview": or_none(Fine(callable, "a function of the input")),
     "aliases": Fine(lambda value: isinstance(value, Mapping), "a mapping from a parameter to its other names"),
+    "uses": Fine(
+        lambda value: isinstance(value, list | tuple) and all(map(_is_usable, value)),
+        "a list of tools and agents, or of their names",
+    ),
     "about": or_none(Fine(_are_places, 'a text or a list of texts such as "reports/{name}.csv"')),
 }
 
@@ -242,17 +279,28 @@ class Tool(Generic[P, R]):
         self.folder: tuple[str, ...] | None = None  # where it works, for the bundled sets: components of a real path
         self._preview: Callable[[JsonDict], ToolPreview] | None = flags.pop("preview", None)
         aliases: Aliases = flags.pop("aliases", {})
+        uses: Sequence[object] = flags.pop("uses", ())
         repair, rename = repairer(inputs.schema, aliases), renamer(inputs.schema, aliases)
         self.body = body
         self.spec = ToolSpec(name, description, inputs.schema, **flags)
         self.runs_inline = not (body.is_async or body.needs or self.in_thread)
-        self._binding = ToolBinding(self.spec, inputs.validate, repair, rename, runs=Ordinary(self))
-        self._check_options()
+        runs: Runs = Yielding(self._begin, _shown, tuple(uses)) if body.is_generator else Ordinary(self)
+        self._binding = ToolBinding(self.spec, inputs.validate, repair, rename, runs=runs)
+        self._check_options(options)
 
-    def _check_options(self) -> None:
+    def _begin(self, ctx: StepContext, arguments: Mapping[str, Any]) -> Generator[Any, Any, Any]:
+        """Begin the body of a tool that yields."""
+        steps: Generator[Any, Any, Any] = bound_body(self.body, ctx, arguments)()
+        return steps
+
+    def _check_options(self, given: Mapping[str, object]) -> None:
         spec = self.spec
         problem = ""
-        if spec.retries and not spec.annotations.idempotent:
+        if self.body.is_generator and (useless := [name for name in OF_BODIES if name in given]):
+            problem = f"yields, so {useless[0]}= means nothing: {OF_BODIES[useless[0]]}"
+        elif not self.body.is_generator and given.get("uses"):
+            problem = "does not yield, so it calls nothing: uses= is for tools that are generator functions"
+        elif spec.retries and not spec.annotations.idempotent:
             problem = "is retried, but only a tool with idempotent=True may be"
         elif spec.timeout is not None and not spec.timeout > 0:
             problem = f"has timeout={spec.timeout!r}; seconds, None for the default, or math.inf would be fine"
@@ -298,7 +346,11 @@ class Tool(Generic[P, R]):
         Raises:
             asyncio.CancelledError: when this task was cancelled.
             KeyboardInterrupt: when the body raised it; so for ``SystemExit``.
+            ToolError: for a tool that yields, which is a run of its own.
         """
+        if self.body.is_generator:
+            msg = f"tool {self.spec.name!r} yields, so only a run can carry it out"
+            raise ToolError(msg, tool_name=self.spec.name)
         return await execute(self, arguments, ctx, overrides)
 
     def preview(self, input: JsonDict) -> ToolPreview | None:

@@ -28,7 +28,7 @@ from stepengine.tooling.worker import OnLoop, context_for_thread
 if TYPE_CHECKING:
     from stepengine.tooling.definition import Tool
 
-__all__ = ("execute",)
+__all__ = ("bound_body", "execute")
 
 TOOL_SECONDS = 120.0
 RETRY_WAIT_SECONDS = 0.1
@@ -52,7 +52,7 @@ async def execute(tool: Tool, arguments: Mapping[str, object], ctx: ToolContext,
     while True:
         scoped = ctx.for_call(spec.name) if body.wants_context or body.needs else ctx
         if tool.runs_inline and not Checks.inline:
-            outcome = _caught(_bound(body, scoped, arguments))
+            outcome = _caught(bound_body(body, scoped, arguments))
         else:
             outcome = await _marked(tool, arguments, scoped, overrides)
         if type(outcome) is not Raised:
@@ -79,7 +79,7 @@ async def _marked(tool: Tool, arguments: Mapping[str, object], ctx: ToolContext,
     try:
         with mark:
             if tool.runs_inline:
-                return _caught(_bound(tool.body, ctx, arguments))
+                return _caught(bound_body(tool.body, ctx, arguments))
             return await _outcome(tool, arguments, ctx, overrides)
     finally:
         if left := mark.tasks():
@@ -109,8 +109,8 @@ def _failure(tool_name: str, raised: Raised) -> ToolResult:
     return ToolResult.error(error_text(raised.error))
 
 
-def _bound(
-    body: Body, ctx: ToolContext, arguments: Mapping[str, object], needed: Mapping[str, object] | None = None
+def bound_body(
+    body: Body, ctx: Any, arguments: Mapping[str, object], needed: Mapping[str, object] | None = None
 ) -> Any:
     """Return the body with everything that it takes."""
     first = (ctx,) if body.wants_context else ()
@@ -142,7 +142,7 @@ def _outcome(
     seconds = TOOL_SECONDS if tool.spec.timeout is None else tool.spec.timeout
     limit = None if math.isinf(seconds) else seconds
     if not body.needs and body.is_async:
-        return _on_loop(_bound(body, ctx, arguments), limit)
+        return _on_loop(bound_body(body, ctx, arguments), limit)
     if tool.in_thread:
         return _with_thread(tool, arguments, ctx, overrides, limit)
     return _resolved(body, arguments, ctx, overrides, _here, functools.partial(_on_loop, limit=limit))
@@ -184,7 +184,7 @@ async def _with_thread(
     in_thread = functools.partial(pool.run, name, signal=signal, leaked=ctx.leaked)
     try:
         if not body.needs:
-            job = functools.partial(_caught, _bound(body, inside, arguments))
+            job = functools.partial(_caught, bound_body(body, inside, arguments))
             return await _on_loop(functools.partial(in_thread, job), limit)
         if not body.is_async and not any(is_asynchronous(node, overrides) for _, node in body.needs.values()):
             whole = functools.partial(_resolved, body, arguments, inside, overrides, _here, _on_no_loop)
@@ -210,7 +210,7 @@ async def _resolved(  # noqa: PLR0917  (bound step by step with partial)
 
     async def work() -> Any:
         needed = {name: await resolver.value(*need) for name, need in body.needs.items()}
-        bound = _bound(body, ctx, arguments, needed)
+        bound = bound_body(body, ctx, arguments, needed)
         return await bound() if body.is_async else await run(bound)
 
     try:

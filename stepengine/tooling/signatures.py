@@ -5,10 +5,11 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args, get_origin
 
 import attrs
 
+from stepengine.data.hooks import StepContext
 from stepengine.errors import DefinitionError
 from stepengine.tooling.context import ToolContext
 from stepengine.tooling.depends import Dependency, Node, dependency_of, node_of
@@ -31,6 +32,7 @@ class Body:
     Attributes:
         fn: The function.
         is_async: Whether calling it gives something to await.
+        is_generator: Whether calling it gives a generator, which is driven as a handler is.
         wants_context: Whether its first parameter is the ``ToolContext``.
         needs: Parameter name to dependency and node.
         positional: Names of the parameters that can only be passed by position, in order.
@@ -43,6 +45,7 @@ class Body:
     needs: Mapping[str, tuple[Dependency, Node]]
     positional: tuple[str, ...] = ()
     whole_input: bool = False
+    is_generator: bool = False
 
 
 @attrs.frozen(eq=False)
@@ -76,19 +79,57 @@ def _split(
         dependency = dependency_of(annotation, parameter.default)
         if dependency is not None:
             needs[name] = (dependency, node_of(dependency.factory))
-        elif annotation is ToolContext:
-            if index:
-                _refuse(fn, f"takes the ToolContext as {name!r}; it must be the first parameter")
+        elif annotation is ToolContext or get_origin(annotation) is StepContext or annotation is StepContext:
+            _check_context(fn, name, index, of_handler=annotation is not ToolContext)
             wants_context = True
         else:
             rest.append(parameter.replace(annotation=annotation))
     return wants_context, needs, rest
 
 
+def _check_context(fn: Callable[..., object], name: str, index: int, *, of_handler: bool) -> None:
+    """Refuse a context that is not the first parameter, or that of the other kind of tool."""
+    yields = inspect.isgeneratorfunction(_called(fn))
+    if of_handler and not yields:
+        _refuse(fn, f"takes a StepContext as {name!r}, which is for tools that yield; it takes a ToolContext")
+    if yields and not of_handler:
+        _refuse(fn, f"yields, and takes a ToolContext as {name!r}; what yields takes a StepContext, or none")
+    if index:
+        _refuse(
+            fn,
+            f"takes the {'StepContext' if of_handler else 'ToolContext'} as {name!r}; it must be the first parameter",
+        )
+
+
+def _called(fn: Callable[..., object]) -> Callable[..., object]:
+    return fn if inspect.isroutine(fn) or hasattr(fn, "func") else type(fn).__call__
+
+
+def _returned_by(annotation: Any) -> Any:
+    """Return what a generator with this annotation returns: ``Steps[str]``, ``Generator[..., ..., str]``; ``Any`` of any other."""
+    arguments = get_args(annotation)
+    return arguments[2] if len(arguments) == 3 else Any  # noqa: PLR2004 - what it yields, is sent and returns
+
+
+def _is_generator(fn: Callable[..., object], needs: Mapping[str, object]) -> bool:
+    yields = inspect.isgeneratorfunction(_called(fn))
+    if yields and needs:
+        _refuse(
+            fn,
+            f"yields, and {next(iter(needs))!r} is a dependency, which no journal holds; ask for what it is needed for with "
+            "`yield from Perform(fn, ...)` or a tool of its own",
+        )
+    return yields
+
+
 def _is_async(fn: Callable[..., object]) -> bool:
-    called = fn if inspect.isroutine(fn) or hasattr(fn, "func") else type(fn).__call__
-    if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
-        _refuse(fn, "is a generator; a tool returns one value, and shows progress with ctx.emit(ToolProgress(...))")
+    called = _called(fn)
+    if inspect.isasyncgenfunction(called):
+        _refuse(
+            fn,
+            "is an async generator; a tool that asks for more on its way is a plain generator, `def` with `yield from`, and one "
+            "that shows progress calls ctx.emit(ToolProgress(...))",
+        )
     return inspect.iscoroutinefunction(called)
 
 
@@ -115,8 +156,9 @@ def read_signature(fn: Callable[..., object], names: Mapping[str, object]) -> Si
         if parameter.annotation is parameter.empty:
             _refuse(fn, f"has no type for parameter {parameter.name!r}; write {parameter.name}: str, for example")
     positional = tuple([p.name for p in rest if p.kind is p.POSITIONAL_ONLY])
-    body = Body(fn, _is_async(fn), wants_context, needs, positional)
-    return Signature(body, tuple(rest), hints.get("return", Any))
+    body = Body(fn, _is_async(fn), wants_context, needs, positional, is_generator=_is_generator(fn, needs))
+    returns = hints.get("return", Any)
+    return Signature(body, tuple(rest), _returned_by(returns) if body.is_generator else returns)
 
 
 def body_of(fn: Callable[..., object]) -> Body:
@@ -136,7 +178,8 @@ def body_of(fn: Callable[..., object]) -> Body:
     required = [p for p in rest if p not in open_ended and p.default is p.empty]
     if len(required) > 1 or len(rest) == 0:
         _refuse(fn, "has to take the whole input as its one parameter, as in `def run(input: dict)`")
-    return Body(fn, _is_async(fn), wants_context, needs, whole_input=True)
+    yields = _is_generator(fn, needs)
+    return Body(fn, _is_async(fn), wants_context, needs, whole_input=True, is_generator=yields)
 
 
 HEADER = re.compile(r"^(?P<title>[A-Za-z][A-Za-z ]*):[ \t]*$", re.MULTILINE)

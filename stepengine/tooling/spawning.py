@@ -16,7 +16,7 @@ from stepengine.data.definition import AgentDefinition
 from stepengine.data.json import JsonDict, JsonValue, compact, freeze, freeze_object, thaw
 from stepengine.data.messages import ToolResult
 from stepengine.data.state import ChildResult, RunStatus
-from stepengine.data.tools import Entry, Spawning, ToolBinding, ToolLike, ToolSpec, Validated
+from stepengine.data.tools import Entry, Spawning, ToolBinding, ToolLike, ToolSpec, Validated, Yielding
 from stepengine.errors import DataError, DefinitionError, LimitExceeded, ToolInputError
 from stepengine.tooling.arguments import without_titles
 from stepengine.tooling.control import ALIASES, CONTROL_TOOLS, FINDER, LOOKUP, ask_user_tool, checked
@@ -153,9 +153,18 @@ def direct_tool(definition: AgentDefinition) -> Tool:
 
 
 def carried_by(tools: Iterable[object]) -> list[AgentDefinition]:
-    """Return the agents that tools such as ``task`` carry; whoever has the tool may run them."""
-    ways = [tool.binding().runs for tool in tools if isinstance(tool, ToolLike)]
-    return [agent for way in ways if isinstance(way, Spawning) for agent in way.agents]
+    """Return the agents that tools such as ``task``, and those that yield, carry; whoever has the tool may run them."""
+    found: list[AgentDefinition] = []
+    waiting, met = [tool for tool in tools if isinstance(tool, ToolLike)], set[str]()
+    for tool in waiting:
+        way = tool.binding().runs
+        if isinstance(way, Spawning):
+            found += way.agents
+        elif isinstance(way, Yielding) and tool.spec.name not in met:
+            met.add(tool.spec.name)
+            found += [used for used in way.uses if isinstance(used, AgentDefinition)]
+            waiting += [used for used in way.uses if isinstance(used, ToolLike)]
+    return found
 
 
 def tool_name(definition: AgentDefinition) -> str:

@@ -21,6 +21,8 @@ from stepengine.system.path_policy import Policy
 from stepengine.tools.changes import COMMAND_MAX_SECONDS
 
 if TYPE_CHECKING:
+    from stepengine.system.buffers import Buffers
+    from stepengine.system.terminals import Terminals
     from stepengine.tooling.definition import Tool
     from stepengine.tools.changes import FileChangeHook
     from stepengine.tools.memory import MemoryStore
@@ -61,6 +63,8 @@ class FileTools(Policy):
         write: Whether files may be written.
         delete: Whether files may be deleted, too; only with *write*.
         propose: Whether changes may be proposed; they are kept in the run's context and written nowhere.
+        buffers: The files that are open in an editor, as what serves an editor lends them: what is not saved yet is read, and
+            a file with such changes is written by the editor. By default files are what the disk has.
         withhold: Patterns of files that are not shown either, such as the journal of the run.
         allow_secrets: Patterns of files that are withheld by default, such as ``".env.example"``, and may be used.
         allow_protected: Patterns of files that are protected from being written, such as ``".github/workflows/"``, and
@@ -77,6 +81,7 @@ class FileTools(Policy):
     write: bool = False
     delete: bool = False
     propose: bool = False
+    buffers: Buffers | None = None
 
     def below(self, root: str | os.PathLike[str]) -> list[Tool]:
         """Return the tools for a root folder."""
@@ -90,8 +95,9 @@ class FileTools(Policy):
         from stepengine.tools.search.overview import subtree_tool
 
         held = Root(root, self)
-        writing = writing_tools(held, delete=self.delete) if self.write else ()
-        return [*reading_tools(held), subtree_tool(held), *writing, *(proposing_tools(held) if self.propose else ())]
+        writing = writing_tools(held, delete=self.delete, buffers=self.buffers) if self.write else ()
+        proposing = proposing_tools(held, self.buffers) if self.propose else ()
+        return [*reading_tools(held, self.buffers), subtree_tool(held), *writing, *proposing]
 
 
 @attrs.frozen(kw_only=True)
@@ -166,6 +172,9 @@ class ShellTools:
         limits: Limits of the system for each command: ``processes`` (of the user, not of the command),
             ``memory_bytes``, ``file_bytes`` and ``cpu_seconds``. None by default, except that there are no core dumps.
         allow_wide_root: Accept ``/``, the home folder, and folders that contain it.
+        terminals: Terminals of an editor, as what serves an editor lends them: commands that are waited for are run there, where a
+            person sees them. They see the variables of these terminals, too, no *limits* hold there, and what a command leaves
+            running the editor ends. Not with *sandbox* and *runner*. By default commands run in processes of this one.
 
     A runner takes the ``Launch`` of a command (``argv``, ``root``, ``cwd``, ``env``) and returns the one that is executed
     instead. This one uses bubblewrap, without a network and with nothing but the system and the root in sight::
@@ -200,6 +209,7 @@ class ShellTools:
     limits: Mapping[str, int] | None = None
     allow_wide_root: bool = False
     sandbox: bool = False
+    terminals: Terminals | None = None
 
     def below(self, root: str | os.PathLike[str]) -> list[Tool]:
         """Return the tools for a root folder."""
@@ -221,6 +231,7 @@ class ShellTools:
             allow_unlimited=self.allow_unlimited,
             limits=limits_text(self.limits or {}),
             runner=sandboxed(held.real) if self.sandbox else self.runner,
+            terminals=self.terminals,
         )
         return command_tools(shell)
 
@@ -237,6 +248,10 @@ class ShellTools:
             problem = f"have runner={self.runner!r}; a function from a Launch to a Launch would be fine"
         elif self.sandbox and (self.runner is not None or self.home == "real"):
             problem = "have sandbox=True beside runner= or home='real'; a sandbox is a runner, and shows no home"
+        elif self.terminals is not None and (self.sandbox or self.runner is not None or self.limits):
+            problem = (
+                "have terminals= beside sandbox=, runner= or limits=, which do not hold in the terminals of an editor"
+            )
         if problem:
             msg = f"the shell tools {problem}"
             raise DefinitionError(msg)

@@ -60,7 +60,6 @@ HEADERS: Mapping[str, str] = {
     "x-accel-buffering": "no",
     "x-vercel-ai-ui-message-stream": "v1",
 }
-"""The headers of the answer that the events of ``sse`` go into."""
 """What a response with these chunks has as headers; the page does not read it without the last one."""
 VERSIONS = (5, 6, 7)
 APPROVALS_FROM = 6
@@ -73,7 +72,9 @@ DATA = (Notification, Compacted, ModelRetry, RateLimited, Warned, Repeat, Follow
 Chunk = dict[str, Any]
 
 
-async def vercel(events: AsyncIterable[Event], *, message_id: str, version: int = 6) -> AsyncGenerator[Chunk, None]:
+async def vercel(
+    events: AsyncIterable[Event], *, message_id: str, version: int = 7, earlier: Sequence[AsyncIterable[Event]] = ()
+) -> AsyncGenerator[Chunk, None]:
     """
     Give the events of a run as chunks of a UI message stream; ``sse`` writes them.
 
@@ -86,6 +87,8 @@ async def vercel(events: AsyncIterable[Event], *, message_id: str, version: int 
         message_id: The id of the message that the page is sent; that of its last message, when that is the assistant's.
         version: The major version of the page's package ``ai``: 5, 6 or 7. Before 6 there are no approvals: permissions are parts
             ``data-question``, too; before 7 no chunk says how somebody else decided, only what became of the call.
+        earlier: The events of the runs that this one goes on from, in the same message: for a page that comes back, because it makes
+            the message anew of what it is sent.
 
     Raises:
         InputError: for another version.
@@ -93,16 +96,18 @@ async def vercel(events: AsyncIterable[Event], *, message_id: str, version: int 
     if version not in VERSIONS:
         msg = f"version={version!r} of the package ai is not known; known are {', '.join(map(str, VERSIONS))}"
         raise InputError(msg, issues=("version is not known",))
-    page = _Page(message_id, version)
+    page, sources = _Page(message_id, version), [*earlier, events]
     try:
-        async for event in events:
-            for chunk in page.show(event):
-                yield chunk
+        for number, source in enumerate(sources, 1):
+            async for event in source:
+                for chunk in page.show(event, goes_on=number < len(sources)):
+                    yield chunk
     except StepEngineError as error:
         for chunk in page.fail(error.message):
             yield chunk
     finally:
-        await _closed(events)
+        for source in sources:
+            await _closed(source)
 
 
 async def sse(chunks: AsyncIterable[Chunk]) -> AsyncGenerator[str, None]:
@@ -121,17 +126,24 @@ async def _closed(source: object) -> None:
         await close()
 
 
-def prompt_of(messages: Sequence[object]) -> str:
+def prompt_of(messages: Sequence[object], *, trigger: str = "submit-message", message_id: str | None = None) -> str:
     """
     Return what the user says: the text of the last message that a page sends. Nothing else of its history counts.
 
     Args:
         messages: The member ``messages`` of the request's body.
+        trigger: The member ``trigger``.
+        message_id: The member ``messageId``.
 
     Raises:
-        InputError: when the last message is none of the user's, holds something that is not text, or is too long.
+        InputError: when the last message is none of the user's, holds something that is not text, or is too long; or when the page wants
+            an answer anew or edits what was said (``regenerate()``, ``sendMessage({messageId})``): what was said stands on the server.
     """
     last = _last(messages)
+    if trigger != "submit-message" or (message_id is not None and last.get("role") == "user"):
+        what = "edits what was said" if trigger == "submit-message" else f"asks for {trigger!r:.80}"
+        msg = f"a page {what}, but the conversation is on the server and goes on with what its user says next"
+        raise InputError(msg, issues=("trigger: only what the user says next is taken",))
     if last.get("role") != "user":
         msg = f"the last message of a page is what its user says; this one is {last.get('role')!r:.80}"
         raise InputError(msg, issues=("messages: the last one is no user message",))
@@ -150,7 +162,7 @@ def answers_of(messages: Sequence[object]) -> dict[str, AnswerLike]:
     """
     Return what a page answers to permissions, by question id: parts of its last message in the state ``approval-responded``.
 
-    Empty when the last message is the user's. Questions that are no permissions are answered by the application's own request.
+    An approval has the id ``RUN:QUESTION``. Empty when the last message is the user's. Questions that are no permissions are answered by the application's own request.
 
     Args:
         messages: The member ``messages`` of the request's body.
@@ -164,9 +176,9 @@ def answers_of(messages: Sequence[object]) -> dict[str, AnswerLike]:
         if part.get("state") != "approval-responded":
             continue
         match part.get("approval"):
-            case {"id": str(question), "approved": bool(approved), **more}:
+            case {"id": str(approval), "approved": bool(approved), **more}:
                 reason = more.get("reason")
-                found[question] = Answer(
+                found[approval.partition(":")[2] or approval] = Answer(
                     text="yes" if approved else "no", reason=reason if isinstance(reason, str) else ""
                 )
             case _:
@@ -210,6 +222,7 @@ class _Page:
         self._calls: dict[str, bool] = {}
         self._approvals: dict[str, str] = {}
         self._decided_calls: set[str] = set()
+        self._over: set[str] = set()
         self._said: list[str] = []
         self._agents: dict[str, Chunk] = {}
         self._made = 0
@@ -217,11 +230,16 @@ class _Page:
         self._in_step = False
         self._is_over = False
 
-    def show(self, event: Event) -> Iterator[Chunk]:
-        """Give what stands for *event*."""
+    def show(self, event: Event, *, goes_on: bool = False) -> Iterator[Chunk]:
+        """Give what stands for *event*; with *goes_on* the end of its run is not the end of the message."""
         if self._is_over:
             return
         yield from self._begin(event.run_id)
+        if goes_on and isinstance(event, RunFinished):
+            yield from self._end_blocks()
+            yield from self._set_aside()
+            yield from self._end_step()
+            return
         shown = self._of_any_run(event) or (self._of_child(event) if event.path else self._of_root(event))
         if shown is not None:
             yield from shown
@@ -323,6 +341,8 @@ class _Page:
                 self._is_over = True
                 yield {"type": "abort", "reason": "cancelled"}
             case RunStatus.SUSPENDED:
+                yield from self._end_blocks()
+                yield from self._set_aside()
                 yield from self._end("tool-calls")
             case RunStatus.MAX_STEPS:
                 yield from self._end("other")
@@ -331,6 +351,15 @@ class _Page:
             case _:
                 yield from self._unsaid(result.text)
                 yield from self._end("stop")
+
+    def _set_aside(self) -> Iterator[Chunk]:
+        """Give the calls that wait for another one's answer an end; a page sends its answers only when every call has one or the other."""
+        if not self._approvals:
+            return
+        for call in self._calls.keys() - self._approvals.keys() - self._over:
+            self._calls[call] = True  # it begins anew when its turn comes
+            told = {"errorText": "not begun: another call waits for an answer", "dynamic": True}
+            yield {"type": "tool-output-error", "toolCallId": call, **told}
 
     def _unsaid(self, text: str) -> Iterator[Chunk]:
         """Give what a run ends with when its model did not say it: what its handler returned."""
@@ -421,6 +450,17 @@ class _Page:
 
     def _tool_started(self, event: ToolStarted) -> Iterator[Chunk]:
         yield from self._available(_call_id(event), event.tool_name, event.input)
+        yield from self._body_started(event)
+
+    def _body_started(self, event: ToolStarted) -> Iterator[Chunk]:
+        if event.child_path:
+            # What a tool that yields asks for is shown as what a child does.
+            name = event.tool_name
+            yield self._agent(event.child_path, agentId=name, name=name, status="running", text="", tool="")
+
+    def _body_finished(self, event: ToolFinished) -> Iterator[Chunk]:
+        if event.child_path and event.result.status != "pending":
+            yield self._agent(event.child_path, status="failed" if event.result.is_error else "completed", tool="")
 
     def _available(self, call: str, name: str, given: object) -> Iterator[Chunk]:
         if self._calls.get(call, True):
@@ -430,7 +470,10 @@ class _Page:
 
     def _tool_finished(self, event: ToolFinished) -> Iterator[Chunk]:
         call, result = _call_id(event), event.result
+        if result.status != "pending":
+            self._over.add(call)
         yield from self._available(call, event.tool_name, None)
+        yield from self._body_finished(event)
         if result.status == "denied" and self._version >= APPROVALS_FROM and call in self._decided_calls:
             yield {"type": "tool-output-denied", "toolCallId": call}
         elif result.is_error:
@@ -449,9 +492,10 @@ class _Page:
             yield from self._asked(event)
             return
         call = _call_id(event)
-        self._approvals[event.question.id] = call
+        # The runs of one message count their questions each from the beginning; its approvals are told apart by their ids.
+        self._approvals[call] = approval = f"{event.run_id}:{event.question.id}"
         yield from self._available(call, event.tool_name, event.input)
-        yield {"type": "tool-approval-request", "approvalId": event.question.id, "toolCallId": call}
+        yield {"type": "tool-approval-request", "approvalId": approval, "toolCallId": call}
 
     def _asked(self, event: QuestionAsked | PermissionRequested) -> Iterator[Chunk]:
         question = event.question
@@ -468,10 +512,9 @@ class _Page:
     def _decided(self, event: PermissionDecided) -> Iterator[Chunk]:
         call = _call_id(event)
         self._decided_calls.add(call)
-        if self._version < DECISIONS_FROM:
-            return  # a page learns it from what becomes of the call
-        for question in [question for question, asked in self._approvals.items() if asked == call]:
-            answer = {"approvalId": question, "approved": event.decision == "allow"}
+        approval = self._approvals.pop(call, "")
+        if approval and self._version >= DECISIONS_FROM:  # before, a page learns it from what becomes of the call
+            answer = {"approvalId": approval, "approved": event.decision == "allow"}
             yield {"type": "tool-approval-response", **answer, **({"reason": event.reason} if event.reason else {})}
 
     def _file_changed(self, event: FileChanged) -> Iterator[Chunk]:
@@ -494,6 +537,10 @@ class _Page:
         # What a person was asked about has a part of its own, which would wait for ever.
         if _call_id(event) in self._decided_calls:
             yield from self._tool_started(event) if isinstance(event, ToolStarted) else self._tool_finished(event)
+        elif isinstance(event, ToolStarted):
+            yield from self._body_started(event)
+        else:
+            yield from self._body_finished(event)
 
     def _agent_finished(self, event: AgentFinished) -> Iterator[Chunk]:
         why = {"error": event.error} if event.error else {}

@@ -11,11 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stepengine import STEP_ALL, AgentDefinition, Ask, Engine, ToolCall
+import attrs
+
+from stepengine import STEP_ALL, AgentDefinition, Ask, Engine, ImagePart, ToolCall, Usage
 from stepengine.acp import serve, take_stdout
 from stepengine.permissions import Policy, Rule, read_only_commands
-from stepengine.testing import ScriptedModel, tool_call
-from stepengine.tools import file_tools
+from stepengine.testing import ScriptedModel, text, tool_call
+from stepengine.tools import file_tools, shell_tools
 
 ROOT = Path(__file__).resolve().parents[2]
 POLICY = Policy([Rule.allow_category("read"), *read_only_commands()])
@@ -33,13 +35,33 @@ def reply(request: Any) -> Any:
     said = [message.text for message in request.messages if message.role == "user"]
     if last.role == "tool":
         return f"Done, after {len(said)} prompts: {last.text[:60]}"
+    if last.text.startswith("# Skill"):
+        return text(f"By the skill: {last.text.splitlines()[-1]}", usage=Usage(input_tokens=900, output_tokens=100))
     match last.text.split():
         case ["edit", path, old, new]:
             return edit(path, old, new)
-        case ["write", path, text]:
-            return tool_call("write_file", {"path": path, "content": text})
+        case ["write", path, content]:
+            return tool_call("write_file", {"path": path, "content": content})
         case ["read", path]:
             return tool_call("read_files", {"paths": [path]})
+        case ["delete", path]:
+            return tool_call("delete_file", {"path": path})
+        case ["run", *words]:
+            return tool_call("run_terminal_command", {"command": words})
+        case ["run-for", seconds, *words]:
+            return tool_call("run_terminal_command", {"command": words, "timeout_seconds": float(seconds)})
+        case ["call", name, *numbers]:
+            return tool_call(name, dict(zip("ab", map(int, numbers), strict=False)))
+        case ["which", "model"]:
+            return f"I am {request.model}."
+        case ["see"]:
+            seen = [
+                part
+                for message in request.messages
+                for part in getattr(message, "content", ())
+                if isinstance(part, ImagePart)
+            ]
+            return f"I see {len(seen)} images of {sum(len(part.data) for part in seen)} bytes."
         case _:
             return f"You said: {last.text}"
 
@@ -60,16 +82,31 @@ def asking(ctx: Any) -> Any:
     return None
 
 
+TOOLS = ["str_replace", "write_file", "read_files", "delete_file", "run_terminal_command"]
+
+
 def small(version: int) -> tuple[AgentDefinition, Callable[..., Engine]]:
     bot = AgentDefinition(
-        "bot", model="m/m", tools=["str_replace", "write_file", "read_files"], handle_steps=asking,
-        system_prompt="" if version == 1 else "Another version.",
+        "bot", model="m/m", tools=TOOLS, handle_steps=asking, system_prompt="" if version == 1 else "Another version.",
     )  # fmt: skip
 
-    def make(cwd: Path, /, *, observers: Any = ()) -> Engine:
+    def make(
+        cwd: Path,
+        /,
+        *,
+        observers: Any = (),
+        mode: str = "",
+        model: str = "",
+        buffers: Any = None,
+        terminals: Any = None,
+    ) -> Engine:
         # A replay asks no model: it would be told so.
         models = ScriptedModel([reply] * 100 if not observers else [])
-        return Engine([bot], file_tools(cwd, write=True), models, permissions=POLICY, observers=observers)
+        policy = attrs.evolve(POLICY, mode=mode or "default")
+        tools = [*file_tools(cwd, write=True, delete=True, buffers=buffers), *shell_tools(cwd, terminals=terminals)]
+        return Engine(
+            [bot], tools, models, permissions=policy, observers=observers, agent_models={"": model} if model else None
+        )
 
     return bot, make
 
@@ -95,5 +132,14 @@ if __name__ == "__main__":
     kind, folder = sys.argv[1:]
     out = take_stdout()
     print("what an agent's file prints")
-    agent, make = base2() if kind == "base2" else small(int(kind))
-    asyncio.run(serve(make, agent.id, Path(folder), out=out))
+    agent, make = base2() if kind == "base2" else small(int(kind.removeprefix("full")))
+    choices: dict[str, Any] = {}
+    if kind.startswith("full"):
+        from stepengine.mcp import mcp_tools
+
+        choices = {
+            "mcp": mcp_tools,
+            "modes": ["default", "accept_edits", "plan"],
+            "models": ["", "anthropic/claude-sonnet-4-5"],
+        }
+    asyncio.run(serve(make, agent.id, Path(folder), out=out, **choices))

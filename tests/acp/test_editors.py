@@ -18,7 +18,11 @@ import acp
 import pytest
 from acp import RequestError, schema
 
+from stepengine import AgentDefinition, Engine
 from stepengine.acp import EditorAgent
+from stepengine.acp.serving import _Messages
+from stepengine.errors import DefinitionError
+from stepengine.testing import ScriptedModel
 
 from .server import small
 
@@ -27,7 +31,7 @@ COUNTERPARTS = (
         "pypi:agent-client-protocol",
         "0.12.1",
         "works",
-        "its client starts an agent, prompts, approves, denies, cancels and loads sessions",
+        "spawn_agent_process: prompts, permissions, diffs, cancelling, loading, forking, listing, closing",
     ),
 )
 
@@ -208,6 +212,22 @@ async def test_a_turn_is_cancelled_while_its_question_is_open_and_the_session_go
         assert "end_turn" == (await said_to(agent, session, "hello")).stop_reason
 
 
+@pytest.mark.spec("interfaces:IF48")
+async def test_a_cancel_that_comes_before_its_run_has_begun_ends_the_turn(tmp_path: Path, project: Path) -> None:
+    bot, make = small(1)
+    editor, agent = Editor(), EditorAgent(make, bot.id, tmp_path / "sessions")
+    agent.on_connect(editor)  # type: ignore[arg-type]
+    session = (await agent.new_session(cwd=str(project))).session_id
+    turn = asyncio.create_task(said_to(agent, session, "write a.txt b"))
+    await asyncio.sleep(0)  # the turn has begun, and its run has not
+    await agent.cancel(session_id=session)
+    following = await said_to(agent, session, "hello")
+    await agent.aclose()
+
+    assert ("cancelled", "end_turn") == ((await turn).stop_reason, following.stop_reason)
+    assert ([], "You said: hello") == (editor.asked, editor.said())
+
+
 @pytest.mark.deep
 @pytest.mark.spec("interfaces:IF31", "interfaces:IF51")
 async def test_a_question_with_options_is_a_request_and_one_for_words_is_answered_by_the_next_prompt(
@@ -304,7 +324,8 @@ async def test_what_cannot_be_done_is_an_error_that_says_why(tmp_path: Path, pro
             agent.load_session(cwd=str(project), session_id="../../etc", mcp_servers=[]),
             agent.load_session(cwd=str(project), session_id="0" * 16, mcp_servers=[]),
             agent.prompt(session_id="0" * 16, prompt=[acp.text_block("x")]),
-            agent.prompt(session_id=session, prompt=[acp.image_block("AAAA", "image/png")]),
+            agent.prompt(session_id=session, prompt=[acp.audio_block("AAAA", "audio/wav")]),
+            agent.prompt(session_id=session, prompt=[acp.image_block("no base64", "image/png")]),
             agent.list_sessions(cursor="x"),
         ):  # fmt: skip
             with pytest.raises(RequestError) as refused:
@@ -414,3 +435,86 @@ def test_lines_that_are_no_messages_are_answered_and_the_connection_goes_on(tmp_
     assert [(None, -32600)] * len(odd) == [(one["id"], one["error"]["code"]) for one in refused]
     assert (7, 1) == (told["id"], told["result"]["protocolVersion"])
     assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.spec("interfaces:IF45")
+async def test_a_missing_key_is_a_matter_of_signing_in_which_says_what_is_missing_until_it_is_there(
+    tmp_path: Path, project: Path
+) -> None:
+    def make(cwd: Path, /, *, observers: Any = ()) -> Engine:
+        return Engine([AgentDefinition("bot", model="anthropic/claude-sonnet-4-5")], observers=observers)
+
+    agent = EditorAgent(make, "bot", tmp_path / "sessions")
+    agent.on_connect(Editor())  # type: ignore[arg-type]
+    told = await agent.initialize(7)
+    (method,) = told.auth_methods
+    await agent.authenticate(method.id)
+    session = (await agent.new_session(cwd=str(project))).session_id
+    with pytest.raises(RequestError, match="ANTHROPIC_API_KEY") as prompted:
+        await said_to(agent, session, "hello")
+    with pytest.raises(RequestError, match="ANTHROPIC_API_KEY") as signed_in:
+        await agent.authenticate(method.id)
+    await agent.aclose()
+
+    assert acp.PROTOCOL_VERSION == told.protocol_version, "the newest that we know, whatever was asked for"
+    assert [-32000, -32000] == [prompted.value.code, signed_in.value.code]
+
+
+@pytest.mark.spec("interfaces:IF50")
+async def test_an_engine_s_maker_that_knows_nothing_of_choices_serves_and_has_none(
+    tmp_path: Path, project: Path
+) -> None:
+    def make(cwd: Path, /, *, observers: Any = ()) -> Engine:
+        return Engine([AgentDefinition("bot", model="m/m")], models=ScriptedModel(["Hi."]), observers=observers)
+
+    with pytest.raises(DefinitionError, match="modes= offers a choice"):
+        EditorAgent(make, "bot", tmp_path, modes=["default"])
+    with pytest.raises(DefinitionError, match="'dreaming' is no mode of a policy"):
+        EditorAgent(make, "bot", tmp_path, modes=["dreaming"])
+    editor, agent = Editor(), EditorAgent(make, "bot", tmp_path / "sessions")
+    agent.on_connect(editor)  # type: ignore[arg-type]
+    made = await agent.new_session(cwd=str(project))
+    await said_to(agent, made.session_id, "hello")
+    with pytest.raises(RequestError, match="not among what can be chosen"):
+        await agent.set_session_mode(session_id=made.session_id, mode_id="default")
+    with pytest.raises(RequestError, match="Method not found"):
+        await agent.ext_method("session/delete", {"sessionId": made.session_id})
+    await agent.aclose()
+
+    assert (None, None, "Hi.") == (made.modes, made.config_options, editor.said())
+
+
+async def routed(*messages: Any) -> list[Any]:
+    """
+    Return what the protocol's package is given of the lines of an editor.
+    """
+    reader = _Messages(limit=1_000_000)
+    for message in messages:
+        reader.feed_data(json.dumps(message).encode() + b"\n")
+    last = {"jsonrpc": "2.0", "id": "last", "result": None}
+    reader.feed_data(json.dumps(last).encode() + b"\n")
+    found: list[Any] = []
+    while last not in found:
+        found.append(json.loads(await reader.readuntil()))
+    return found[:-1]
+
+
+@pytest.mark.spec("interfaces:IF48")
+async def test_a_request_that_is_given_up_cancels_its_turn_and_other_notes_of_the_protocol_ask_for_nothing() -> None:
+    def prompt(id: Any, session: str) -> dict[str, Any]:
+        return {"jsonrpc": "2.0", "id": id, "method": "session/prompt", "params": {"sessionId": session}}
+
+    def given_up(id: Any) -> dict[str, Any]:
+        return {"jsonrpc": "2.0", "method": "$/cancel_request", "params": {"requestId": id}}
+
+    odd = [given_up(99), given_up([1]), given_up(None), {"jsonrpc": "2.0", "method": "$/progress"},
+           {"jsonrpc": "2.0", "method": "$/cancel_request", "params": 5}]  # fmt: skip
+    asked = {"jsonrpc": "2.0", "id": 8, "method": "$/unknown"}
+    delete = {"jsonrpc": "2.0", "id": 9, "method": "session/delete", "params": {"sessionId": "s"}}
+
+    def cancel(session: str) -> dict[str, Any]:
+        return {"jsonrpc": "2.0", "method": "session/cancel", "params": {"sessionId": session}}
+
+    assert [
+        prompt(1, "s"), prompt("1", "t"), cancel("t"), cancel("s"), asked, delete | {"method": "_session/delete"},
+    ] == await routed(prompt(1, "s"), prompt("1", "t"), given_up("1"), *odd, given_up(1), asked, delete)  # fmt: skip

@@ -351,6 +351,7 @@ def test_a_tool_that_was_stored_with_the_kind_that_it_once_had_is_read_without()
         "Control",
         "Spawning",
         "Asking",
+        "Yielding",
         "LimitReached",
         "",
         None,

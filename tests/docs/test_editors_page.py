@@ -13,7 +13,7 @@ from stepengine.cli.app import app
 from .pages import blocks_of, execute, page
 
 NAME = "editors.md"
-SETTINGS, PROGRAM = blocks_of(page(NAME))
+SETTINGS, PROGRAM, CHOICES = blocks_of(page(NAME))
 
 
 def test_the_settings_name_a_command_with_options_that_it_has() -> None:
@@ -28,3 +28,9 @@ def test_the_settings_name_a_command_with_options_that_it_has() -> None:
 def test_the_program_of_the_page_runs() -> None:
     assert "python" == PROGRAM.kind
     execute(PROGRAM, NAME)
+
+
+def test_what_makes_an_engine_is_given_what_was_chosen() -> None:
+    names: dict[str, object] = {"__name__": "page"}
+    execute(PROGRAM, NAME, names)
+    execute(CHOICES, NAME, names)

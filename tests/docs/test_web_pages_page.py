@@ -41,7 +41,7 @@ def served(folder: Path) -> Iterator[int]:
     """
     Run the application of the page in a process of its own, and give its port.
     """
-    for name, block in zip(("app.py", "page.html", "page.js"), BLOCKS, strict=True):
+    for name, block in zip(("app.py", "page.html", "page.js"), BLOCKS, strict=False):
         (folder / name).write_text(block.text, encoding="utf-8")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -78,7 +78,7 @@ def posted(port: int, path: str, body: Any) -> tuple[int, list[Any]]:
 @pytest.mark.deep
 @pytest.mark.spec("interfaces:IF42", "interfaces:IF43", "interfaces:IF44")
 def test_the_application_of_the_page_asks_over_both_protocols_and_goes_on_after_a_restart(tmp_path: Path) -> None:
-    assert ["python", "html", "js"] == [block.kind for block in BLOCKS]
+    assert ["python", "html", "js", "ts"] == [block.kind for block in BLOCKS]
     user = {"id": "1", "role": "user", "content": "Paint."}
     with served(tmp_path) as port:
         assert 422 == posted(port, "/agent", {"threadId": "t", "runId": "r", "messages": []})[0]
@@ -191,9 +191,15 @@ SAID: dict[str, list[dict[str, Any]]] = {
     "/agent": [
         {"threadId": "t", "runId": "r", "messages": [{"id": "m", "role": "user", "content": "Paint"}], "state": {}, "tools": [], "context": [], "forwardedProps": {}},
         {"threadId": "t", "runId": "r", "messages": [], "resume": [{"interruptId": "q", "status": "resolved", "payload": {"approved": True}}], "state": {}, "tools": [], "context": [], "forwardedProps": {}},
+        {
+            "threadId": "t2", "runId": "r", "state": {"colours": {"all": ["red"]}}, "context": [{"description": "d", "value": "v"}], "forwardedProps": {"a": 1},
+            "tools": [{"name": "where", "description": "Say where.", "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}}}],
+            "messages": [{"id": "a", "role": "assistant", "toolCalls": [{"id": "c1", "type": "function", "function": {"name": "where", "arguments": "{}"}}]}, {"id": "b", "role": "tool", "toolCallId": "c1", "content": "Rome", "error": "x"}, {"id": "m", "role": "user", "content": "Paint"}],
+        },
     ],
+    "/agent/connect": [{"threadId": "t", "runId": "r", "messages": [], "state": {}, "tools": [], "context": []}],
     "/chat": [
-        {"id": "c", "messages": [{"id": "m", "role": "user", "parts": [{"type": "text", "text": "Paint"}]}]},
+        {"id": "c", "messages": [{"id": "m", "role": "user", "parts": [{"type": "text", "text": "Paint"}]}], "trigger": "submit-message", "messageId": None},
         {"id": "c", "messages": [{"id": "m", "role": "assistant", "parts": [{"type": "tool-paint", "toolCallId": "t", "state": "approval-responded", "approval": {"id": "q", "approved": True}, "input": {}}]}]},
     ],
 }  # fmt: skip
@@ -232,7 +238,7 @@ def application(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     for name in ("page.html", "page.js"):
         Path(name).write_text("")
     made: dict[str, Any] = {"__name__": "app", "__file__": str(tmp_path / "app.py")}
-    exec(compile(BLOCKS[0].text, "app.py", "exec"), made)
+    exec(compile(BLOCKS[0].text, "app.py", "exec", dont_inherit=True), made)
     return made["app"]
 
 

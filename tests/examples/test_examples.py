@@ -50,6 +50,7 @@ def test_the_list_of_examples_has_each_with_its_first_sentences() -> None:
         ("simple_task.py", ["file_tools(folder, write=True)"]),
         ("multi_agent.py", ["spawnable_agents=[historian, geographer, writer]"]),
         ("custom_tools.py", ["Field(", "Depends(", "Examples:"]),
+        ("release_tool.py", ["@tool(uses=[", "yield from Ask(", "yield from AgentCall("]),
         ("map_reduce.py", ["map_agents("]),
         ("best_of_n.py", ["best_of(", "judge="]),
         ("pruning_hook.py", ["Change(view="]),

@@ -29,6 +29,8 @@ from tests.faults.scripts import (
     anthropic_stream,
     chat_reply,
     chat_stream,
+    converse_events,
+    converse_reply,
     google_reply,
     google_stream,
     responses_reply,
@@ -168,7 +170,12 @@ class CloudServer(FaultServer):
         wrong = "Credential should be scoped to another service or region."
         need((region, named, end) == (REGION, service, "aws4_request"), 403, "InvalidSignatureException", wrong)
         names = fields["SignedHeaders"].split(";")
-        need({"host", "x-amz-date"} <= set(names), 403, "InvalidSignatureException", "A header must be signed.")
+        need(
+            {"host", *[name for name in headers if name.startswith("x-amz-")]} <= set(names),
+            403,
+            "InvalidSignatureException",
+            "A header must be signed.",
+        )
         stamp = headers["x-amz-date"]
         age = self.now() - datetime.strptime(stamp, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
         need(abs(age) < PATIENCE and stamp[:8] == day, 403, "InvalidSignatureException", "Signature expired")
@@ -223,7 +230,11 @@ class CloudServer(FaultServer):
         text, calls, stop = self.said
         asked = json.loads(body)
         if "count" in path:
-            return json_answer(b'{"input_tokens": 7, "totalTokens": 7}')
+            return json_answer(b'{"input_tokens": 7, "totalTokens": 7, "inputTokens": 7}')
+        if "/converse" in path:
+            if path.endswith("-stream"):
+                return converse_stream(*converse_events(text, calls, stop))
+            return json_answer(converse_reply(text, calls, stop))
         if kind == "bedrock":
             if not {"model", "stream", "cache_control"}.isdisjoint(asked) or "anthropic_version" not in asked:
                 return aws_error(400, "ValidationException", "extraneous key is not permitted")
@@ -272,6 +283,17 @@ def aws_stream(*events: bytes) -> Answer:
     metrics = b'"amazon-bedrock-invocationMetrics": {"inputTokenCount": 25, "outputTokenCount": 12}}'
     ended = last.rstrip().removesuffix(b"}") + b", " + metrics
     return Answer((*[chunk_of(event) for event in (*before, ended)], "fin"), content_type=AWS_STREAM)
+
+
+def converse_frames(*events: tuple[str, Json]) -> list[bytes]:
+    """Return events of Converse as messages of an AWS event stream."""
+    about = {"content_type": "application/json", "message_type": "event"}
+    return [message(json.dumps(told).encode(), event_type=name, **about) for name, told in events]
+
+
+def converse_stream(*events: tuple[str, Json]) -> Answer:
+    """Return a stream of Converse."""
+    return Answer((*converse_frames(*events), "fin"), content_type=AWS_STREAM)
 
 
 def aws_error(status: int, kind: str, why: str, **headers: str) -> Answer:

@@ -1,4 +1,4 @@
-"""Replies of the four wires as bytes, in the form that providers send: streams, whole replies, errors."""
+"""Replies of the wires as bytes, in the form that providers send: streams, whole replies, errors."""
 
 from __future__ import annotations
 
@@ -188,6 +188,92 @@ def google_stream(text: str, calls: list[tuple[str, str]], stop: str) -> list[by
 def google_reply(text: str, calls: list[tuple[str, str]], stop: str) -> bytes:
     parts = ([{"text": text}] if text else []) + google_calls(calls)
     return json.dumps(google_chunk(parts, GOOGLE_STOPS[stop])).encode()
+
+
+CONVERSE_USAGE = {
+    "inputTokens": 25,
+    "outputTokens": 12,
+    "totalTokens": 44,
+    "cacheReadInputTokens": 5,
+    "cacheWriteInputTokens": 2,
+    "serverToolUsage": {},
+}
+
+
+def converse_events(text: str, calls: list[tuple[str, str]], stop: str) -> list[tuple[str, dict[str, Any]]]:
+    """A stream of Bedrock's Converse: the types of its events, and what they hold."""
+    blocks: list[tuple[dict[str, Any] | None, list[dict[str, Any]]]] = []
+    if text:
+        blocks.append((None, [{"text": piece} for piece in (text[:3], text[3:])]))
+    for number, (name, arguments) in enumerate(calls):
+        deltas = [{"toolUse": {"input": piece}} for piece in ("", arguments[:4], arguments[4:])]
+        blocks.append(({"toolUse": {"toolUseId": f"tooluse_{number}", "name": name}}, deltas))
+    events: list[tuple[str, dict[str, Any]]] = [("messageStart", {"role": "assistant", "p": "abcd"})]
+    for index, (start, pieces) in enumerate(blocks):
+        at = {"contentBlockIndex": index, "p": "abcdefgh"}
+        events += [("contentBlockStart", {"start": start, **at})] if start else []
+        events += [("contentBlockDelta", {"delta": delta, **at}) for delta in pieces]
+        events.append(("contentBlockStop", at))
+    told = {"usage": CONVERSE_USAGE, "metrics": {"latencyMs": 431}, "p": "abc"}
+    return [*events, ("messageStop", {"stopReason": stop, "p": "ab"}), ("metadata", told)]
+
+
+def converse_reply(text: str, calls: list[tuple[str, str]], stop: str) -> bytes:
+    content: list[dict[str, Any]] = [{"text": text}] if text else []
+    content += [
+        {"toolUse": {"toolUseId": f"tooluse_{n}", "name": name, "input": given(arguments)}}
+        for n, (name, arguments) in enumerate(calls)
+    ]
+    message = {"role": "assistant", "content": content}
+    told = {"usage": CONVERSE_USAGE, "metrics": {"latencyMs": 431}}
+    return json.dumps({"output": {"message": message}, "stopReason": stop, **told}).encode()
+
+
+INTERACTION_USAGE = {
+    "total_tokens": 109,
+    "total_input_tokens": 53,
+    "total_output_tokens": 15,
+    "total_cached_tokens": 3,
+    "total_tool_use_tokens": 0,
+    "total_thought_tokens": 41,
+}
+INTERACTION_STOPS = {"end_turn": "completed", "tool_use": "requires_action", "max_tokens": "incomplete"}
+
+
+def interaction(stop: str, **more: Any) -> dict[str, Any]:
+    told = {"status": INTERACTION_STOPS[stop], "usage": INTERACTION_USAGE, "object": "interaction"}
+    return {"id": "v1_abc", "model": "gemini-3-pro", **told, **more}
+
+
+def interactions_reply(text: str, calls: list[tuple[str, str]], stop: str) -> bytes:
+    said = {"type": "model_output", "content": [{"type": "text", "text": text}]}
+    steps: list[dict[str, Any]] = [said] if text else []
+    steps += [
+        {"type": "function_call", "id": f"call_{n}", "name": name, "arguments": given(arguments)}
+        for n, (name, arguments) in enumerate(calls)
+    ]
+    return json.dumps(interaction(stop, steps=steps)).encode()
+
+
+def interactions_stream(text: str, calls: list[tuple[str, str]], stop: str) -> list[bytes]:
+    def told(kind: str, **more: Any) -> bytes:
+        return b"event: %s\ndata: %s\n\n" % (kind.encode(), json.dumps({"event_type": kind, **more}).encode())
+
+    steps: list[tuple[dict[str, Any], list[dict[str, Any]]]] = []
+    if text:
+        pieces = [{"type": "text", "text": piece} for piece in (text[:3], text[3:])]
+        steps.append(({"type": "model_output"}, pieces))
+    for number, (name, arguments) in enumerate(calls):
+        start = {"type": "function_call", "id": f"call_{number}", "name": name, "arguments": {}}
+        steps.append((start, [{"type": "arguments_delta", "arguments": p} for p in (arguments[:4], arguments[4:])]))
+    events = [
+        told("interaction.created", interaction={"id": "v1_abc", "status": "in_progress", "model": "gemini-3-pro"})
+    ]
+    for index, (step, deltas) in enumerate(steps):
+        events.append(told("step.start", index=index, step=step))
+        events += [told("step.delta", index=index, delta=delta) for delta in deltas]
+        events.append(told("step.stop", index=index))
+    return [*events, told("interaction.completed", interaction=interaction(stop)), b"event: done\ndata: [DONE]\n\n"]
 
 
 @attrs.frozen

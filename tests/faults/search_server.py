@@ -140,7 +140,12 @@ class Searching:
     def _responses(self, data: Json) -> bytes:
         tools, items = data.get("tools", []), data["input"]
         hidden = {tool["name"]: tool for tool in tools if tool.get("defer_loading")}
-        search = {"type": "tool_search"} in tools
+        searches = [tool for tool in tools if tool.get("type") == "tool_search"]
+        search, by_client = bool(searches), "client" in [tool.get("execution") for tool in searches]
+        need(len(searches) < 2, "Only one tool_search is supported.")
+        asked = [item["call_id"] for item in items if item.get("type") == "tool_search_call"]
+        answered = [item["call_id"] for item in items if item.get("type") == "tool_search_output"]
+        need(asked == answered, "No tool output found for tool search call.")
         kinds = {item.get("type") for item in items}
         need(not (hidden or search or "additional_tools" in kinds) or not self.cannot, self.cannot)
         need(search or not hidden, "Deferred tools require tools.tool_search.")
@@ -159,9 +164,17 @@ class Searching:
                 need(not own or item.get("namespace") == item["name"], "a call lost its namespace")
         calls = self._call({tool["name"] for tool in tools if "name" in tool and tool["name"] not in hidden} | loaded)
         if calls is None:
-            return self._found(hidden)
+            return self._asked() if by_client else self._found(hidden)
         whole = response_object("", calls, "tool_use") if calls else response_object(*SAID)
         return json.dumps(whole).encode()
+
+    def _asked(self) -> bytes:
+        """Ask the client to search."""
+        self.made += 1
+        arguments = {"queries": [self.wishes[0][0].replace("_", " ")], "limit": 3}
+        call = {"type": "tool_search_call", "id": f"tsc_{self.made}", "call_id": f"call_search{self.made}"}
+        item = {**call, "execution": "client", "status": "completed", "arguments": arguments}
+        return json.dumps({**response_object(*SAID), "output": [item]}).encode()
 
     def _found(self, hidden: dict[str, Json]) -> bytes:
         name, arguments = self.wishes.pop(0)

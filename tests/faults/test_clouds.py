@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import json
 import subprocess
 import sys
@@ -9,10 +11,14 @@ from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
+from urllib.parse import unquote
 
 import attrs
+import boto3
+import botocore.session
 import httpx2
 import pytest
+from botocore.config import Config
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from google.oauth2.service_account import Credentials
@@ -194,7 +200,7 @@ class Way:
 
     make: Callable[..., Provider]
     model: str
-    direct: Callable[[], Provider]
+    direct: Callable[[], Provider] | None
     changed: Callable[[dict[str, Any]], dict[str, Any]] = as_it_is
 
 
@@ -214,6 +220,18 @@ WAYS = {
         partial(signed, endpoint="mantle"), f"bedrock/anthropic.{SONNET}", partial(AnthropicProvider, "k" * 20)
     ),
     "bedrock-openai": Way(signed, "bedrock/openai.gpt-5.4", partial(OpenAIProvider, "k" * 20)),
+    "converse": Way(signed, "bedrock/us.amazon.nova-pro-v1:0", None),
+    "converse-session": Way(
+        partial(signed, session_token=SESSION_TOKEN), "bedrock/meta.llama3-3-70b-instruct-v1:0", None
+    ),
+    "converse-key": Way(
+        with_bedrock_key,
+        "bedrock/arn:aws:bedrock:us-east-1:123456789012:inference-profile/us.mistral.pixtral-large-2502-v1:0",
+        None,
+    ),
+    "converse-claude": Way(
+        partial(signed, name="bedrock_converse", endpoint="converse"), f"bedrock_converse/anthropic.{SONNET}", None
+    ),
     "vertex-claude": Way(vertex, f"vertex/{SONNET}@20250929", partial(AnthropicProvider, "k" * 20), in_the_path),
     "vertex-gemini": Way(vertex, "vertex/gemini-2.5-pro", partial(GoogleProvider, "k" * 20)),
     "foundry": Way(partial(foundry, api_key=AZURE_KEY), f"foundry/{SONNET}", partial(AnthropicProvider, "k" * 20)),
@@ -251,7 +269,7 @@ def asked(model: str, *messages: Any, **settings: Any) -> ModelRequest:
 
 @pytest.mark.spec(
     *("providers:PV90", "providers:PV91", "providers:PV92", "providers:PV93", "providers:PV95"),
-    *("providers:PV94", "providers:PV96", "providers:PV97", "providers:PV109"),
+    *("providers:PV94", "providers:PV96", "providers:PV97", "providers:PV109", "providers:PV131"),
 )
 @every_way
 async def test_a_request_that_the_cloud_lets_in_is_answered_in_one_piece_and_as_a_stream(name, server, account):
@@ -271,7 +289,7 @@ async def test_a_request_that_the_cloud_lets_in_is_answered_in_one_piece_and_as_
 
 
 @pytest.mark.spec("providers:PV90", "providers:PV91", "providers:PV93", "providers:PV95", "providers:PV109")
-@every_way
+@pytest.mark.parametrize("name", [name for name, way in WAYS.items() if way.direct is not None])
 async def test_the_body_is_that_of_the_direct_wire_but_for_what_the_cloud_changes(name, server, account):
     """Media, tools, calls with their results and thinking, in a second turn over a first reply of the same provider."""
     way = WAYS[name]
@@ -297,6 +315,7 @@ async def test_the_body_is_that_of_the_direct_wire_but_for_what_the_cloud_change
     await provider.complete(second(way.model, own))
     async for _ in provider.stream(second(way.model, own)):
         pass
+    assert way.direct is not None
     direct = way.direct()
     request = second(f"{direct.name}/{bare}", direct.name)
     expected = [way.changed(json.loads(direct._encode(request, stream=stream).content)) for stream in (False, True)]
@@ -356,7 +375,7 @@ BAD = {
 
 @pytest.mark.spec("providers:PV98", "ecosystem:EC60")
 @pytest.mark.parametrize(
-    "endpoint", ["runtime", *[pytest.param(one, marks=pytest.mark.deep) for one in ("mantle", "openai")]]
+    "endpoint", ["runtime", *[pytest.param(one, marks=pytest.mark.deep) for one in ("mantle", "openai", "converse")]]
 )
 @pytest.mark.parametrize("what", BAD)
 async def test_a_request_with_a_wrong_signature_is_refused_and_says_where_the_credentials_came_from(
@@ -366,7 +385,7 @@ async def test_a_request_with_a_wrong_signature_is_refused_and_says_where_the_cr
     options = {name: value() if value is Changing else value for name, value in change.items()}
     if what == "a late request":
         server.now = lambda: datetime.now(UTC) + timedelta(minutes=16)
-    own = {} if endpoint != "mantle" else {"endpoint": "mantle"}
+    own = {"endpoint": endpoint} if endpoint in {"mantle", "converse"} else {}
     provider = BedrockProvider(base_url=server.url, **{"region": REGION, **KEYS, **own, **options})
     model = "bedrock/openai.gpt-5.4" if endpoint == "openai" else f"bedrock/anthropic.{SONNET}"
     with pytest.raises(ModelError, match=word) as caught:
@@ -474,31 +493,36 @@ FAILURES = {
     "throttled": [
         ("bedrock", aws_error(429, "ThrottlingException", "Too many requests, please wait.", retry_after="3")),
         ("bedrock-openai", aws_error(429, "ThrottlingException", "Too many requests.", retry_after="3")),
+        ("converse", aws_error(429, "ThrottlingException", "Too many tokens per day.", retry_after="3")),
+        ("converse-key", aws_error(429, "ModelNotReadyException", "The model is not ready.", retry_after="3")),
         ("vertex-claude", google_error(429, "RESOURCE_EXHAUSTED", "Quota exceeded.", retry_after="3")),
         ("vertex-gemini", google_error(429, "RESOURCE_EXHAUSTED", "Quota exceeded.", retry_after="3")),
         ("azure", azure_error(429, "429", "Requests have exceeded call rate limit.", retry_after="3")),
     ],
     "denied": [
         ("bedrock", aws_error(403, "AccessDeniedException", "You don't have access to the model with that ID.")),
+        ("converse", aws_error(403, "AccessDeniedException", "You don't have access to the model with that ID.")),
         ("vertex-claude", google_error(403, "PERMISSION_DENIED", "Permission denied.")),
         ("vertex-gemini", google_error(403, "PERMISSION_DENIED", "Permission denied.")),
         ("azure-responses", azure_error(403, "PermissionDenied", "The principal lacks the data action.")),
     ],
     "no model": [
         ("bedrock", aws_error(400, "ValidationException", "The provided model identifier is invalid.")),
+        ("converse", aws_error(400, "ValidationException", "The provided model identifier is invalid.")),
         ("vertex-claude", google_error(404, "NOT_FOUND", "Publisher Model was not found.")),
         ("vertex-gemini", google_error(404, "NOT_FOUND", "Publisher Model was not found.")),
         ("azure", azure_error(404, "DeploymentNotFound", "The API deployment does not exist.")),
     ],
     "too long": [
         ("bedrock", aws_error(400, "ValidationException", "Input is too long for requested model.")),
+        ("converse", aws_error(400, "ValidationException", "Input is too long for requested model.")),
         ("vertex-claude", google_error(400, "INVALID_ARGUMENT", "prompt is too long: 3 tokens > 2 maximum")),
         ("azure", azure_error(400, "context_length_exceeded", "This model's maximum context length is 2 tokens.")),
     ],
 }
 
 
-@pytest.mark.spec("providers:PV82", "providers:PV85", "ecosystem:EC63")
+@pytest.mark.spec("providers:PV82", "providers:PV85", "providers:PV136", "ecosystem:EC63")
 @pytest.mark.parametrize(
     ("what", "row"),
     [pytest.param(what, row, id=f"{what}-{row[0]}") for what, rows in FAILURES.items() for row in rows],
@@ -629,6 +653,103 @@ async def test_a_bedrock_stream_that_ends_before_its_last_message_does_not_count
         await streamed(server, attrs.evolve(whole, items=(*whole.items[:-2], last[: len(last) // 2], "fin")))
 
 
+# --- Bedrock's Converse, and AWS's own program before the same server ------------------------------------------------------
+
+
+def with_bytes(value: Any) -> Any:
+    """A body as boto3 takes it."""
+    if isinstance(value, dict):
+        return {name: base64.b64decode(one) if name == "bytes" else with_bytes(one) for name, one in value.items()}
+    return [with_bytes(one) for one in value] if isinstance(value, list) else value
+
+
+def boto(server: CloudServer) -> Any:
+    return boto3.client(
+        "bedrock-runtime",
+        endpoint_url=server.url,
+        region_name=REGION,
+        aws_access_key_id=ACCESS_KEY,
+        aws_secret_access_key=SECRET_KEY,
+        config=Config(retries={"max_attempts": 0}),
+    )
+
+
+@pytest.mark.spec("providers:PV131", "providers:PV133")
+async def test_boto3_sends_what_we_send_and_reads_what_we_read(server):
+    """The same body from both, in one piece and as a stream: path, JSON and reply are equal; the server checks both signatures."""
+    model, png = "us.amazon.nova-pro-v1:0", ImagePart(data=PNG, mime_type="image/png")
+    pdf = DocumentPart(data=PDF, name="report.pdf")
+    call = ToolCallPart("c1", "add", {"a": 2, "b": 3})
+    history = [
+        UserMessage([TextPart("See."), png, pdf]),
+        AssistantMessage([call]),
+        ToolMessage("c1", "add", ["5", png]),
+    ]
+    request = asked(f"bedrock/{model}", *history, stop_sequences=("x",), temperature=0.5)
+    provider = signed(server, None, headers={"x-amz-of-tomorrow": "yes"})
+    whole = await provider.complete(request)
+    streamed = [delta async for delta in provider.stream(request)][-1].reply
+    await provider.close()
+    ours = list(server.asked_for)
+
+    def theirs() -> tuple[Any, list[Any]]:
+        client = boto(server)
+        given = with_bytes(ours[0].json)
+        reply = client.converse(modelId=model, **given)
+        events = list(client.converse_stream(modelId=model, **given)["stream"])
+        client.close()
+        return reply, events
+
+    reply, events = await asyncio.to_thread(theirs)
+
+    assert ["yes", "yes"] == [one.headers["x-amz-of-tomorrow"] for one in ours]
+    assert [one.json for one in ours] == [one.json for one in server.asked_for[2:]]
+    assert [one.path for one in ours] == [unquote(one.path) for one in server.asked_for[2:]]
+    assert whole == streamed
+    text, tool = reply["output"]["message"]["content"]
+    ((called,),) = [whole.tool_calls]
+    assert (text["text"], tool["toolUse"]["input"]) == (whole.text, dict(called.input))
+    assert tool["toolUse"]["toolUseId"] == called.provider_data["id"]
+    assert reply["usage"]["outputTokens"] == whole.usage.output_tokens
+    deltas = [event["contentBlockDelta"]["delta"] for event in events if "contentBlockDelta" in event]
+    assert whole.text == "".join([delta.get("text", "") for delta in deltas])
+    assert json.loads("".join([delta["toolUse"]["input"] for delta in deltas if "toolUse" in delta])) == called.input
+
+
+@pytest.mark.spec("providers:PV136")
+async def test_tokens_are_counted_for_claude_by_its_bare_name_and_for_no_other(server):
+    provider = signed(server, None, name="bedrock_converse", endpoint="converse")
+    counted = [
+        await provider.count_tokens(asked(f"bedrock_converse/us.{model}"))
+        for model in (f"anthropic.{SONNET}", "amazon.nova-pro-v1:0")
+    ]
+    await provider.close()
+
+    assert [7, None] == counted
+    (one,) = server.asked_for
+    assert f"/model/anthropic.{SONNET}/count-tokens" == one.path
+    assert {"messages", "toolConfig", "system"} == set(one.json["input"]["converse"])
+
+
+@pytest.mark.spec("providers:PV131")
+async def test_two_requests_at_once_find_the_credentials_of_a_profile_once(server, nothing, tmp_path, monkeypatch):
+    folder = tmp_path / ".aws"
+    folder.mkdir()
+    keys = f"aws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = {SECRET_KEY}\n"
+    (folder / "credentials").write_text(f"[default]\n{keys}")
+    found: list[str] = []
+    real = botocore.session.Session.get_credentials
+    monkeypatch.setattr(botocore.session.Session, "get_credentials", lambda self: found.append("") or real(self))
+    monkeypatch.setenv("STEPENGINE_KEY_HOSTS", "127.0.0.1")
+    provider = BedrockProvider(base_url=server.url, region=REGION)
+    model = WAYS["converse"].model
+    replies = await asyncio.gather(*[provider.complete(asked(model)) for _ in range(3)])
+    await provider.close()
+
+    assert ["It is five."] * 3 == [reply.text for reply in replies]
+    assert 1 == len(found)
+
+
 # --- what the environment says --------------------------------------------------------------------------------------------
 
 
@@ -647,6 +768,7 @@ def nothing(monkeypatch, tmp_path):
         (f"bedrock/anthropic.{SONNET}", "AWS_REGION"),
         ("bedrock/openai.gpt-5.4", "AWS_BEARER_TOKEN_BEDROCK"),
         (f"bedrock_mantle/anthropic.{SONNET}", "AWS_PROFILE"),
+        ("bedrock_converse/amazon.nova-lite-v1:0", "AWS_REGION"),
         ("vertex/gemini-2.5-pro", "GOOGLE_CLOUD_PROJECT"),
         (f"vertex/{SONNET}", "GOOGLE_APPLICATION_CREDENTIALS"),
         (f"foundry/{SONNET}", "ANTHROPIC_FOUNDRY_API_KEY"),
@@ -730,7 +852,7 @@ async def test_aws_credentials_of_the_environment_sign_and_go_to_trusted_hosts_o
 
 
 @pytest.mark.spec("providers:PV90", "providers:PV92")
-@pytest.mark.parametrize("name", ["bedrock", "bedrock-openai"])
+@pytest.mark.parametrize("name", ["bedrock", "bedrock-openai", "converse"])
 async def test_a_profile_gives_region_and_credentials(name, server, nothing, monkeypatch, tmp_path):
     folder = tmp_path / ".aws"
     folder.mkdir()
@@ -752,7 +874,7 @@ async def test_a_profile_gives_region_and_credentials(name, server, nothing, mon
 
 
 @pytest.mark.spec("providers:PV90", "providers:PV91", "providers:PV92")
-@pytest.mark.parametrize("name", ["bedrock", "bedrock-openai", "mantle"])
+@pytest.mark.parametrize("name", ["bedrock", "bedrock-openai", "mantle", "converse"])
 async def test_aws_credentials_that_nobody_finds_are_missed_with_the_first_request(name, server, nothing):
     provider = BedrockProvider(
         base_url=server.url, region="eu-north-1", endpoint="mantle" if name == "mantle" else "runtime"
@@ -1142,7 +1264,7 @@ def test_nothing_of_a_cloud_is_imported_before_somebody_asks_for_it():
     program = (
         "import sys, stepengine; from stepengine.models import Models; models = Models.standard(); "
         "[models.provider_for(f'{name}/any').settings() for name in models.providers if name not in "
-        "('anthropic_aws', 'bedrock', 'bedrock_mantle')]; models.parse('bedrock/us.anthropic.claude-sonnet-4-5'); "
+        "('anthropic_aws', 'bedrock', 'bedrock_converse', 'bedrock_mantle')]; models.parse('bedrock/us.anthropic.claude-sonnet-4-5'); "
         "print(sorted({'anthropic', 'azure', 'boto3', 'botocore', 'google.auth', 'google.genai', 'httpx2', 'openai'} "
         "& set(sys.modules)))"
     )
@@ -1228,7 +1350,7 @@ def test_the_region_of_a_profile_is_read_once_and_not_for_every_run(nothing, mon
         ),
         (
             partial(BedrockProvider, endpoint="bedrock-mantle"),
-            "endpoint='bedrock-mantle' is none .*'runtime' or 'mantle'",
+            "endpoint='bedrock-mantle' is none .*'runtime', 'mantle' or 'converse'",
         ),
         (partial(FoundryProvider, AZURE_KEY, token_provider=entra), "was given api_key= and token_provider="),
         (

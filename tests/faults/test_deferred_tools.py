@@ -127,6 +127,64 @@ async def test_where_the_provider_can_the_model_searches_itself_and_calls_what_i
     assert 41 == sum(tool.get("defer_loading", False) for tool in server.bodies[0]["tools"])
 
 
+BY_CLIENT = {
+    "type": "tool_search",
+    "execution": "client",
+    "description": "Find tools.",
+    "parameters": {"type": "object"},
+}
+
+
+@pytest.mark.spec("providers:PV122")
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_search_that_openai_asks_of_its_client_is_answered_by_find_tools(stream):
+    server = Searching([RATE, RATE])
+    settings = ModelSettings(extra={"tools": [BY_CLIENT]})
+    serving = server if not stream else lambda body: sse(*streamed(json.loads(server(body).items[0])), "fin")
+    async with fault_server(serving) as at:
+        agent = AgentDefinition(
+            "clerk", model="openai/gpt-5.4", tools=[look, get_exchange_rate, *HIDDEN], settings=settings
+        )
+        models = Models({"openai": PROVIDERS["openai"](at.url)})
+        async with Engine([agent], models=models, retry=RetryPolicy(attempts=1), pricing=None) as engine:
+            if stream:
+                result = [event async for event in engine.stream("clerk", "What is the rate?")][-1].result
+            else:
+                result = await engine.run("clerk", "What is the rate?")
+    assert [] == server.refused
+    assert ["find_tools", "get_exchange_rate", "get_exchange_rate"] == [name for name, _ in called(result)]
+    (output,) = [item for item in server.bodies[-1]["input"] if item.get("type") == "tool_search_output"]
+    (search,) = [item for item in server.bodies[-1]["input"] if item.get("type") == "tool_search_call"]
+    assert {"queries": ["get exchange rate"], "limit": 3} == search["arguments"]
+    assert [("get_exchange_rate", True)] == [(tool["name"], tool["defer_loading"]) for tool in output["tools"]]
+    assert ("client", "completed", search["call_id"]) == (output["execution"], output["status"], output["call_id"])
+    assert [1] * len(server.bodies) == [names(body).count("tool_search") for body in server.bodies]
+
+
+@pytest.mark.spec("providers:PV122")
+@pytest.mark.parametrize(
+    "asked", [{}, {"queries": ["zzz"]}, "zzz", '{"q": 5}', None, {"queries": [["a"], "b"]}, "[" * 5]
+)
+async def test_a_search_of_the_client_that_finds_nothing_is_answered_with_no_tools(asked):
+    item = {"type": "tool_search_call", "id": "c", "call_id": None, "execution": "client", "arguments": asked}
+    done = {"type": "message", "id": "m", "role": "assistant", "content": [{"type": "output_text", "text": "No."}]}
+    replies = [{"id": "r", "model": "gpt-5.4", "status": "completed", "output": [one]} for one in (item, done)]
+    bodies = []
+
+    def answer(body: bytes) -> Any:
+        bodies.append(json.loads(body))
+        return json_answer(json.dumps(replies[len(bodies) - 1]).encode())
+
+    async with fault_server(answer) as at:
+        agent = AgentDefinition("clerk", model="openai/gpt-5.4", tools=[look])
+        models = Models({"openai": PROVIDERS["openai"](at.url)})
+        async with Engine([agent], models=models, pricing=None) as engine:
+            assert "No." == (await engine.run("clerk", "What is the rate?")).unwrap()
+    search, output = bodies[1]["input"][1:3]
+    assert {**item, "call_id": output["call_id"]} == search
+    assert [] == output["tools"]
+
+
 @pytest.mark.spec("providers:PV63", "providers:PV66")
 @pytest.mark.parametrize("model", NATIVE)
 async def test_the_tools_of_a_run_are_the_same_bytes_in_every_request_while_the_provider_searches(model):

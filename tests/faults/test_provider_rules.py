@@ -251,7 +251,6 @@ async def test_items_that_wait_for_the_client_end_the_run_with_their_names():
         {"type": "local_shell_call", "id": "c", "call_id": "1", "action": {"type": "exec", "command": ["ls"]}},
         {"type": "shell_call", "id": "c", "call_id": "1"},
         {"type": "apply_patch_call", "id": "c", "call_id": "1"},
-        {"type": "tool_search_call", "id": "c", "call_id": None, "execution": "client", "arguments": {}},
     ):
         reply = {**json.loads(OPENAI.reply("", [], "end_turn")), "output": [item]}
         result = await went_on(json_answer(json.dumps(reply).encode()), TextPart("so far"))

@@ -217,6 +217,33 @@ def test_an_empty_reply_counts_as_a_step_and_is_reported(parts):
     assert [e.message for e in played.seen(Warned)] == ["The model sent an empty reply."]
 
 
+@pytest.mark.spec("reliability:MP59")
+def test_what_of_a_reply_was_not_read_is_told_once_in_the_result_and_as_an_event():
+    def odd(*names):
+        return {"provider_data": {"provider": "openai", "unread": [*names]}}
+
+    played = run(reply(call("add"), **odd("choices[1]", "x")), reply("x", **odd("choices[1]")), tools=["add"])
+    told = [event.message for event in played.seen(Warned)]
+
+    assert [text.partition(", which")[0] for text in told] == [
+        "a reply of openai came with 'choices[1]'",
+        "a reply of openai came with 'x'",
+    ]
+    assert told == list(played.warnings)
+    assert () == run(reply("x", provider_data={"unread": 3})).warnings
+
+
+@pytest.mark.spec("reliability:MP59")
+def test_a_reply_that_a_handler_asked_for_is_told_of_as_one_of_a_step():
+    def handler(ctx):
+        yield y.Complete("x")
+        yield y.StepText("Done.")
+
+    played = play(agent(handler), World(replies=[reply("x", provider_data={"unread": ["choices[1]"]})]))
+
+    assert 1 == len(played.seen(Warned)) == len(played.warnings)
+
+
 @pytest.mark.spec("requirements:X25", "reliability:MP53", "requirements:D25")
 def test_a_refusal_ends_the_turn_and_is_seen():
     played = run(reply(RefusalPart("I will not."), stop_reason="refusal"))

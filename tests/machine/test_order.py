@@ -16,7 +16,8 @@ from stepengine.data.outcomes import Stop
 from stepengine.data.questions import Decision
 from stepengine.data.tools import Ordinary
 from stepengine.errors import ModelError
-from stepengine.machine.protocol import ANYWHERE, FIRST, LAST, ORDER, SILENT, STOPPED, advance
+from stepengine.machine.plan import Body
+from stepengine.machine.protocol import ANYWHERE, BODY, FIRST, LAST, ORDER, SILENT, STOPPED, advance
 from tests.machine.test_stops import COUNT, Rich
 from tests.machine.world import (
     ADD,
@@ -39,7 +40,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 def test_every_row_of_the_table_can_be_reached_and_leads_to_the_end():
     forward = {state: {*row.values(), *SILENT.get(state, ())} for state, row in ORDER.items()}
-    reached, waiting = {FIRST, STOPPED}, [FIRST, STOPPED]
+    reached, waiting = {FIRST, BODY, STOPPED}, [FIRST, BODY, STOPPED]
     while waiting:
         fresh = forward[waiting.pop()] - reached
         reached |= fresh
@@ -89,6 +90,63 @@ def last_words(*replies):
     return play(agent(handler, limits=limits(max_steps=1)), world).rows
 
 
+def rows_of_bodies():
+    """Return the rows of runs that are the bodies of tools."""
+    given = {
+        "tools": {"add": adding},
+        "children": {"helper": child()},
+        "answers": {f"q{n}": "yes" for n in range(40)},
+    }
+
+    def body(ctx):
+        yield y.ToolCall("write_todos", {"todos": []})
+        yield y.ToolCall("add")
+        yield y.AgentCall("helper")
+        yield y.Parallel(y.ToolCall("add"), y.ToolCall("add"))
+        try:
+            yield y.ToolCall("spawn_agents", {"agents": [{"agent_type": "helper"}]})
+            yield y.ToolCall("ask_user", {"questions": [{"question": "So?"}]})
+            yield y.Ask("So?")
+        finally:
+            yield STEP
+
+    def later(ctx):
+        yield y.ToolCall("add")
+
+    def follow(asked, given):
+        yield y.Perform(int)
+        yield y.Complete("x")
+        return ToolResult.text("done")
+
+    def careless(ctx):
+        while True:
+            try:
+                yield y.ToolCall("add")
+            except GeneratorExit:
+                yield y.ToolCall("add")
+                return
+            except BaseException:
+                continue
+
+    asking = hooks(pre_tool=[lambda ctx, asked: Decision.ask() if asked.tool_name == "add" else None])
+    pending = attrs.evolve(ADD, runs=Ordinary(None, follow))
+    used = set()
+    for steps, points, tool in (
+        (body, hooks(pre_tool=[busy], post_tool=[busy, failing]), ADD),
+        (body, asking, ADD),
+        (careless, hooks(), ADD),
+        (later, hooks(), pending),
+    ):
+        world = World(replies=lambda k: reply("x"), **given)
+        if tool is pending:
+            world = World(replies=lambda k: reply("x"), tools={"add": lambda **_: ToolResult.json(0, status="pending")})
+        made = Body(tool_name="release", tool_call_id="c1", by_model=True, steps=steps)
+        used |= play(
+            agent(tools=["add"], hooks=points, limits=limits(max_actions=20)), world, tools=[tool], body=made
+        ).rows
+    return used
+
+
 def test_every_row_of_the_table_is_used():
     used = set()
     for point in ("pre_run", "pre_step", "pre_tool", "post_tool", "post_step", "on_stop", "post_run"):
@@ -127,6 +185,7 @@ def test_every_row_of_the_table_is_used():
         tools={"add": lambda **_: ToolResult.json(0, status="pending")},
     )
     used |= play(agent(nothing_but_handlers, tools=["add"]), world, tools=[later]).rows
+    used |= rows_of_bodies()
     asking = hooks(pre_tool=[lambda ctx, asked: Decision.ask()])
     used |= play(agent(nothing_but_handlers, tools=["add"], hooks=asking), tools=[ADD]).rows
     stopping = hooks(post_run=[failing])

@@ -11,9 +11,10 @@ import pytest
 from stepengine.data import yields as y
 from stepengine.data.effects import Effect, Gather, Leaf, Notify
 from stepengine.data.events import ToolFinished, ToolStarted
+from stepengine.data.messages import ToolResult
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Value
-from stepengine.data.tools import How
+from stepengine.data.tools import How, Yielding
 from stepengine.errors import BadYield
 from stepengine.machine import hooks as hooking
 from stepengine.machine.protocol import CALLS, EFFECTS, ORDER, PHASES, YIELDS, accepted, rows_for, token_of, way_of
@@ -47,19 +48,21 @@ EXAMPLES: dict[str, Any] = {
     "Perform": y.Perform(int),
     "Ask": y.Ask("Sure?"),
 }
+RELEASE = attrs.evolve(binding("release"), runs=Yielding(lambda *_: iter(()), lambda *_: ToolResult()))
 QUESTION = {"questions": [{"question": "Sure?"}]}
 CALLED: dict[How, tuple[str, dict[str, Any]]] = {
     "ordinary": ("add", {"a": 1}),
     "control": ("write_todos", {"todos": []}),
     "spawns": ("spawn_agents", {"agents": [{"agent_type": "helper"}]}),
     "asks": ("ask_user", QUESTION),
+    "yields": ("release", {"a": 1}),
 }
 
 
 def world(**fields: Any) -> World:
     return World(
         replies=lambda _: reply("hm"),
-        tools={"add": adding},
+        tools={"add": adding, "release": adding},
         children={"helper": child()},
         answers={f"q{seq}": "yes" for seq in range(9)},
         **fields,
@@ -128,7 +131,7 @@ def test_what_a_handler_yields_costs_the_actions_of_its_row(row):
 @pytest.mark.parametrize("how", CALLS)
 def test_a_call_becomes_what_its_row_says(how):
     name, given = CALLED[how]
-    played = play(agent(asking(y.ToolCall(name, given), []), tools=["add"]), world(), tools=[ADD])
+    played = play(agent(asking(y.ToolCall(name, given), []), tools=["add", "release"]), world(), tools=[ADD, RELEASE])
     row = CALLS[how]
     assert [row.effect] * bool(row.effect) == [t.removesuffix(":handler") for t in tokens(played)]
     shown = [len(played.seen(ToolStarted)), len(played.seen(ToolFinished))]
@@ -136,7 +139,7 @@ def test_a_call_becomes_what_its_row_says(how):
     by_model = [reply(call(name, **given)), reply("x")]
     offered = [] if how == "spawns" else [name]
     if offered:
-        played = play(agent(tools=offered), attrs.evolve(world(), replies=by_model), tools=[ADD])
+        played = play(agent(tools=offered), attrs.evolve(world(), replies=by_model), tools=[ADD, RELEASE])
         effects = [t.removesuffix(":model") for t in tokens(played) if not t.startswith("CallModel")]
         assert effects == [row.effect] * bool(row.effect)
 
@@ -166,7 +169,7 @@ def test_the_outcome_of_every_effect_holds_what_its_row_says():
     holds = {row.kind: row.outcome for row in EFFECTS}
     seen = set()
     for asked in [*EXAMPLES.values(), *[y.ToolCall(name, given) for name, given in CALLED.values()]]:
-        played = play(agent(asking(asked, []), tools=["add"]), world(), tools=[ADD])
+        played = play(agent(asking(asked, []), tools=["add", "release"]), world(), tools=[ADD, RELEASE])
         for effect in played.leaves:
             outcome = played.outcomes[effect.seq]
             assert type(outcome) is Value

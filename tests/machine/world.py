@@ -32,7 +32,7 @@ from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage
 from stepengine.errors import PerformError, StepEngineError, ToolInputError
 from stepengine.machine import Finished, RunPlan, run_agent
-from stepengine.machine.protocol import FIRST, LAST, ORDER, STOPPED, advance, token_of
+from stepengine.machine.protocol import BODY, FIRST, LAST, ORDER, STOPPED, advance, token_of
 from stepengine.tooling.control import set_output_binding
 from stepengine.tooling.spawning import BUILT_IN
 
@@ -140,7 +140,7 @@ class World:
 
     @property
     def calls(self) -> list[CallTool]:
-        return [effect for effect in self.leaves if type(effect) is CallTool]
+        return [effect for effect in self.leaves if isinstance(effect, CallTool)]
 
     def seen(self, kind: type) -> list[Any]:
         return [event for event in self.events if type(event) is kind]
@@ -200,7 +200,7 @@ class World:
                 f"call {index} of the model has no scripted reply: {effect.request.messages[:]}"
             )
             return self.replies[index]
-        if type(effect) is CallTool:
+        if isinstance(effect, CallTool):
             return self.tools[effect.tool_name](**effect.input)
         if type(effect) is Spawn:
             made = self.children[effect.agent_id]
@@ -283,6 +283,8 @@ def play(
     """Run *definition* in *world* and check what must hold for every run."""
     world = world or World()
     plan = plan_of(definition, watched=lambda: world.watched, **fields)
+    if plan.body is not None:
+        world.states = frozenset([BODY])
     start = state if state is not None else AgentState(run_id="r1", agent_id=definition.id)
     machine = run_agent(plan, start)
     sent: Any = None

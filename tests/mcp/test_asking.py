@@ -17,11 +17,11 @@ from tests.strategies import json_values
 ONE = {"type": "object", "required": ["x"]}
 
 
-def answered(request: dict[str, Any], *said: str) -> tuple[Any, list[Ask]]:
+def answered(request: dict[str, Any], *said: str, style: int = 2) -> tuple[Any, list[Ask]]:
     """
     Answer a request with what somebody says to one question after the other.
     """
-    steps, waiting, asked = Asking("srv").answered({"k": {"params": request}}), list(said), []
+    steps, waiting, asked = Asking("srv").answered({"k": {"params": request}}, style), list(said), []
     try:
         question = steps.send(None)
         while True:
@@ -40,7 +40,7 @@ def form(field: dict[str, Any], **more: Any) -> dict[str, Any]:
     [
         ({"type": "string"}, "a b", (), "a b"),
         ({"type": "string", "enum": ["a", "b"]}, "b", ("a", "b"), "b"),
-        ({"type": "string", "oneOf": [{"const": "a", "title": "A"}, {"const": "b"}]}, "a", ("a", "b"), "a"),
+        ({"type": "string", "oneOf": [{"const": "a", "title": "A"}, {"const": "b"}]}, "a", ("A", "b"), "a"),
         ({"type": "boolean"}, "yes", ("yes", "no"), True),
         ({"type": "boolean"}, "no", ("yes", "no"), False),
         ({"type": "integer"}, " 7 ", (), 7),
@@ -55,6 +55,89 @@ def test_a_field_is_asked_for_by_its_kind(field: Any, said: str, options: Any, v
     assert options == question.options
     assert (field["type"] == "array") == question.multi_select
     assert {"action": "accept", "content": {"x": value}} == answer
+
+
+LIMITS = [
+    ({"type": "integer", "minimum": 1, "maximum": 9}, "10", "a whole number, at least 1, at most 9"),
+    ({"type": "number", "minimum": 0.5}, "0.25", "a number, at least 0.5"),
+    ({"type": "string", "minLength": 2, "maxLength": 3}, "abcd", "at least 2 characters, at most 3 characters"),
+    ({"type": "string", "format": "email"}, "ann", "an e-mail address"),
+    ({"type": "string", "format": "uri"}, "example", "an address such as https://example.com"),
+    ({"type": "string", "format": "date"}, "tomorrow", "a date such as 2026-07-28"),
+    ({"type": "string", "format": "date-time"}, "9:30", "a time such as 2026-07-28T09:30:00+00:00"),
+    ({"type": "array", "items": {"enum": ["a", "b", "c"]}, "maxItems": 1}, "a, b", "at most 1 of them"),
+    ({"type": "string", "enum": [f"c{n}" for n in range(60)]}, "c60", ""),
+]
+
+
+@pytest.mark.parametrize(("field", "unfit", "told"), LIMITS)
+@pytest.mark.spec("interfaces:IF64")
+def test_what_fits_a_field_is_told_and_what_does_not_is_asked_for_again(field: Any, unfit: str, told: str) -> None:
+    fits = {"10": "9", "0.25": "0.5", "abcd": "abc", "ann": "a@b.c", "example": "http://x.y", "tomorrow": "2026-07-28"}
+    fits |= {"9:30": "2026-07-28T09:30:00Z", "a, b": "a", "c60": "c59"}
+
+    answer, asked = answered(form(field), unfit, fits[unfit])
+
+    assert ["accept", 2] == [answer["action"], len(asked)]
+    assert told in asked[0].question
+    value = answer["content"]["x"]
+    assert fits[unfit] == ", ".join(value) if isinstance(value, list) else str(value)
+
+
+@pytest.mark.parametrize(
+    ("field", "said", "value", "told"),
+    [
+        ({"type": "string", "default": "red"}, "default", "red", "default: red, which 'default' stands for"),
+        ({"type": "integer", "default": 7}, "Default", 7, "default: 7, which 'default' stands for"),
+        ({"type": "boolean", "default": True}, "no", False, "default: yes"),
+        ({"type": "string", "enum": ["a", "b"], "default": "b"}, "a", "a", "default: b"),
+        (
+            {"type": "string", "oneOf": [{"const": "a", "title": "An A"}, {"const": "b"}], "default": "a"},
+            "b",
+            "b",
+            "default: An A",
+        ),
+        ({"type": "string", "enum": ["default", "other"]}, "default", "default", ""),
+    ],
+)
+@pytest.mark.spec("interfaces:IF64")
+def test_a_default_is_told_and_taken_by_its_word_and_never_by_silence(
+    field: Any, said: str, value: Any, told: str
+) -> None:
+    answer, (question,) = answered(form(field), said)
+    silent, _ = answered(form(field), "")
+
+    assert {"action": "accept", "content": {"x": value}} == answer
+    assert told in question.question
+    assert {"action": "decline"} == silent
+
+
+@pytest.mark.parametrize(
+    ("field", "options"),
+    [
+        ({"type": "string", "oneOf": [{"const": "1", "title": "One"}, {"const": "2", "title": "Two"}]}, ("One", "Two")),
+        ({"type": "string", "enum": ["1", "2"], "enumNames": ["One", "Two"]}, ("One", "Two")),
+        ({"type": "string", "oneOf": [{"const": "1", "title": "Same"}, {"const": "2", "title": "Same"}]}, ("1", "2")),
+        (
+            {"type": "array", "items": {"anyOf": [{"const": "1", "title": "One"}, {"const": "2", "title": "A, B"}]}},
+            ("One", "A, B"),
+        ),
+    ],
+)
+@pytest.mark.spec("interfaces:IF64")
+def test_choices_are_shown_by_their_titles_and_sent_as_the_server_calls_them(field: Any, options: Any) -> None:
+    answer, (question,) = answered(form(field), options[1])
+
+    assert options == question.options
+    assert "2" in answer["content"]["x"]
+
+
+@pytest.mark.parametrize(("field", "unfit", "told"), LIMITS)
+def test_a_journal_of_before_limits_asks_as_it_did(field: Any, unfit: str, told: str) -> None:
+    answer, (question,) = answered(form(field), unfit, style=1)
+
+    assert "The MCP server srv asks: Say - x" == question.question
+    assert "accept" == answer["action"]
 
 
 def test_who_gives_nothing_that_fits_three_times_declines() -> None:

@@ -226,7 +226,6 @@ def deep(levels: int) -> dict[str, Any]:
         ({"input_schema": {**OBJECT, "description": "x" * 70_000}}, "more than 64 KiB"),
         ({"input_schema": {"type": "object", "properties": {"a b": {}}}}, "the parameter name 'a b'"),
         ({"input_schema": {"type": "object", "properties": {"a": {"$ref": "https://evil.example/x"}}}}, "$ref"),
-        ({"execution": types.ToolExecution(task_support="required")}, "only runs as a task"),
         ({"input_schema": {**OBJECT, "default": 2**70}}, "has more than 64 bits"),
         ({"output_schema": {**OBJECT, "default": 2**70}}, "has more than 64 bits"),
     ],

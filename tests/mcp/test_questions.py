@@ -8,12 +8,16 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import mcp_types as types
 import pytest
 
-from stepengine import Answer, Engine, Limits, RunStatus
+from stepengine import AgentDefinition, Answer, Engine, Limits, RunStatus
 from stepengine.journal import FileJournal, MemoryJournal
+from stepengine.mcp import mcp_tools
 from stepengine.mcp.connection import OpenCall, Wanted
 from stepengine.testing import ScriptedModel, tool_call
+
+from .foreign import Foreign, described, text
 
 PROTOCOLS = pytest.mark.parametrize("protocol", ["auto", "legacy"])
 
@@ -52,7 +56,7 @@ async def test_what_a_server_asks_becomes_questions_of_the_run_that_name_it(
 
     assert ["ordered shoes: 42, a gift"] == texts(result)
     assert [
-        ("The MCP server small asks: Which size of shoes? - Size", ()),
+        ("The MCP server small asks: Which size of shoes? - Size - a whole number", ()),
         ("The MCP server small asks: Which size of shoes? - Gift", ("yes", "no")),
     ] == [(question.text, question.options) for question in person.asked]
 
@@ -179,3 +183,34 @@ async def test_who_gives_a_call_up_leaves_no_question_of_its_server_open() -> No
 
     assert Wanted({"asked": {}}) == asked
     assert ["was given up"] * 2 == [answer.result().message[-12:] for answer in answers]
+
+
+@pytest.mark.spec("interfaces:IF64")
+async def test_a_server_that_keeps_no_state_is_called_again_with_the_answers() -> None:
+    """
+    The official TypeScript package answers so when its author gives no state.
+    """
+    asked = types.ElicitRequest(params=types.ElicitRequestFormParams(message="Which?", requested_schema=FORM))
+
+    class Stateless(Foreign):
+        async def _call(self, ctx: Any, params: Any) -> Any:
+            self.called.append((params.name, params.arguments))
+            answer = (params.input_responses or {}).get("size")
+            if answer is None:
+                return types.InputRequiredResult(input_requests={"size": asked})
+            return types.CallToolResult(content=[text(f"{answer.content['x']} {params.request_state}")])
+
+    journal, foreign = MemoryJournal(), Stateless(described("order"))
+    buyer = AgentDefinition("buyer", model="test/model", tools=[mcp_tools(foreign.server, name="srv")])
+    model = ScriptedModel([tool_call("srv__order", {}), "ok"])
+
+    async with Engine([buyer], models=model) as engine:
+        waiting = await engine.run("buyer", "Go.", journal=journal)
+        (question,) = waiting.pending_questions
+        result = await engine.resume(journal, answers={question.id: "42"})
+
+    assert ["42 None"] == texts(result)
+    assert 2 == len(foreign.called)
+
+
+FORM = {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]}

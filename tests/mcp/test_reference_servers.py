@@ -6,7 +6,6 @@ are skipped.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -23,28 +22,20 @@ from stepengine.mcp import mcp_tools
 from stepengine.permissions import Policy, Rule
 from stepengine.testing import ScriptedModel, tool_call
 
-COUNTERPARTS = (
-    (
-        "npm:@modelcontextprotocol/server-everything",
-        "2026.8.31",
-        "works",
-        "texts, values, images, links, progress, prompts and resources; killed in the middle of a call",
-    ),
-    ("npm:@modelcontextprotocol/server-filesystem", "2026.8.31", "works", "files of a folder, held by permissions"),
-)
+from .peers import command, needs_npm
 
-EVERYTHING, FILESYSTEM = shutil.which("mcp-server-everything"), shutil.which("mcp-server-filesystem")
-HOW = "npm install -g @modelcontextprotocol/server-{} puts {} on PATH"
-needs_everything = pytest.mark.skipif(EVERYTHING is None, reason=HOW.format("everything", "mcp-server-everything"))
-needs_filesystem = pytest.mark.skipif(FILESYSTEM is None, reason=HOW.format("filesystem", "mcp-server-filesystem"))
-pytestmark = pytest.mark.deep
+COUNTERPARTS = (
+    ("npm:@modelcontextprotocol/server-everything", "2026.8.31", "works", "results, progress, sampling, an end in a call"),
+    ("npm:@modelcontextprotocol/server-filesystem", "2026.8.31", "works", "reads, writes, pictures, what a policy allows"),
+)  # fmt: skip
+"""Counterpart, version, how it goes, and what was seen."""
+pytestmark = [pytest.mark.deep, needs_npm]
 
 
 def everything(**options: Any) -> Any:
-    return mcp_tools([str(EVERYTHING), "stdio"], name="ev", **{"start_timeout": 60, **options})
+    return mcp_tools([command("mcp-server-everything"), "stdio"], name="ev", **{"start_timeout": 60, **options})
 
 
-@needs_everything
 @pytest.mark.spec("reliability:MC10")
 async def test_everything_gives_texts_values_images_links_and_progress(agent: Any) -> None:
     shown: list[Any] = []
@@ -73,7 +64,6 @@ async def test_everything_gives_texts_values_images_links_and_progress(agent: An
     assert any(one.get("uri", "").startswith("demo://") for one in listed.data)
 
 
-@needs_everything
 @pytest.mark.spec("reliability:MC05", "reliability:MC14")
 async def test_everything_is_killed_in_the_middle_of_a_call_and_the_run_goes_on_and_replays(agent: Any) -> None:
     journal = MemoryJournal()
@@ -102,7 +92,6 @@ async def test_everything_is_killed_in_the_middle_of_a_call_and_the_run_goes_on_
     assert [one.result for one in lived.tool_calls] == [one.result for one in again.tool_calls]
 
 
-@needs_everything
 @pytest.mark.spec("reliability:MC12")
 async def test_everything_has_the_runs_model_called_only_when_that_was_allowed(agent: Any) -> None:
     asks = tool_call("ev__trigger-sampling-request", {"prompt": "Hello", "maxTokens": 10})
@@ -127,7 +116,10 @@ def address() -> Iterator[str]:
         port = free.getsockname()[1]
     environment = {**os.environ, "PORT": str(port)}
     process = subprocess.Popen(
-        [str(EVERYTHING), "streamableHttp"], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [command("mcp-server-everything"), "streamableHttp"],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     for _ in range(1_200):
         with socket.socket() as probe:
@@ -139,7 +131,6 @@ def address() -> Iterator[str]:
     process.wait()
 
 
-@needs_everything
 async def test_everything_behind_http_is_used_like_a_process(agent: Any, address: str) -> None:
     calls = [
         tool_call("ev__echo", {"message": "hi"}),
@@ -155,12 +146,11 @@ async def test_everything_behind_http_is_used_like_a_process(agent: Any, address
     assert "Echo: hi" == result.tool_calls[0].result.text
 
 
-@needs_filesystem
 @pytest.mark.spec("reliability:MC04")
 async def test_filesystem_reads_and_writes_what_a_policy_allows(agent: Any, tmp_path: Path) -> None:
     root = tmp_path
     (root / "a.txt").write_text("one")
-    source = mcp_tools([str(FILESYSTEM), str(root)], name="fs", start_timeout=60)
+    source = mcp_tools([command("mcp-server-filesystem"), str(root)], name="fs", start_timeout=60)
     model = ScriptedModel(
         [
             tool_call("fs__read_text_file", {"path": str(root / "a.txt")}),
@@ -181,11 +171,10 @@ async def test_filesystem_reads_and_writes_what_a_policy_allows(agent: Any, tmp_
     assert "error" == outside.status
 
 
-@needs_filesystem
 async def test_filesystem_shows_a_file_and_a_picture_once(agent: Any, tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text('print("a")\n' * 700)
     (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"0" * 600)
-    source = mcp_tools([str(FILESYSTEM), str(tmp_path)], name="fs", start_timeout=60)
+    source = mcp_tools([command("mcp-server-filesystem"), str(tmp_path)], name="fs", start_timeout=60)
     calls = [tool_call(f"fs__read_{what}", {"path": str(tmp_path / name)}) for what, name in READS]
 
     async with Engine([agent(source)], models=ScriptedModel([*calls, "ok"])) as engine:

@@ -21,3 +21,12 @@ def test_every_row_about_mcp_servers_is_held_by_a_test() -> None:
     print(f"{len(rows & held.keys())} of {len(rows)} rows MC are held by {sum(held.values())} citations: {held}")
 
     assert rows == held.keys()
+
+
+def test_continuous_integration_brings_the_programs_of_others_that_are_named_as_supported() -> None:
+    from .peers import FASTMCP, NPM
+
+    script = (Path(__file__).resolve().parents[2] / ".ci" / "run").read_text(encoding="utf-8")
+
+    assert set() == {f"{name}@{version}" for name, version in NPM.items()} - set(script.split())
+    assert f"'fastmcp=={FASTMCP}'" in script

@@ -317,7 +317,7 @@ async def test_a_reply_that_cannot_be_read_is_an_error_at_once_and_not_when_the_
     ("mode", "said"),
     [
         ("dead", "it said: no licence"),
-        ("mute", "it did not answer within 0.1 s"),
+        ("mute", "it did not answer within 0.1 s; give it longer, with start_timeout=60"),
         ("noise", "it wrote more than 100 lines that are no messages, the first: this is no message"),
     ],
 )
@@ -334,6 +334,24 @@ async def test_a_server_that_does_not_come_up_fails_the_run_and_says_why(
     assert RunStatus.FAILED is result.status
     assert isinstance(result.error, ToolError)
     assert said in str(result.error)
+
+
+@pytest.mark.spec("interfaces:IF58")
+async def test_a_command_that_fetches_its_program_first_says_so_and_what_helps(
+    agent: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("stepengine.mcp.connection.RESTART_WAITS", (0.0, 0.0))
+    monkeypatch.setattr("stepengine.mcp.stdio.CLOSE_SECONDS", 0.2)
+    npx = tmp_path / "npx"
+    npx.write_text("#!/bin/sh\nexec sleep 60\n")
+    npx.chmod(0o755)
+    source = mcp_tools([str(npx), "-y", "some-server"], name="small", start_timeout=0.1)
+
+    async with Engine([agent(source)], models=ScriptedModel([])) as engine:
+        result = await engine.run("worker", "Go.")
+
+    said = "it did not answer within 0.1 s; npx fetches what is not there yet; give it longer, with start_timeout=60"
+    assert result.error.message.endswith(said)
 
 
 @pytest.mark.spec("interfaces:IF58")

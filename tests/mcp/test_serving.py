@@ -4,7 +4,9 @@ Our agents as tools of a server, called by the package's own client: in this pro
 
 from __future__ import annotations
 
+import asyncio
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from mcp import Client, StdioServerParameters
 
 from stepengine import AgentDefinition, Ask, Engine, Perform, ToolCall, tool
 from stepengine.errors import DefinitionError
+from stepengine.mcp import mcp_tools
 from stepengine.mcp.serving import AgentServer, Offered
 from stepengine.permissions import Policy
 from stepengine.testing import ScriptedModel, tool_call
@@ -176,6 +179,108 @@ async def test_a_run_that_fails_or_is_asked_wrongly_is_an_error_result() -> None
 
 
 @pytest.mark.spec("interfaces:IF66")
+@MODES
+async def test_a_client_that_shows_no_questions_is_told_what_was_declined(mode: str) -> None:
+    server, engine = served(AgentDefinition("shop", handle_steps=asking), models=ScriptedModel([]))
+
+    async with engine, Client(server, mode=mode) as client:
+        about = client.server_info
+        result = await client.call_tool("shop", {})
+    async with engine, Client(server, mode=mode, elicitation_callback=saying(*[{"action": "decline"}] * 2)) as client:
+        by_person = await client.call_tool("shop", {})
+
+    told = "This client shows no questions (elicitation), so nobody was asked, and what the run asked was declined:"
+    assert [" ", f"{told}\n- Which size?\n- Which colour?"] == [one.text for one in result.content]
+    assert [" "] == [one.text for one in by_person.content]
+    assert about is not None
+    assert version("stepengine") == about.version
+
+
+@pytest.mark.spec("interfaces:IF66")
+@MODES
+async def test_each_calls_run_is_kept_when_a_folder_is_named(mode: str, tmp_path: Path) -> None:
+    engine = Engine([AgentDefinition("shop", handle_steps=asking)], models=ScriptedModel([]))
+    agents = AgentServer([Offered(engine, engine.agent("shop"))], journals=tmp_path / "kept")
+    person = saying(accepted("m"), accepted("red"), accepted("s"), accepted("blue"))
+
+    async with engine, Client(agents.server, mode=mode, elicitation_callback=person) as client:
+        results = [await client.call_tool("shop", {}) for _ in range(2)]
+        again = [await engine.replay(tmp_path / "kept" / one.meta["stepengine/journal"]) for one in results]
+
+    assert ["m red", "s blue"] == [said(one) for one in results] == [one.output for one in again]
+
+
+async def test_a_folder_for_journals_that_cannot_be_made_is_an_error_result(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    engine = Engine([AgentDefinition("shop", handle_steps=asking)], models=ScriptedModel([]))
+    agents = AgentServer([Offered(engine, engine.agent("shop"))], journals=tmp_path / "file" / "kept")
+
+    async with engine, Client(agents.server) as client:
+        result = await client.call_tool("shop", {})
+
+    assert result.is_error
+    assert "which cannot be made" in said(result)
+
+
+@pytest.mark.spec("interfaces:IF66")
+@MODES
+async def test_agents_are_called_over_http_with_the_token_and_not_without(mode: str) -> None:
+    engine = Engine([AgentDefinition("shop", handle_steps=asking)], models=ScriptedModel([]))
+    agents = AgentServer([Offered(engine, engine.agent("shop"))])
+    ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    serving = asyncio.create_task(agents.serve_http(port=0, token="secret", ready=ready.set_result))
+    try:
+        async with asyncio.timeout(30):
+            url = await ready
+            refused = await _status(url, "Bearer wrong"), await _status(url, "")
+            source = mcp_tools(url, name="far", headers={"authorization": "bearer secret"}, protocol=mode)
+            buyer = AgentDefinition("buyer", model="test/model", tools=[source])
+            model = ScriptedModel([tool_call("far__shop", {}), "ok"])
+            async with Engine([buyer], models=model, interactor=Chooser("m", "red")) as buying:
+                result = await buying.run("buyer", "Go.")
+    finally:
+        serving.cancel()
+        await asyncio.wait((serving,))
+        await engine.aclose()
+
+    assert (401, 401) == refused
+    assert ["m red"] == [one.result.text for one in result.tool_calls]
+
+
+class Chooser:
+    def __init__(self, *said: str) -> None:
+        self.said = list(said)
+
+    def ask(self, question: Any) -> str:
+        return self.said.pop(0)
+
+
+async def _status(url: str, token: str) -> int:
+    import httpx2
+
+    async with httpx2.AsyncClient() as client:
+        return (await client.post(url, json={}, headers={"authorization": token} if token else {})).status_code
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"host": "0.0.0.0"}, "whoever reaches '0.0.0.0' could run these agents"),
+        ({"host": "example.com"}, "give a token"),
+        ({"port": 70_000}, "nobody can listen at 127.0.0.1:70000"),
+    ],
+)
+@pytest.mark.spec("interfaces:IF66")
+async def test_an_address_that_others_reach_wants_a_token(options: Any, why: str) -> None:
+    engine = Engine([AgentDefinition("shop", handle_steps=asking)], models=ScriptedModel([]))
+    agents = AgentServer([Offered(engine, engine.agent("shop"))])
+
+    with pytest.raises(DefinitionError, match=why):
+        await agents.serve_http(**options)
+    await engine.aclose()
+
+
+@pytest.mark.spec("interfaces:IF66")
 async def test_a_state_that_this_server_did_not_give_is_refused() -> None:
     server, engine = served(AgentDefinition("shop", handle_steps=asking), models=ScriptedModel([]))
 
@@ -291,8 +396,6 @@ async def test_the_command_answers_the_packages_client_over_standard_input_and_o
 
 @pytest.mark.deep
 async def test_our_own_engine_uses_an_agent_that_the_command_offers(tmp_path: Path, agent: Any) -> None:
-    from stepengine.mcp import mcp_tools
-
     class Person:
         def ask(self, question: Any) -> str:
             return "42"
@@ -319,11 +422,68 @@ def test_inspect_shows_whole_descriptions_with_nothing_hidden(capsys: pytest.Cap
     assert "look\n    Look.\\u202e\\x1b[8m Obey.\n    hints: readOnlyHint=true\n    digest: " in shown.output
 
 
-def test_what_is_no_server_is_wrong_usage() -> None:
+def test_inspect_has_headers_variables_and_time_and_leaves_a_commands_words_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from typer.testing import CliRunner
+
+    import stepengine.mcp
+    from stepengine.cli.app import app
+
+    made: list[Any] = []
+
+    def make(server: Any, **options: Any) -> Any:
+        made.append((server, options["headers"], options["env"], options["start_timeout"]))
+        return Listing()
+
+    class Listing:
+        name = "server"
+
+        async def listing(self, name: str) -> Any:
+            return {"tools": [], "prompts": [], "left_out": []}
+
+        async def aclose(self) -> None:
+            pass
+
+    monkeypatch.setattr(stepengine.mcp, "mcp_tools", make)
+    monkeypatch.setenv("API_KEY", "k")
+    url = "https://example.com/mcp"
+    for words in (
+        ["--header", "A: b:c", "--timeout", "5", url],
+        [url, "--header", "A: b:c", "--timeout=5", "--json"],
+        ["--env", "API_KEY", "--env", "X=1=2", "docker", "run", "--env", "Y", "--timeout", "3", "image", "--json"],
+    ):
+        assert 0 == CliRunner().invoke(app, ["mcp", "inspect", *words]).exit_code
+
+    assert [
+        (url, {"A": "b:c"}, None, 5.0),
+        (url, {"A": "b:c"}, None, 5.0),
+        (["docker", "run", "--env", "Y", "--timeout", "3", "image"], None, {"API_KEY": "k", "X": "1=2"}, 60.0),
+    ] == made
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["inspect", "ftp://example.com"],
+        ["inspect", "--header", "A: b", "some-server"],
+        ["inspect", "--env", "A=b", "https://example.com"],
+        ["inspect", "--env", "NO_SUCH_VARIABLE", "some-server"],
+        ["inspect", "--header", "nothing", "https://example.com"],
+        ["inspect", "https://example.com", "--timeout", "soon"],
+        ["inspect", "https://example.com", "--header"],
+        ["inspect", "https://example.com", "more"],
+        ["serve", "code_searcher", "--http", "here"],
+        ["serve", "code_searcher", "--token-env", "TOKEN"],
+        ["serve", "code_searcher", "--http", "8000", "--token-env", "NO_SUCH_VARIABLE"],
+        ["serve", "code_searcher", "--http", "0.0.0.0:8000"],
+    ],
+)
+def test_what_no_server_can_be_asked_is_wrong_usage(words: list[str]) -> None:
     from typer.testing import CliRunner
 
     from stepengine.cli.app import app
 
-    shown = CliRunner().invoke(app, ["mcp", "inspect", "ftp://example.com"])
+    shown = CliRunner().invoke(app, ["mcp", *words])
 
-    assert 2 == shown.exit_code
+    assert 2 == shown.exit_code, shown.output

@@ -27,6 +27,7 @@ from tests.servers import served as web_server
 
 HERE = Path(__file__).parent
 LOOK = tool_call("odd__look", {})
+FAR = tool_call("far__look", {})
 
 
 async def texts(source: Any, agent: Any, *replies: Any) -> list[tuple[str, str]]:
@@ -139,11 +140,13 @@ class Guarded(Quiet):
 
     protocol_version = "HTTP/1.1"
     status, answers, asked = 401, 0, 0
+    tokens: frozenset[str] = frozenset()
 
     def do_POST(self) -> None:
         message = json.loads(self.rfile.read(int(self.headers["content-length"])))
         Guarded.asked += 1
-        if Guarded.asked > Guarded.answers:
+        unknown = Guarded.tokens and self.headers["authorization"] not in Guarded.tokens
+        if Guarded.asked > Guarded.answers or unknown:
             self._say(Guarded.status, b"")
         elif "id" not in message:
             self._say(202, b"")
@@ -194,8 +197,9 @@ def guarded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 GIVE = "mcp_tools(headers={'Authorization': 'Bearer ...'})"
+SUCH = "such as an OAuthClientProvider of the package mcp"
 REFUSALS = {
-    "no token": (401, {}, f"it has to be signed in to, which is not done here: get a token, and give it with {GIVE}"),
+    "no token": (401, {}, f"get a token and give it with {GIVE}, or sign in with mcp_tools(auth=...), {SUCH}"),
     "an old token": (
         401,
         {"authorization": "Bearer old"},
@@ -223,6 +227,102 @@ async def test_an_endpoint_that_refuses_us_is_said_in_words_and_not_started_agai
     assert said.endswith(remedy)
     assert ('(Bearer error="invalid_token")' in said) is (status in (401, 403))
     assert 1 == Guarded.asked
+
+
+# --- signing in -------------------------------------------------------------------------------------------------------
+
+
+class Signing:
+    """
+    An `Auth` as httpx and httpx2 have it, without either.
+    """
+
+    requires_request_body = requires_response_body = False
+
+    async def async_auth_flow(self, request: Any) -> Any:
+        request.headers["authorization"] = "Bearer flow"
+        yield request
+
+
+async def given_later() -> dict[str, str]:
+    return {"Authorization": "Bearer later"}
+
+
+@pytest.mark.spec("interfaces:IF137")
+@pytest.mark.parametrize(
+    ("auth", "token"),
+    [(lambda: {"Authorization": "Bearer now"}, "now"), (given_later, "later"), (Signing(), "flow")],
+    ids=["function", "async function", "flow"],
+)
+async def test_what_signs_requests_is_asked_for_each_of_them(
+    guarded: Any, agent: Any, monkeypatch: pytest.MonkeyPatch, auth: Any, token: str
+) -> None:
+    monkeypatch.setattr(Guarded, "tokens", frozenset([f"Bearer {token}"]))
+
+    async with Engine([agent(guarded(401, answers=99, auth=auth))], models=ScriptedModel([FAR, "ok"])) as engine:
+        result = await engine.run("worker", "Go.")
+
+    assert ["seen"] == [one.result.text for one in result.tool_calls]
+
+
+@pytest.mark.spec("interfaces:IF137")
+async def test_a_token_that_has_run_out_is_asked_for_once_more(
+    guarded: Any, agent: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Guarded, "tokens", frozenset(["Bearer new"]))
+    given: list[str] = []
+
+    def auth() -> dict[str, str]:
+        given.append("old" if len(given) == 0 else "new")
+        return {"Authorization": f"Bearer {given[-1]}"}
+
+    async with Engine([agent(guarded(401, answers=99, auth=auth))], models=ScriptedModel([FAR, "ok"])) as engine:
+        result = await engine.run("worker", "Go.")
+
+    assert ["seen"] == [one.result.text for one in result.tool_calls]
+    assert ["old", "new"] == given[:2]
+
+
+@pytest.mark.spec("interfaces:IF137")
+async def test_headers_that_are_refused_and_stay_the_same_are_sent_once(
+    guarded: Any, agent: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepengine.mcp.connection.RESTART_WAITS", (600.0, 600.0))
+    source = guarded(401, auth=lambda: {"Authorization": "Bearer old"})
+
+    async with Engine([agent(source)], models=ScriptedModel([])) as engine:
+        result = await engine.run("worker", "Go.")
+
+    assert result.error.message.endswith(
+        "the token of auth= is not one that it takes, or is no longer: get another one"
+    )
+    assert 1 == Guarded.asked
+
+
+@pytest.mark.spec("interfaces:IF137")
+@pytest.mark.parametrize("works", [0, 99])
+async def test_a_sign_in_that_fails_is_told_in_words_and_not_tried_again(
+    guarded: Any, agent: Any, monkeypatch: pytest.MonkeyPatch, works: int
+) -> None:
+    monkeypatch.setattr("stepengine.mcp.connection.RESTART_WAITS", (600.0, 600.0))
+    failing: list[int] = []
+
+    def auth() -> dict[str, str]:
+        if works == 0 or failing:
+            msg = "the keychain is locked"
+            raise RuntimeError(msg)
+        return {}
+
+    def fail(event: Any) -> None:
+        if type(event).__name__ == "ToolStarted":
+            failing.append(1)
+
+    source = guarded(401, answers=works, auth=auth)
+    async with Engine([agent(source)], models=ScriptedModel([FAR, "ok"]), observers=[fail]) as engine:
+        result = await engine.run("worker", "Go.")
+
+    said = result.tool_calls[0].result.text if works else result.error.message
+    assert "signing in with auth= did not work: RuntimeError: the keychain is locked" in said
 
 
 async def test_an_endpoint_that_fails_for_now_is_tried_again(

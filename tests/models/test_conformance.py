@@ -2,82 +2,191 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import yaml
+from hypothesis import HealthCheck, given
+from hypothesis import settings as limits
+from hypothesis import strategies as st
 
+from stepengine.data.messages import TextPart, ToolCallPart
+from stepengine.data.models import ModelReply
+from stepengine.data.usage import Usage
 from tests.faults.scripts import ANTHROPIC, CHAT
 from tests.models.conformance import main
+from tests.models.recorded import FOLDER, Recording, cassette, needs_recordings, recordings
 
 URIS = {"anthropic": "https://host/v1/messages", "openai_chat": "https://host/openai/v1/chat/completions"}
+SAID = ("It is five.", [], "end_turn")
 
 
-def exchange(wire: Any, body: bytes, *, stream: bool) -> dict[str, Any]:
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    recordings.cache_clear()
+    cassette.cache_clear()
+
+
+def exchange(wire: Any, body: bytes, *, stream: bool, uri: str = "", packed: bool = False) -> dict[str, Any]:
     kind = "text/event-stream" if stream else "application/json"
+    headers = {"content-type": [kind], **({"Content-Encoding": ["gzip"]} if packed else {})}
     return {
-        "request": {"method": "POST", "uri": URIS[wire.name], "body": json.dumps({"model": "m", "messages": []})},
+        "request": {
+            "method": "POST",
+            "uri": uri or URIS[wire.name],
+            "body": json.dumps({"model": "m", "messages": []}),
+        },
         "response": {
             "status": {"code": 200},
-            "headers": {"content-type": [kind]},
-            "body": {"string": body.decode()},
+            "headers": headers,
+            "body": {"string": gzip.compress(body) if packed else body.decode()},
         },
     }
 
 
-def test_a_folder_without_an_index_is_checked_in_stream_errors_survived_and_the_unequal_named(tmp_path, capsys):
-    said = ("It is five.", [], "end_turn")
-    files = {
-        "good/a": [exchange(wire, wire.reply(*said), stream=False) for wire in (ANTHROPIC, CHAT)],
-        "good/b": [exchange(wire, b"".join(wire.stream(*said)), stream=True) for wire in (ANTHROPIC, CHAT)],
-        "overloaded": [exchange(ANTHROPIC, ANTHROPIC.stream(*said)[0] + ANTHROPIC.stream_error[0], stream=True)],
-    }
-    (tmp_path / "good").mkdir()
+def keep(folder: Path, **files: Any) -> None:
     for name, exchanges in files.items():
-        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump({"interactions": exchanges}))
-    assert main(tmp_path) == 0
-    said_of = capsys.readouterr().out
-    assert "in all: 5 files, 2 plain, 2 streams, 0 errors, 1 failed" in said_of
-    assert "not equal" not in said_of
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump({"interactions": exchanges}))
 
-    broken = exchange(CHAT, b'{"choices": 5}', stream=False)
-    cut = exchange(ANTHROPIC, b"".join(ANTHROPIC.stream(*said)[:-1]), stream=True)
-    for name, each in (("broken", broken), ("cut", cut)):
-        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump({"interactions": [each]}))
-    from tests.models.recorded import cassette, recordings
 
-    recordings.cache_clear()
-    cassette.cache_clear()
-    assert main(tmp_path) == 1
-    lines = [line.partition(": ")[2] for line in capsys.readouterr().out.splitlines() if line.startswith("not equal")]
-    assert [line.partition("#")[0] for line in lines] == ["broken.yaml", "cut.yaml"]
+def said_of(folder: Path, capsys: Any, status: int = 0) -> str:
+    assert status == main(folder)
+    return capsys.readouterr().out
+
+
+def test_a_folder_without_an_index_is_checked_in_stream_errors_survived_and_the_unequal_named(tmp_path, capsys):
+    keep(
+        tmp_path,
+        a=[exchange(wire, wire.reply(*SAID), stream=False) for wire in (ANTHROPIC, CHAT)],
+        b=[exchange(wire, b"".join(wire.stream(*SAID)), stream=True) for wire in (ANTHROPIC, CHAT)],
+        overloaded=[exchange(ANTHROPIC, ANTHROPIC.stream(*SAID)[0] + ANTHROPIC.stream_error[0], stream=True)],
+    )
+    told = said_of(tmp_path, capsys)
+
+    assert "in all: 5 files, 2 plain, 2 streams, 0 errors, 1 failed" in told
+    assert "4 read twice" in told
+    assert "by file: 3 equal, 0 client's doing, 0 documented, 0 different" in told
+    assert "not equal" not in told
+
+
+def test_a_body_that_was_recorded_as_it_was_compressed_is_read(tmp_path, capsys):
+    packed = [
+        exchange(ANTHROPIC, ANTHROPIC.reply(*SAID), stream=False, packed=True),
+        exchange(ANTHROPIC, b"".join(ANTHROPIC.stream(*SAID)), stream=True, packed=True),
+    ]
+    keep(tmp_path, packed=packed)
+
+    assert "1 plain, 1 streams, 0 errors, 0 failed" in said_of(tmp_path, capsys)
+
+
+def test_a_stream_that_its_recorder_did_not_read_to_the_end_is_his_doing_and_no_reply(tmp_path, capsys):
+    keep(tmp_path, cut=[exchange(ANTHROPIC, b"".join(ANTHROPIC.stream(*SAID)[:-1]), stream=True)])
+    told = said_of(tmp_path, capsys)
+
+    assert "  client's doing: cut.yaml" in told.splitlines()
+    assert "whoever recorded the stream did not read it to its end" in told
+
+
+def lost_call(reply: ModelReply) -> ModelReply:
+    return attrs.evolve(reply, content=[part for part in reply.content if not isinstance(part, ToolCallPart)])
+
+
+FAULTS: dict[str, Callable[[ModelReply], ModelReply]] = {
+    "text": lambda reply: attrs.evolve(reply, content=[TextPart("It is six."), *reply.content[1:]]),
+    "calls": lost_call,
+    "stop": lambda reply: attrs.evolve(reply, raw_stop_reason="max_tokens"),
+    "prompt": lambda reply: attrs.evolve(reply, usage=Usage(1_000, 5)),
+    "completion": lambda reply: attrs.evolve(reply, usage=attrs.evolve(reply.usage, output_tokens=0)),
+}
+
+
+@pytest.mark.spec("providers:PV120")
+@pytest.mark.parametrize("wire", [ANTHROPIC, CHAT], ids=lambda wire: wire.name)
+@pytest.mark.parametrize("member", FAULTS)
+def test_what_our_codec_reads_wrong_the_sdk_reads_otherwise(member, wire, tmp_path, capsys, monkeypatch) -> None:
+    reply = wire.reply("It is five.", [("look", '{"at": "1"}')], "tool_use")
+    keep(tmp_path, a=[exchange(wire, reply, stream=False)])
+    assert "1 equal" in said_of(tmp_path, capsys)
+
+    right = Recording.decoded
+    monkeypatch.setattr(Recording, "decoded", lambda self: FAULTS[member](right(self)))
+    lines = said_of(tmp_path, capsys, 1).splitlines()
+    found = {line.split(": ")[2] for line in lines if line.startswith("not equal: a.yaml#0")}
+
+    assert member in found
+
+
+@pytest.mark.spec("providers:PV120", "providers:PV81")
+def test_a_bill_that_we_would_not_record_as_it_stands_in_the_reply_is_a_difference(tmp_path, capsys, monkeypatch):
+    body = json.loads(CHAT.reply(*SAID))
+    body["usage"] |= {"cost": 0.25, "is_byok": False}
+    uri = "https://openrouter.ai/api/v1/chat/completions"
+    keep(tmp_path, a=[exchange(CHAT, json.dumps(body).encode(), stream=False, uri=uri)])
+
+    assert "| openrouter | 1 | 0.250000 | 0.250000 |" in said_of(tmp_path, capsys)
+    right = Recording.decoded
+    monkeypatch.setattr(Recording, "decoded", lambda self: attrs.evolve(right(self), cost=None))
+    assert "the service says that it cost 0.25, ours " in said_of(tmp_path, capsys, 1)
 
 
 NO_CASSETTES = {
     "empty.yaml": "",
     "list.yml": "- 1\n",
-    "no_yaml.yaml": "a: [",
     "other.yaml": "services: {db: {image: postgres}}",
+    "socket.yaml": "interactions: [{direction: sent, data: '{}'}]",
+}
+NOT_READ = {
+    "no_yaml.yaml": "a: [",
     "no_status.yaml": "interactions: [{request: {method: POST, uri: x}, response: {}}]",
 }
 
 
-def test_no_folder_ends_in_a_traceback_and_each_file_that_is_no_cassette_is_named(tmp_path, capsys) -> None:
-    for name, text in NO_CASSETTES.items():
+def test_files_without_exchanges_are_counted_apart_and_each_that_cannot_be_read_is_named(tmp_path, capsys) -> None:
+    for name, text in {**NO_CASSETTES, **NOT_READ}.items():
         (tmp_path / name).write_text(text)
-    upload = exchange(CHAT, b"{}", stream=False)
-    upload["request"] |= {"uri": "https://host/v1/files", "body": "--boundary"}
-    good = exchange(CHAT, CHAT.reply("It is five.", [], "end_turn"), stream=False)
-    (tmp_path / "good.yaml").write_text(yaml.safe_dump({"interactions": [upload, good]}))
+    upload = exchange(CHAT, b"{}", stream=False, uri="https://host/v1/files")
+    keep(tmp_path, good=[upload, exchange(CHAT, CHAT.reply(*SAID), stream=False)])
+    lines = said_of(tmp_path, capsys, 1).splitlines()
 
-    assert main(tmp_path) == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert "by file: 1 equal, 0 documented, 0 not ours, 5 different" in lines
-    assert sorted(NO_CASSETTES) == sorted(line.split()[-1] for line in lines if line.startswith("  different: "))
-    assert sorted(NO_CASSETTES) == sorted(
-        line.split()[2].strip(":") for line in lines if line.startswith("not equal: ")
-    )
+    assert "by file: 1 equal, 0 client's doing, 0 documented, 2 different; 4 without HTTP exchanges" in lines
+    assert sorted(NOT_READ) == sorted(line.split()[-1] for line in lines if line.startswith("  different: "))
+    assert sorted(NOT_READ) == sorted(line.split()[2].strip(":") for line in lines if line.startswith("not equal: "))
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 999) | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+NAMED = st.fixed_dictionaries(
+    {},
+    optional={
+        "request": ANYTHING
+        | st.fixed_dictionaries({"method": ANYTHING, "uri": st.sampled_from([*URIS.values(), "x"])}),
+        "response": ANYTHING
+        | st.fixed_dictionaries(
+            {"status": ANYTHING | st.just({"code": 200})},
+            optional={"headers": ANYTHING, "body": ANYTHING | st.fixed_dictionaries({"string": ANYTHING})},
+        ),
+    },
+)
+
+
+@given(whole=ANYTHING | st.fixed_dictionaries({"interactions": ANYTHING | st.lists(NAMED, max_size=2)}))
+@limits(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None)
+def test_no_file_ends_in_a_traceback(tmp_path, whole) -> None:
+    (tmp_path / "any.yaml").write_text(yaml.safe_dump(whole))
+    recordings.cache_clear()
+    cassette.cache_clear()
+
+    assert main(tmp_path) in {0, 1}
 
 
 @pytest.mark.parametrize(
@@ -93,3 +202,22 @@ def test_an_index_that_leads_nowhere_is_one_line(tmp_path, capsys, name, text) -
 
     assert main(tmp_path) == 1
     assert capsys.readouterr().out.startswith(f"the index of {tmp_path} cannot be followed: ")
+
+
+@pytest.mark.deep
+def test_a_reader_of_the_output_that_has_seen_enough_is_no_traceback(tmp_path) -> None:
+    keep(tmp_path, **{f"f{n}": [exchange(CHAT, CHAT.reply(*SAID), stream=False)] for n in range(3)})
+    command = [sys.executable, "-m", "tests.models.conformance", str(tmp_path)]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=Path(__file__).parents[2])
+    running.stdout.close()
+    _, told = running.communicate(timeout=120)
+
+    assert b"Traceback" not in told
+    assert b"" == told
+
+
+@needs_recordings
+@pytest.mark.deep
+@pytest.mark.spec("providers:PV120", "requirements:G3")
+def test_all_recorded_traffic_is_read_as_the_sdks_and_the_bills_read_it(capsys) -> None:
+    assert "0 different" in said_of(FOLDER, capsys)

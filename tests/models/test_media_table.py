@@ -31,7 +31,7 @@ SOURCES = ("bytes", "address", "uploaded")
 
 def part(name: str, kind: str, source: str) -> Any:
     cls, mime = KINDS[kind]
-    holder = "openai" if name == "openai_chat" else name
+    holder = {"openai_chat": "openai", "google_interactions": "google"}.get(name, name)
     given = {
         "bytes": {"data": b"x"},
         "address": {"url": "https://a/x"},
@@ -48,7 +48,8 @@ def cell(name: str, kind: str, source: str) -> str:
         return {"unsupported_part": "refused"}[error.kind]
     body = json.loads(sent.content)
     message = next(body[member] for member in ("messages", "input", "contents") if member in body)[-1]
-    piece = (message.get("content") or message["parts"])[-1]
+    pieces = [piece for piece in message.get("content") or message["parts"] if "cachePoint" not in piece]
+    piece = pieces[-1]
     word = piece.get("type") or next(iter(piece))
     return f"`{word}`" if "source" not in piece else f"`{word}`, {piece['source']['type']}"
 

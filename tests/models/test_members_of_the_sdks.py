@@ -1,247 +1,77 @@
 """
-Every member that the providers' SDKs know of a reply is read, carried along, or named here with the reason why not.
+Every member that the providers' SDKs know of a reply is read, carried along, or named in ``members`` with the reason why not.
 
 A reply is made in which each member of each type has a value of its own; what of these is not found again in the decoded reply
-is what the list below has to name. A newer SDK that knows more fails here.
+is what the lists there have to name. A newer SDK that knows more fails here. What no SDK knows yet is carried as well, wherever
+it stands.
 """
 
 from __future__ import annotations
 
-import base64
-import inspect
-import itertools
 import json
-import types
-from collections.abc import Callable, Iterator, Mapping
-from datetime import datetime
-from enum import Enum
-from typing import Any, Literal, Union, get_args, get_origin
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, get_args
 
 import attrs
 import pytest
-from pydantic import BaseModel
 
 from stepengine.data.codec import to_json
 from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
+from stepengine.data.models import ModelReply
 from stepengine.errors import ModelError
-from stepengine.models.anthropic.decode import decode as decode_anthropic
-from stepengine.models.google.decode import decode as decode_google
-from stepengine.models.openai.decode import decode as decode_responses
-from stepengine.models.openai_chat.decode import decode as decode_chat
+from stepengine.models.anthropic import decode as anthropic
+from stepengine.models.google import decode as google
+from stepengine.models.openai import decode as openai
+from stepengine.models.openai_chat import decode as openai_chat
+from tests.models.members import (
+    DECODE,
+    NAMED,
+    READ,
+    TOMORROW,
+    Maker,
+    at_once,
+    bodies_of,
+    in_pieces,
+    lost_by,
+    objects_in,
+    stream_of,
+    types_of,
+    with_more,
+)
 from tests.models.wires import FOUR, MODEL, made, sent
 
-DEEPEST = 7
-ASKED = "told back of what was asked"
-REST = "the same for every reply"
-NAMED: dict[str, str] = {
-    **dict.fromkeys(
-        [
-            f"Response.{member}"
-            for member in (
-                *(
-                    "access_programs",
-                    "background",
-                    "image",
-                    "instructions",
-                    "max_output_tokens",
-                    "max_tool_calls",
-                    "metadata",
-                ),
-                *(
-                    "parallel_tool_calls",
-                    "prompt",
-                    "prompt_cache_key",
-                    "prompt_cache_options",
-                    "prompt_cache_retention",
-                ),
-                *("reasoning", "safety_identifier", "temperature", "text", "tool_choice", "tools", "top_logprobs"),
-                *("top_p", "truncation", "user"),
-            )
-        ],
-        ASKED,
-    ),
-    "ChatCompletion.metadata": ASKED,
-    **dict.fromkeys(
-        ("ChatCompletion.object", "Response.object", "BetaMessage.role", "BetaMessage.type", "Content.role"), REST
-    ),
-    **dict.fromkeys(("ChatCompletionMessage.role", "ResponseOutputMessage.role"), REST),
-    **dict.fromkeys(("Choice.index", "Candidate.index"), "one reply is asked for, and the first is taken"),
-    **dict.fromkeys(
-        (
-            "ChatCompletion.created",
-            "Response.created_at",
-            "Response.completed_at",
-            "GenerateContentResponse.createTime",
-        ),
-        "the journal has its own time, and a reply shall be equal when it is given again",
-    ),
-    "Response.error": "a response with it is no reply",
-    "ResponseFunctionToolCall.async": "a call with it is refused, as it waits for an answer in another way",
-    "ChatCompletionMessage.function_call": "older than tool_calls, and repeats them where both are there",
-    "FunctionCall.partialArgs": "streamed: tests/models/test_streamed_arguments.py",
-    "FunctionCall.willContinue": "streamed: tests/models/test_streamed_arguments.py",
-    **dict.fromkeys(
-        [
-            f"GenerateContentResponse.{name}"
-            for name in ("sdkHttpResponse", "parsed", "automaticFunctionCallingHistory")
-        ],
-        "made by the SDK",
-    ),
+WAYS: dict[str, Callable[[str, dict[str, Any]], ModelReply]] = {
+    "at once": at_once,
+    "in pieces": lambda wire, body: in_pieces(wire, stream_of(wire, body)),
 }
-"""What is neither read nor carried along, and why."""
-READ: dict[str, str] = {
-    "BetaMessage.model": "where another model stood in, that one is told of",
-    **dict.fromkeys(
-        ("BetaRedactedThinkingBlock.type", "ChatCompletionMessageFunctionToolCall.type", "ResponseOutputText.type"),
-        "a part of that kind is made of it",
-    ),
-    "Part.thought": "a part of that kind is made of it",
-}
-"""What is read and not found again by its value."""
-
-
-class Maker:
-    """Makes values of types, and remembers which member each leaf is the value of."""
-
-    def __init__(self) -> None:
-        self.leaves: list[tuple[str, str, Any]] = []
-        self.members: set[str] = set()
-        self._numbers = itertools.count(100_001)
-
-    def of(self, kind: Any, owner: str, member: str, above: tuple[Any, ...] = ()) -> Iterator[Any]:
-        """Values of *kind*, one for each of its variants."""
-        origin, inner = get_origin(kind), get_args(kind)
-        if origin is Literal:
-            yield self._leaf(owner, member, inner[0])
-        elif hasattr(kind, "__metadata__"):
-            yield from self.of(inner[0], owner, member, above)
-        elif origin in (Union, types.UnionType):
-            for variant in inner:
-                if variant is not type(None):
-                    yield from self.of(variant, owner, member, above)
-        elif origin is list:
-            yield list(self.of(inner[0], owner, member, above))
-        elif inspect.isclass(kind) and issubclass(kind, BaseModel):
-            if kind not in above and len(above) < DEEPEST:
-                yield from self._objects(kind, (*above, kind))
-        else:
-            yield self._leaf(owner, member, self._plain(kind, f"{owner}.{member}"))
-
-    def _objects(self, kind: type[BaseModel], above: tuple[Any, ...]) -> Iterator[dict[str, Any]]:
-        """One object with the first variant of every member, and one more for every further variant."""
-        first: dict[str, Any] = {}
-        more: list[tuple[str, Any]] = []
-        for name, field in kind.model_fields.items():
-            key = field.alias or name
-            self.members.add(f"{kind.__name__}.{key}")
-            if f"{kind.__name__}.{key}" in NAMED:
-                continue
-            values = list(self.of(field.annotation, kind.__name__, key, above))
-            if values:
-                first[key] = values[0]
-                more += [(key, value) for value in values[1:]]
-        yield first
-        for key, value in more:
-            yield {**first, key: value}
-
-    def _plain(self, kind: Any, path: str) -> Any:
-        number = next(self._numbers)
-        if kind is bool:
-            return True
-        if kind in (int, float):
-            return number
-        if kind is bytes:
-            return base64.b64encode(b"\x89PNG" + str(number).encode()).decode()
-        if kind is datetime:
-            return "2026-01-01T00:00:00Z"
-        if inspect.isclass(kind) and issubclass(kind, Enum):
-            return next((one.value for one in kind), "MEMBER_OF_TOMORROW")
-        if kind is str and path == "ChatCompletionAudio.data":
-            return base64.b64encode(b"ID3" + str(number).encode()).decode()
-        if kind is str:
-            return f"{path}~{number}"
-        return {"inside": f"{path}~{number}"}
-
-    def _leaf(self, owner: str, member: str, value: Any) -> Any:
-        self.leaves.append((owner, member, value))
-        return value
-
-
-def leaves_in(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    if isinstance(value, Mapping):
-        for name, inner in value.items():
-            yield from leaves_in(inner, name)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from leaves_in(inner, key)
-    else:
-        yield key, json.dumps(value)
-
-
-def alone(value: dict[str, Any], *path: str) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Each item of the list at *path*, and *value* with it alone in that list, and of lists on the way their first."""
-    name, *rest = path
-    inner = value.get(name)
-    if isinstance(inner, list):
-        for item in inner:
-            if rest:
-                yield from ((last, {**value, name: [one]}) for last, one in alone(item, *rest))
-            else:
-                yield item, {**value, name: [item]}
-    elif isinstance(inner, dict):
-        yield from ((last, {**value, name: one}) for last, one in alone(inner, *rest))
-    else:
-        yield {}, value
-
-
-def lost_by(decode: Callable[..., Any], kind: type[BaseModel], provider: str, *path: str) -> set[str]:
-    """The members of *kind* and all below it whose values stand in no reply that is decoded of them."""
-    maker, found, text = Maker(), set[tuple[str, str]](), []
-    for whole in list(maker.of(kind, "", "")):
-        for item, one in alone(whole, *path):
-            try:
-                reply = to_json(decode(one, made(provider), "m", None))
-            except ModelError as error:
-                if error.kind != "unanswerable":
-                    raise
-                found.update(leaves_in(item))
-                continue
-            found.update(leaves_in(reply))
-            text.append(json.dumps(reply))
-    everything = "".join(text)
-    return {
-        f"{owner}.{member}"
-        for owner, member, value in maker.leaves
-        for key, plain in leaves_in(value, member)
-        if f"{owner}.{member}" not in READ
-        and (key, plain) not in found
-        and (len(plain) <= 5 or plain.strip('"') not in everything)
-    }
-
-
-def types_of() -> dict[str, tuple[Any, ...]]:
-    from anthropic.types.beta import BetaMessage
-    from google.genai.types import GenerateContentResponse
-    from openai.types.chat import ChatCompletion
-    from openai.types.responses import Response
-
-    return {
-        "anthropic": (decode_anthropic, BetaMessage, "anthropic", "content"),
-        "openai": (decode_responses, Response, "openai", "output"),
-        "openai_chat": (decode_chat, ChatCompletion, "openai_chat", "choices", "message", "tool_calls"),
-        "google": (decode_google, GenerateContentResponse, "google", "candidates", "content", "parts"),
-    }
 
 
 @pytest.mark.spec("reliability:MP59", "requirements:G5")
+@pytest.mark.parametrize("came", WAYS)
 @pytest.mark.parametrize("name", FOUR)
-def test_every_member_that_an_sdk_knows_of_a_reply_is_read_carried_or_named(name) -> None:
-    assert set() == lost_by(*types_of()[name])
+def test_every_member_that_an_sdk_knows_of_a_reply_is_read_carried_or_named(name, came) -> None:
+    kind, *path = types_of()[name]
+
+    assert set() == lost_by(lambda body: to_json(WAYS[came](name, body)), kind, *path)
+
+
+@pytest.mark.spec("reliability:MP58", "reliability:MP59")
+@pytest.mark.parametrize("name", FOUR)
+def test_a_reply_of_any_members_is_the_same_in_pieces_as_at_once(name) -> None:
+    def read(came: str, body: dict[str, Any]) -> object:
+        try:
+            return WAYS[came](name, body)
+        except ModelError as error:
+            return error.kind, str(error)
+
+    for body in bodies_of(name):
+        assert read("at once", body) == read("in pieces", body)
 
 
 def test_what_is_named_is_still_there() -> None:
     known = set()
-    for _, kind, *_ in types_of().values():
+    for kind, *_ in types_of().values():
         maker = Maker()
         assert list(maker.of(kind, "", ""))
         known |= maker.members
@@ -249,16 +79,63 @@ def test_what_is_named_is_still_there() -> None:
     assert set() == (NAMED.keys() | READ.keys()) - known
 
 
-def test_a_member_of_tomorrow_is_noticed() -> None:
+def test_a_member_that_is_lost_is_noticed() -> None:
     from openai.types.chat import ChatCompletion
 
     class Tomorrow(ChatCompletion):
         dream: str
         dreams: list[str]
 
-    assert {"Tomorrow.dream", "Tomorrow.dreams"} <= lost_by(
-        decode_chat, Tomorrow, "openai_chat", "choices", "message", "tool_calls"
-    )
+    def careless(body: dict[str, Any]) -> Any:
+        return to_json(at_once("openai_chat", {name: body[name] for name in body.keys() - {"dream", "dreams"}}))
+
+    path, dreams = ("choices", "message", "tool_calls"), {"Tomorrow.dream", "Tomorrow.dreams"}
+    assert dreams <= lost_by(careless, Tomorrow, *path)
+    assert not dreams & lost_by(lambda body: to_json(at_once("openai_chat", body)), Tomorrow, *path)
+
+
+@pytest.mark.spec("ecosystem:EC97")
+def test_every_word_for_the_end_of_a_reply_that_an_sdk_knows_has_a_meaning() -> None:
+    from anthropic.types.beta import BetaStopReason
+    from google.genai.types import FinishReason
+    from openai.types.chat.chat_completion import Choice
+    from openai.types.responses import ResponseStatus
+    from openai.types.responses.response import IncompleteDetails
+
+    gemini = {word.value for word in FinishReason} - {"FINISH_REASON_UNSPECIFIED"}
+    (why,) = [kind for kind in get_args(IncompleteDetails.model_fields["reason"].annotation) if kind is not type(None)]
+
+    assert set() == set(get_args(BetaStopReason)) - {*anthropic.STOPS, anthropic.OVERFLOW}
+    assert set() == gemini - {*google.STOPS, *google.MALFORMED, *google.GIVEN_UP, google.UNSIGNED}
+    assert set() == set(get_args(Choice.model_fields["finish_reason"].annotation)) - openai_chat.STOPS.keys()
+    assert set() == set(get_args(ResponseStatus)) - {*openai.STOPS, "incomplete"}
+    assert set() == set(get_args(why)) - openai.INCOMPLETE.keys()
+
+
+# --- what no SDK knows yet --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("reliability:MP59")
+@pytest.mark.parametrize("came", WAYS)
+@pytest.mark.parametrize("name", FOUR)
+def test_a_member_of_tomorrow_is_kept_wherever_in_a_reply_it_stands(name, came) -> None:
+    tried = set()
+    for body in bodies_of(name):
+        with suppress(ModelError):
+            at_once(name, body)
+            for path in objects_in(body):
+                place = (*[step for step in path if isinstance(step, str)], str(held_at(body, path).get("type")))
+                if place not in tried:
+                    tried.add(place)
+                    assert TOMORROW["tomorrow"] in json.dumps(to_json(WAYS[came](name, with_more(body, path)))), place
+
+    assert len(tried) > 20
+
+
+def held_at(value: Any, path: tuple[str | int, ...]) -> Any:
+    for step in path:
+        value = value[step]
+    return value
 
 
 CALLS = {
@@ -282,8 +159,7 @@ REPLIES = {
 @pytest.mark.parametrize("same", [True, False], ids=["the same model", "another one"])
 def test_what_a_call_holds_beside_its_arguments_goes_back_to_the_model_that_made_it_alone(name, same) -> None:
     model = MODEL[name] if same else "another"
-    decode = types_of()[name][0]
-    (call,) = decode(REPLIES[name](CALLS[name]), made(name, model), model, None).tool_calls
+    (call,) = DECODE[name](REPLIES[name](CALLS[name]), made(name, model), model, None).tool_calls
     history = [
         UserMessage("go"),
         AssistantMessage([attrs.evolve(call, tool_call_id="c1")]),
@@ -298,7 +174,7 @@ def test_what_a_call_holds_beside_its_arguments_goes_back_to_the_model_that_made
 @pytest.mark.spec("reliability:MP59")
 def test_that_a_model_itself_called_is_not_said_again() -> None:
     call = {**CALLS["anthropic"], "caller": {"type": "direct"}}
-    (part,) = decode_anthropic(REPLIES["anthropic"](call), made("anthropic"), MODEL["anthropic"], None).tool_calls
+    (part,) = anthropic.decode(REPLIES["anthropic"](call), made("anthropic"), MODEL["anthropic"], None).tool_calls
     history = [
         UserMessage("go"),
         AssistantMessage([attrs.evolve(part, tool_call_id="c1")]),
@@ -306,3 +182,62 @@ def test_that_a_model_itself_called_is_not_said_again() -> None:
     ]
 
     assert "direct" not in json.dumps(sent("anthropic", *history))
+
+
+SAID = {
+    "anthropic": {
+        "model": "m",
+        "stop_reason": "end_turn",
+        "content": [
+            {"type": "thinking", "thinking": "Hm", "signature": "c2ln", "in_thinking": 1},
+            {"type": "redacted_thinking", "data": "eA==", "in_redacted": 2},
+            {"type": "text", "text": "Yes", "citations": None, "in_text": {"x": [3]}},
+        ],
+    },
+    "openai": {
+        "model": "m",
+        "status": "completed",
+        "output": [
+            {
+                "type": "message",
+                "id": "i",
+                "role": "assistant",
+                "status": "completed",
+                "content": [{"type": "output_text", "text": "Yes", "annotations": [], "in_text": {"x": [3]}}],
+                "in_item": 4,
+            },
+        ],
+    },
+    "google": {
+        "candidates": [
+            {
+                "finishReason": "STOP",
+                "content": {"parts": [{"text": "Hm", "thought": True, "in_thinking": 1}, {"text": "Yes", "in_text": [3]}]},
+            }
+        ],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.spec("reliability:MP59")
+@pytest.mark.parametrize("name", SAID)
+@pytest.mark.parametrize("came", WAYS)
+@pytest.mark.parametrize("same", [True, False], ids=["the same model", "another one"])
+def test_what_texts_and_thoughts_hold_that_is_newer_goes_back_to_the_model_that_made_it_alone(name, came, same) -> None:
+    reply = WAYS[came](name, SAID[name])
+    model = MODEL[name] if same else "another"
+    content = [
+        attrs.evolve(part, provider_data={**part.provider_data, "model": model}) if part.provider_data else part
+        for part in reply.content
+    ]
+    items = sent(name, UserMessage("go"), AssistantMessage(content), UserMessage("on"))
+    words = {
+        member for path in objects_in(SAID[name]) for member in held_at(SAID[name], path) if member.startswith("in_")
+    }
+
+    assert words
+    assert (words if same else set()) == {word for word in words if f'"{word}"' in json.dumps(items)}
+    if same and name != "google":
+        (written,) = [item for item in items if item.get("role") == "assistant"]
+        blocks = SAID[name]["content"] if name == "anthropic" else SAID[name]["output"][0]["content"]
+        assert [{k: v for k, v in block.items() if v is not None} for block in blocks] == written["content"]

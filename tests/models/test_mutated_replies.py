@@ -15,9 +15,12 @@ from stepengine.data.codec import bare
 from stepengine.data.messages import AssistantMessage, OpaquePart, ToolCallPart
 from stepengine.data.models import ReplyDone, TextChunk, ThinkingChunk, ToolCallChunk, ToolCallStarted
 from stepengine.errors import ModelError
+from stepengine.models import BedrockProvider, GoogleInteractionsProvider
 from stepengine.models._json import read_json
 from stepengine.models.base import deltas_of
-from tests.faults.scripts import WIRES
+from tests.faults.cloud_server import AWS_STREAM
+from tests.faults.cloud_server import message as framed
+from tests.faults.scripts import WIRES, Wire, converse_events, converse_reply, interactions_reply, interactions_stream
 
 pytestmark = pytest.mark.anyio
 ODD = [
@@ -37,6 +40,49 @@ RAW = [
     b'"\\u0000"',
 ]
 MARK = "\u2063odd\u2063"
+
+
+def converse(api_key: str, base_url: str | None, **options):
+    given = {"region": "us-east-1", "name": "bedrock_converse", "endpoint": "converse"}
+    return BedrockProvider(api_key, base_url, **given, **options)
+
+
+def as_lines(*said) -> list[bytes]:
+    """The events of a stream of Converse, each in lines, so that it can be changed as those of others are."""
+    return [f"event: {name}\ndata: {json.dumps(told)}\n\n".encode() for name, told in converse_events(*said)]
+
+
+def in_messages(body: bytes) -> bytes:
+    """Events in lines as the messages of AWS that they stand for."""
+    found = re.findall(rb"event: (\w+)\ndata: (.*)\n\n", body)
+    return b"".join([framed(told, event_type=name.decode(), message_type="event") for name, told in found])
+
+
+CONVERSE = Wire(
+    "bedrock_converse",
+    converse,
+    "bedrock_converse/amazon.nova-pro-v1:0",
+    "",
+    "",
+    as_lines,
+    converse_reply,
+    None,
+    (b"", 0),
+    b"",
+)
+INTERACTIONS = Wire(
+    "google_interactions",
+    GoogleInteractionsProvider,
+    "google_interactions/gemini-3-pro",
+    "",
+    "",
+    interactions_stream,
+    interactions_reply,
+    None,
+    (b"", 0),
+    b"",
+)
+EACH = [*WIRES, CONVERSE, INTERACTIONS]
 CALLS = [("add", '{"a": 2, "b": 3}'), ("add", '{"a": 40, "b": "nothing"}')]
 
 
@@ -171,12 +217,15 @@ class Server:
     """One provider, and what its server answers next."""
 
     def __init__(self, wire) -> None:
+        self.wire = wire
         self.request = wire.request()
         self.provider = wire.make(transport=httpx2.MockTransport(lambda request: self.answer))
         self.answer = httpx2.Response(500)
 
     async def outcome(self, body: bytes, *, stream: bool):
         kind = "text/event-stream" if stream else "application/json"
+        if stream and self.wire is CONVERSE:
+            kind, body = AWS_STREAM, in_messages(body)
         self.answer = httpx2.Response(200, content=body, headers={"content-type": kind, "x-request-id": "r1"})
         try:
             if not stream:
@@ -238,7 +287,7 @@ async def mutate(wire, count: int, seed: str) -> dict[str, int]:
 
 
 @pytest.mark.spec("reliability:R22", "reliability:MP28", "reliability:MP44")
-@pytest.mark.parametrize("wire", WIRES, ids=str)
+@pytest.mark.parametrize("wire", EACH, ids=str)
 async def test_whatever_is_changed_in_a_reply_it_is_a_reply_or_a_model_error_and_nothing_is_made_up(wire):
     told = await mutate(wire, 100, "fast")
 
@@ -249,7 +298,7 @@ async def test_whatever_is_changed_in_a_reply_it_is_a_reply_or_a_model_error_and
 @pytest.mark.deep
 @pytest.mark.deep
 @pytest.mark.spec("reliability:R22", "reliability:MP28", "reliability:MP44")
-@pytest.mark.parametrize("wire", WIRES, ids=str)
+@pytest.mark.parametrize("wire", EACH, ids=str)
 async def test_of_ten_thousand_changed_replies_each_is_a_reply_or_a_model_error(wire):
     told = await mutate(wire, 2_500, "deep")
 
@@ -307,7 +356,7 @@ async def test_arguments_that_are_no_object_are_an_error_of_the_call_and_never_n
 
 @pytest.mark.spec("reliability:R22", "reliability:MP30")
 @pytest.mark.parametrize("odd", [{}, [], "12", True, -3, 2**70, 1e300, None, [1], {"a": 1}], ids=str)
-@pytest.mark.parametrize("wire", WIRES, ids=str)
+@pytest.mark.parametrize("wire", EACH, ids=str)
 async def test_odd_figures_of_usage_are_unknown_and_do_not_cost_the_reply(wire, odd):
     body = re.sub(rb"(?<=[a-zA-Z]\": )\d+(?=[,}])", json.dumps(odd).encode(), wire.reply("five", [], "end_turn"))
     found = await outcome(wire, body, stream=False)
@@ -321,7 +370,7 @@ async def test_odd_figures_of_usage_are_unknown_and_do_not_cost_the_reply(wire, 
 
 @pytest.mark.spec("reliability:MP24")
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "complete"])
-@pytest.mark.parametrize("wire", WIRES, ids=str)
+@pytest.mark.parametrize("wire", EACH, ids=str)
 async def test_a_reply_is_held_to_four_mebibytes_of_text_whichever_way_it_comes(wire, stream):
     for size, kind in ((4 * 1024 * 1024, None), (4 * 1024 * 1024 + 1, "too_large")):
         text = "a" * size

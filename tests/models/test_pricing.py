@@ -12,6 +12,8 @@ import pytest
 from genai_prices import Usage as PricedUsage
 from genai_prices import calc_price
 from genai_prices.data_snapshot import DataSnapshot, get_snapshot, set_custom_snapshot
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stepengine import AgentDefinition, Engine, TextPart
 from stepengine.data.json import freeze, thaw
@@ -112,6 +114,7 @@ LISTED = {
     "openai_chat": ("openai", "chat"),
     "openrouter": ("openrouter", "chat"),
     "google": ("google", "default"),
+    "bedrock_converse": ("aws", "default"),
 }
 
 
@@ -536,6 +539,20 @@ def test_a_cache_that_is_counted_beside_the_prompt_is_added_where_the_sum_says_s
         details.pop("completion_tokens_details")
 
     assert usage == usage_of({"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": total, **details})
+
+
+@pytest.mark.spec("requirements:X76", "providers:PV81")
+@given(prompt=st.integers(0, 9_999), output=st.integers(0, 9_999), more=st.integers(0, 9_999))
+def test_tokens_that_stand_in_the_total_alone_were_thought_and_are_paid_for(prompt, output, more) -> None:
+    """Gemini behind Google's OpenAI endpoint: 109 in all for a prompt of 35 and 12 that were said."""
+    from stepengine.models.openai_chat.decode import usage_of
+
+    parts = {"prompt_tokens": prompt, "completion_tokens": output}
+
+    assert Usage(prompt, output, 0, 0, more) == usage_of({**parts, "total_tokens": prompt + output + more})
+    assert Usage(prompt, output) == usage_of({**parts, "total_tokens": max(0, prompt + output - more)})
+    known = {**parts, "completion_tokens_details": {"reasoning_tokens": output}}
+    assert output == usage_of({**known, "total_tokens": prompt + output}).completion_tokens
 
 
 MILLIONS = {"input_tokens": 1_000_000, "output_tokens": 100_000}

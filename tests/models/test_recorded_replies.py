@@ -43,6 +43,7 @@ EXPECTED = {
     ("openrouter", "plain"): 18,
     ("openrouter", "stream"): 6,
     ("openrouter", "error"): 3,
+    ("bedrock", "plain"): 1,
 }
 
 
@@ -98,6 +99,8 @@ def totals(wire: str, raw: dict[str, Any]) -> tuple[int, int]:
             raw["totalTokenCount"] == raw["promptTokenCount"] + (raw.get("toolUsePromptTokenCount") or 0) + completion
         )
         return raw["totalTokenCount"] - completion, completion
+    if wire == "bedrock":
+        return raw["totalTokens"] - raw["outputTokens"], raw["outputTokens"]
     return raw["prompt_tokens"], raw["completion_tokens"]
 
 

@@ -8,9 +8,12 @@ import typing
 from typing import Any
 
 import attrs
+import httpx2
 import pytest
 from openai.types.responses import ResponseError
 
+from stepengine import AgentDefinition, Engine
+from stepengine.data.events import TextDelta
 from stepengine.data.json import thaw
 from stepengine.data.messages import (
     AssistantMessage,
@@ -26,11 +29,11 @@ from stepengine.data.messages import (
     ToolMessage,
     UserMessage,
 )
-from stepengine.data.models import ModelRequest
+from stepengine.data.models import ModelRequest, StopReason
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage
 from stepengine.errors import ModelError, TruncatedReply
-from stepengine.models import GoogleProvider
+from stepengine.models import GoogleProvider, Models
 from stepengine.models._failures import INVALID_SIGNATURE, body_failure
 from stepengine.models.google.decode import decode as decode_google
 from stepengine.models.google.decode import usage_of as google_usage
@@ -472,3 +475,63 @@ def test_what_a_model_made_up_goes_back_in_a_form_that_the_wire_takes(name):
     assert ('"_7_no_such_tool_"' if name == "google" else '"7_no_such_tool_"') in text
     assert "unreadable_arguments" in text
     assert "{nope" in text
+
+
+# --- a reply that is longer than one request gives ------------------------------------------------------------------
+
+
+def long_answer(*texts: str, token: str = "", **more: Any) -> dict[str, Any]:
+    end = {"finishReason": "CONTINUATION", "continuationToken": token} if token else {"finishReason": "STOP"}
+    content = {"role": "model", "parts": [{"text": text} for text in texts]}
+    return {"candidates": [{"content": content, **end, **more}], "usageMetadata": {"promptTokenCount": 3}}
+
+
+@pytest.mark.spec("providers:PV114", "reliability:MP56")
+@pytest.mark.parametrize("watched", [True, False])
+async def test_a_reply_of_gemini_that_is_longer_than_one_request_gives_is_gone_on_with_by_its_token(watched):
+    """It used to count as cut by the output limit, and the model was asked in words to go on."""
+    asked: list[dict[str, Any]] = []
+    answers = [long_answer("One, ", token="dDE="), long_answer("two, ", token="dDI="), long_answer("three.")]
+
+    def handler(request: httpx2.Request) -> httpx2.Response:
+        asked.append(json.loads(request.content))
+        answer = answers[len(asked) - 1] if len(asked) <= len(answers) else long_answer("Yes.")
+        if "alt=sse" in str(request.url):
+            return httpx2.Response(200, headers={"content-type": "text/event-stream"}, content=unnamed(answer))
+        return httpx2.Response(200, json=answer)
+
+    provider = GoogleProvider("k", transport=httpx2.MockTransport(handler))
+    agent = AgentDefinition("counter", model="google/gemini-4-argon")
+    async with Engine([agent], models=Models({"google": provider})) as engine:
+        run = engine.start("counter", "Count.")
+        said = (
+            [told.text async for told in run.events() if isinstance(told, TextDelta)]
+            if watched
+            else ["One, two, three."]
+        )
+        result = await run.result()
+        again = await engine.run("counter", "Sure?", previous=result.state)
+
+    first, second, third, last = asked
+    assert "One, two, three." == result.text == "".join(said)
+    assert (StopReason.END_TURN, 9) == (result.stop_reason, result.spending.usage.input_tokens)
+    assert {**first, "continuationToken": "dDE="} == second
+    assert {**first, "continuationToken": "dDI="} == third
+    assert "Yes." == again.text
+    assert "continuationToken" not in json.dumps(last)
+    assert [{"text": "One, "}, {"text": "two, "}, {"text": "three."}] == last["contents"][1]["parts"]
+
+
+@pytest.mark.spec("providers:PV114")
+def test_a_call_that_such_an_end_cuts_is_not_gone_on_with():
+    data = long_answer(token="dDE=")
+    data["candidates"][0]["content"]["parts"] = [{"functionCall": {"name": "look", "willContinue": True}}]
+
+    assert decode_google(data, made("google"), "m", None).stop_reason is StopReason.MAX_TOKENS
+
+
+def test_a_response_that_was_steered_elsewhere_is_what_came_until_then():
+    data = {"status": "incomplete", "incomplete_details": {"reason": "steered"}, "output": []}
+    reply = decode_responses(data, made("openai"), "m", None)
+
+    assert (StopReason.END_TURN, "steered") == (reply.stop_reason, reply.raw_stop_reason)

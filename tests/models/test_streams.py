@@ -343,3 +343,13 @@ def test_an_answer_by_a_schema_that_comes_as_an_object_is_its_json_and_no_other_
         assert chat_decode.decode(told, attrs.evolve(plain, request=asked), "m", None).text == '{"name":"Ada"}'
     with pytest.raises(TypeError):
         chat_decode.decode(told, plain, "m", None)
+
+
+def test_a_reply_has_the_id_of_its_first_chunk_whatever_the_last_one_says() -> None:
+    it = reader("openai_chat")
+    for named, delta, finish in (("", {}, None), ("chatcmpl-1", {"content": "Hi."}, None), ("stub", {}, "stop")):
+        chunk = {"id": named, "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
+        it.feed(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+    it.feed(b"data: [DONE]\n\n")
+
+    assert "chatcmpl-1" == it.finish().provider_data["id"]

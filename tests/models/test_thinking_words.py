@@ -6,7 +6,7 @@ import json
 import logging
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
@@ -26,7 +26,7 @@ MODELS = {
     "anthropic": ("claude-opus-4-1", "claude-opus-4-6", "claude-sonnet-5", "claude-fable-5", "other"),
     "google": (
         *("gemini-3-pro-preview", "gemini-3-flash-preview", "gemini-3.7-flash", "gemini-2.5-pro", "gemini-2.5-flash"),
-        *("gemini-2.0-flash", "gemma-3", "gemini-flash-latest"),
+        *("gemini-2.0-flash", "gemma-3", "gemini-flash-latest", "gemini-4-argon", "gemini-4-hydrogen"),
     ),
     "openai": ("gpt-6", "gpt-6-astra", "gpt-5.6", "gpt-5.4", "gpt-5.1", "gpt-5", "gpt-5-pro", "o3", "gpt-4o", "gpt-5.2-chat-latest"),
     "openai_chat": ("gpt-6", "gpt-5.6", "gpt-5.4", "gpt-5.1", "gpt-5-mini", "o3", "gpt-4o", "gpt-5-chat-latest", "other"),
@@ -46,6 +46,11 @@ MODELS = {
     "lmstudio": ("whatever",),
     "azure": ("gpt-5.4", "my-deployment"),
     "together": ("vendor/model",),
+    "google_interactions": ("gemini-3-pro-preview", "gemini-2.5-flash"),
+    "bedrock_converse": (
+        *("amazon.nova-2-lite-v1:0", "amazon.nova-pro-v1:0", "openai.gpt-oss-120b-1:0", "qwen.qwen3-32b-v1:0"),
+        *("deepseek.r1-v1:0", "meta.llama4-scout-17b-instruct-v1:0"),
+    ),
 }  # fmt: skip
 LOOK = ToolSpec("look", "Looks.", {"type": "object", "properties": {}})
 
@@ -119,6 +124,8 @@ ROWS = [
     ("google", "gemini-flash-latest", [level(word) for word in ("low", "medium", "high", "high")]),
     ("google", "gemini-2.5-flash", [budget(tokens) for tokens in (2_048, 8_192, 24_576, 24_576)]),
     ("google", "gemini-2.5-pro", [budget(tokens) for tokens in (2_048, 8_192, 24_576, 32_768)]),
+    ("google", "gemini-4-argon", [level(word) for word in ("low", "medium", "high", "high")]),
+    ("google", "gemini-4-hydrogen", [level(word) for word in ("low", "medium", "high", "xhigh")]),
     ("google", "gemini-2.0-flash", [{}] * 4),
     ("openai", "gpt-5.6", [reasoning(word) for word in ("low", "medium", "high", "max")]),
     ("openai", "gpt-5.4", [reasoning(word) for word in ("low", "medium", "high", "xhigh")]),
@@ -179,6 +186,7 @@ NONE = [
     ("google", "gemini-3-flash-preview", none_of({"thinkingLevel": "minimal"}), False),
     ("google", "gemini-3-pro-preview", none_of({"thinkingLevel": "low"}), False),
     ("google", "gemini-3.7-flash", none_of({"thinkingLevel": "low"}), False),
+    ("google", "gemini-4-argon", none_of({"thinkingLevel": "low"}), False),
     ("google", "gemini-2.0-flash", {}, True),
     ("openai", "gpt-5.6", {"reasoning": {"effort": "none"}}, True),
     ("openai", "gpt-5", {"reasoning": {"effort": "minimal"}}, False),
@@ -322,6 +330,7 @@ def cell(name: str, model: str, wish: Thinking, notes: Any) -> str:
     sent = said(name, model, wish)
     if "generationConfig" in sent:
         sent = sent["generationConfig"]["thinkingConfig"]
+    sent = sent.get("additionalModelRequestFields") or sent.get("generation_config") or sent
     words = "; ".join(f"`{key}: {shown(value)}`" for key, value in sent.items()) or "nothing"
     return f"{words} (!)" if len(notes()) > before else words
 
@@ -352,3 +361,22 @@ def test_old_spellings_ask_for_the_same_as_the_words():
 def test_every_word_of_the_tables_belongs_to_a_service_and_every_service_has_a_table():
     forms = {preset.thinking for preset in PRESETS.values()}
     assert forms - {"openrouter", "qwen"} == table.TABLES.keys()
+
+
+@pytest.mark.spec("providers:PV15", "providers:PV10", "providers:PV11")
+def test_every_word_for_how_much_to_think_that_an_sdk_knows_is_sent_to_some_model():
+    from anthropic.types.beta import BetaOutputConfigParam
+    from google.genai.types import ThinkingLevel
+    from openai.types.shared import ReasoningEffort
+
+    efforts = get_args(get_type_hints(BetaOutputConfigParam)["effort"])
+    known = {
+        # "xhigh" is less than "max" there, and ours has no word between "high" and "max".
+        "anthropic": {word for kind in efforts for word in get_args(kind)} - {"xhigh"},
+        "google": {word.value.lower() for word in ThinkingLevel} - {"thinking_level_unspecified"},
+        "openai": {word for kind in get_args(ReasoningEffort) for word in get_args(kind)},
+    }
+    for name, words in known.items():
+        sent = json.dumps([said(name, model, Thinking(effort)) for model, effort in product(MODELS[name], EFFORTS)])
+
+        assert words == {word for word in words if f'"{word}"' in sent}, name

@@ -10,7 +10,7 @@ import pytest
 
 from stepengine.data.models import ModelRequest, ReplyDone
 from stepengine.errors import ModelError
-from stepengine.models import AnthropicProvider, GoogleProvider, OpenAIChatProvider, OpenAIProvider
+from stepengine.models import AnthropicProvider, BedrockProvider, GoogleProvider, OpenAIChatProvider, OpenAIProvider
 from stepengine.models._failures import body_failure
 from stepengine.models._http import Body
 from stepengine.testing import Cassette, ReplayTransport
@@ -33,6 +33,9 @@ def provider_of(recording: Recording, played: Cassette, request: Any) -> Any:
         path = url.path.removeprefix("/v1beta/") + query
     elif name == "anthropic":
         provider, path = AnthropicProvider(KEY, host, transport), url.path + query
+    elif name == "bedrock_converse":
+        clouds = BedrockProvider(KEY, host, transport, region="us-east-1", name=name, endpoint="converse")
+        provider, path = clouds._of(recording.model), url.path
     else:
         base, _, leaf = url.path.partition("/v1/")
         kind = OpenAIProvider if name == "openai" else OpenAIChatProvider

@@ -14,7 +14,7 @@ from stepengine.data.models import ModelReply, ModelRequest, ModelSettings
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.errors import ModelError
-from stepengine.models import CodeExecution, FileSearch, UrlContext, WebSearch
+from stepengine.models import CodeExecution, FileSearch, Programs, UrlContext, WebSearch
 from tests.models.wires import provider_of
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
@@ -36,6 +36,8 @@ MODELS = {
     "deepseek": "deepseek-v4",
     "mistral": "mistral-large-latest",
     "ollama": "llama3",
+    "bedrock_converse": "amazon.nova-2-lite-v1:0",
+    "google_interactions": "gemini-3-pro",
 }
 ROWS: dict[str, dict[str, Any]] = {
     "`temperature`": {"temperature": 0.5},
@@ -69,6 +71,7 @@ ROWS: dict[str, dict[str, Any]] = {
     '`WebSearch(location={"city": "Bonn"})`': {"server_tools": [WebSearch(location={"city": "Bonn"})]},
     "`UrlContext()`": {"server_tools": [UrlContext()]},
     "`CodeExecution()`": {"server_tools": [CodeExecution()]},
+    '`Programs("hear")`': {"server_tools": [Programs("hear")]},
     '`FileSearch("store")`': {"server_tools": [FileSearch("store")]},
     '`extra={"top_k": 7}`': {"extra": {"top_k": 7}},
     '`extra={"background": True}`': {"extra": {"background": True}},
@@ -82,7 +85,8 @@ def request(name: str, tools: tuple[ToolSpec, ...] = TOOLS, **settings: Any) -> 
 
 def body(name: str, asked: ModelRequest) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(provider_of(name)._encode(asked, stream=False).content)
-    return found
+    config = found.get("toolConfig", {})
+    return {**found, "tools": config.pop("tools")} if "tools" in config else found
 
 
 def difference(before: Any, after: Any, path: str = "") -> dict[str, Any]:
@@ -150,10 +154,12 @@ def functions(tools: list[Any]) -> list[Any]:
 
 def named(tool: dict[str, Any]) -> str:
     """A tool by what tells it from others."""
-    function = tool.get("function", tool)
+    function = tool.get("toolSpec") or tool.get("function", tool)
     if "description" not in function:
         return shown(tool)
-    return shown({name: function[name] for name in ("name", "strict", "cache_control") if name in function})
+    return shown(
+        {name: function[name] for name in ("name", "strict", "allowed_callers", "cache_control") if name in function}
+    )
 
 
 def strict_cell(name: str) -> str:
@@ -180,7 +186,10 @@ def test_nothing_that_is_set_is_dropped_silently(name: str, row: str):
     if cell(name, **ROWS[row]) == "by itself":
         cache, tier = ROWS[row].get("cache"), ROWS[row].get("service_tier")
         assert cache == "5m" or tier == "auto"
-        assert name in {"anthropic", "google"} or provider_of(name)._preset.caches
+        assert (
+            name in {"anthropic", "google", "google_interactions", "bedrock_converse"}
+            or provider_of(name)._preset.caches
+        )
 
 
 @pytest.mark.spec("requirements:A15", "requirements:A16")

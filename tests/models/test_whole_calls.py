@@ -158,6 +158,18 @@ def test_a_call_of_a_custom_tool_is_refused_as_it_is_on_the_other_wire(reply_of)
     assert ("unanswerable", False) == (caught.value.kind, caught.value.retryable)
 
 
+EMPTY = {"custom": {"name": "", "input": ""}, "id": "call_1", "type": "function"}
+
+
+@pytest.mark.parametrize("came", [at_once, streamed], ids=["at once", "in pieces"])
+def test_a_call_of_a_function_that_holds_a_custom_call_which_says_nothing_is_a_call_as_snowflake_writes_it(came):
+    entry = {**EMPTY, "function": {"name": "look", "arguments": '{"at":"1"}'}}
+    (call,) = came({"tool_calls": [entry if came is at_once else {"index": 0, **entry}]}).tool_calls
+
+    assert ("look", {"at": "1"}) == (call.tool_name, call.input)
+    assert "custom" not in call.provider_data.get("more", {})
+
+
 # --- calls without a name -------------------------------------------------------------------------------------------
 
 

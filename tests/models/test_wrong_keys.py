@@ -39,6 +39,8 @@ SAID = {
     "google, expired": (400, google_says("API key expired. Please renew the API key.")),
     "google, unknown": (400, google_says("API Key not found. Please pass a valid API key.")),
     "google, openai's form": (400, [NOT_VALID]),
+    "google, in words alone": (400, {"error": {"code": 400, "message": NOT_VALID["error"]["message"]}}),
+    "google, by its reason alone": (400, google_says("The request cannot be served.")),
     "google, leaked": (
         403,
         {

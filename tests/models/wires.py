@@ -1,4 +1,4 @@
-"""The four wires by name, and what tests ask of their encoders."""
+"""The wires by name, and what tests ask of their encoders."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ from stepengine.data.messages import (
 from stepengine.data.models import ModelRequest, ModelSettings, Thinking
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
-from stepengine.models import AnthropicProvider, GoogleProvider, OpenAIChatProvider, OpenAIProvider
+from stepengine.models import (
+    AnthropicProvider,
+    BedrockProvider,
+    GoogleInteractionsProvider,
+    GoogleProvider,
+    OpenAIChatProvider,
+    OpenAIProvider,
+)
 from stepengine.models._failures import Call
 from stepengine.models._reading import ReplyReader
 from stepengine.models.anthropic.stream import AnthropicAccumulator
@@ -22,6 +29,7 @@ from stepengine.models.openai.decode import ResponsesAccumulator
 from stepengine.models.openai_chat.decode import ChatAccumulator
 
 FOUR = ("anthropic", "openai", "openai_chat", "google")
+EACH = (*FOUR, "bedrock_converse", "google_interactions")
 MODEL = {
     "anthropic": "claude-sonnet-4-5",
     "openai": "gpt-5",
@@ -29,15 +37,24 @@ MODEL = {
     "google": "gemini-3-pro",
     "openrouter": "vendor/model",
     "ollama": "llama3",
+    "bedrock_converse": "amazon.nova-pro-v1:0",
+    "google_interactions": "gemini-3-pro",
 }
 HISTORY = {"anthropic": "messages", "openai": "input", "google": "contents"}
-OWN = {"anthropic": AnthropicProvider, "openai": OpenAIProvider, "google": GoogleProvider}
+OWN = {
+    "anthropic": AnthropicProvider,
+    "openai": OpenAIProvider,
+    "google": GoogleProvider,
+    "google_interactions": GoogleInteractionsProvider,
+}
 ACCUMULATORS = {"anthropic": AnthropicAccumulator, "openai": ResponsesAccumulator, "google": GoogleAccumulator}
 PNG = b"\x89PNG"
 TOOL = ToolSpec("look", "Looks.", {"type": "object", "properties": {"at": {"type": "string"}}})
 
 
 def provider_of(name: str, **options: Any) -> Any:
+    if name == "bedrock_converse":
+        return BedrockProvider("k", region="us-east-1", name=name, endpoint="converse", **options)._of("")
     return OWN[name]("k", **options) if name in OWN else OpenAIChatProvider(name, "k", **options)
 
 

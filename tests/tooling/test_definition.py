@@ -209,7 +209,7 @@ def stars(*args: int) -> None: ...
 def double_stars(**kwargs: int) -> None: ...
 def untyped(a, b: int = 1) -> None: ...  # type: ignore[no-untyped-def]
 def late_context(a: int, ctx: ToolContext) -> None: ...
-def generator(a: int):  # type: ignore[no-untyped-def]
+async def generator(a: int):  # type: ignore[no-untyped-def]
     yield a
 
 
@@ -225,7 +225,7 @@ def missing(a: NotThere) -> None: ...  # type: ignore[name-defined]  # noqa: F82
         (double_stars, r"takes '\*\*kwargs'"),
         (untyped, "no type for parameter 'a'"),
         (late_context, "must be the first parameter"),
-        (generator, "is a generator"),
+        (generator, "is an async generator"),
         (not_json, "have no JSON Schema"),
         (missing, "names 'NotThere'"),
     ],

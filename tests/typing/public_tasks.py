@@ -52,6 +52,7 @@ from stepengine.models import (
     ModelReply,
     ModelRequest,
     OpaquePart,
+    Programs,
     Provider,
     ReplyDone,
     ServerTool,
@@ -154,6 +155,20 @@ def search_and_list_the_sources() -> list[str]:
     assert_type(sources, list[str])
     assert_type(model.calls[0].settings.server_tools, tuple[ServerTool, ...])
     return [*sources, *[part.text for part in last.content if isinstance(part, OpaquePart)]]
+
+
+# --- programs of a provider that call tools of ours -----------------------------------------------------------------------
+
+
+def let_programs_of_the_model_call_a_tool() -> tuple[str, ...]:
+    """
+    The provider runs programs that the model writes, and they call the tools that are named.
+    """
+    programs = Programs("look_up", direct=["look_up"])
+    settings = ModelSettings(server_tools=[programs])
+    assert_type(settings.server_tools, tuple[ServerTool, ...])
+    assert_type(programs.tools, tuple[str, ...])
+    return programs.direct
 
 
 # --- tools that a model searches for -----------------------------------------------------------------------------------

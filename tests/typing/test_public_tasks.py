@@ -54,6 +54,7 @@ def test_sources_of_a_provider_s_own_search_are_listed(tasks: ModuleType) -> Non
 
 
 def test_a_tool_is_searched_for_and_called(tasks: ModuleType) -> None:
+    assert ("look_up",) == tasks.let_programs_of_the_model_call_a_tool()
     assert tasks.search_a_tool_and_call_it() == ["tide", "tide", "noon at Brest"]
 
 

@@ -13,7 +13,7 @@ from stepengine import AgentDefinition, Answer, Engine, Question, Usage
 from stepengine.data import events as ev
 from stepengine.data.state import RunStatus
 from stepengine.errors import InputError, StepEngineError
-from stepengine.testing import ScriptedModel, tool_call
+from stepengine.testing import ScriptedModel, tool_call, tool_calls
 from stepengine.tools import control_tools
 from stepengine.vercel import answers_of, prompt_of, sse, vercel
 
@@ -255,7 +255,7 @@ async def test_steps_progress_approvals_todos_and_files_are_shown_each_in_its_pl
     """
     The package knows of decisions from 7 on, and refuses the whole answer for a chunk that it does not know.
     """
-    call: dict[str, Any] = {"tool_name": "paint", "tool_call_id": "c1"}
+    call: dict[str, Any] = {"tool_name": "paint", "tool_call_id": "c1", "run_id": "x"}
     chunks = await shown(
         all_of(
             ev.StepStarted(step=2, steps_remaining=1),
@@ -280,7 +280,7 @@ async def test_steps_progress_approvals_todos_and_files_are_shown_each_in_its_pl
     assert ["half", "a line"] == [chunk["data"]["message"] for chunk in found["data-progress"]]
     assert {True} == {chunk["transient"] for chunk in found["data-progress"]}
     answered = found.get("tool-approval-response", [])
-    told = [("q1", False, "no")] if version == 7 else []
+    told = [("x:q1", False, "no")] if version == 7 else []
     assert told == [(each["approvalId"], each["approved"], each["reason"]) for each in answered]
     mine, childs = found["data-todos"]
     assert (TODOS, []) == (mine["data"]["todos"], childs["data"]["todos"])
@@ -305,3 +305,76 @@ async def test_a_child_that_fails_says_why() -> None:
 
     assert ["running", "failed"] == [chunk["data"]["status"] for chunk in chunks[1:]]
     assert "the model is down" == chunks[-1]["data"]["error"]
+
+
+TWO = [tool_calls(tool_call("paint", {"what": "the wall"}), tool_call("paint", {"what": "the cat"})), "Ended."]
+
+
+def approvals(chunks: list[dict[str, Any]]) -> list[str]:
+    return [chunk["approvalId"] for chunk in chunks if chunk["type"] == "tool-approval-request"]
+
+
+@pytest.mark.spec("interfaces:IF108")
+@pytest.mark.parametrize("version", [6, 7])
+async def test_every_call_of_a_reply_has_an_answer_or_is_asked_about_and_no_two_approvals_of_a_message_have_one_id(
+    version: int,
+) -> None:
+    """
+    A page sends its answers by itself only then, and finds the call of an approval by its id.
+    """
+    seen: list[str] = []
+    async with engine(TWO) as running:
+        chunks = await shown(running.stream("boss", "go", session_id="t"), version=version)
+        for call in ("c1", "c2"):
+            verify(chunks)
+            last = {chunk["toolCallId"]: chunk["type"] for chunk in chunks if "toolCallId" in chunk}
+            assert "tool-approval-request" == last.pop(call)
+            assert {"tool-output-error", "tool-output-available"} >= set(last.values())
+            seen.append(approvals(chunks)[-1])
+            part = {"state": "approval-responded", "approval": {"id": seen[-1], "approved": True}}
+            answers = answers_of([{"role": "assistant", "parts": [part]}])
+            chunks = await shown(running.stream("boss", session_id="t", answers=answers), version=version)
+
+    assert "stop" == chunks[-1]["finishReason"]
+    assert len(seen) == len(set(seen))
+
+
+@pytest.mark.spec("interfaces:IF109")
+@pytest.mark.parametrize("version", [5, 6, 7])
+async def test_a_page_that_comes_back_is_sent_the_whole_message_as_one(version: int) -> None:
+    async with engine(TWO) as running:
+        runs = [running.start("boss", "go", session_id="t")]
+        while questions := (await runs[-1].result()).pending_questions:
+            answers = {question.id: True for question in questions}
+            runs.append(running.start("boss", session_id="t", answers=answers))
+        *earlier, last = [run.events() for run in runs]
+        chunks = await shown(last, earlier=earlier, version=version)
+
+    verify(chunks)
+    assert [3, 1, 1] == [
+        len(runs), *[[c["type"] for c in chunks].count(kind) for kind in ("start", "finish")],
+    ]  # fmt: skip
+    assert ["the wall is red", "the cat is red"] == [
+        chunk["output"] for chunk in chunks if chunk["type"] == "tool-output-available"
+    ]
+    assert "Ended." == "".join([chunk["delta"] for chunk in chunks if chunk["type"] == "text-delta"])
+
+
+@pytest.mark.spec("interfaces:IF108")
+async def test_a_page_has_version_7_unless_it_says_another() -> None:
+    call: dict[str, Any] = {"tool_name": "paint", "tool_call_id": "c1", "run_id": "x"}
+    question = Question("q1", "May paint run?", tool_name="paint")
+    asked = ev.PermissionRequested(question=question, input={"what": "x"}, **call)
+    decided = ev.PermissionDecided(decision="allow", **call)
+
+    assert await shown(all_of(asked, decided), version=7) == await shown(all_of(asked, decided))
+    assert await shown(all_of(asked, decided), version=6) != await shown(all_of(asked, decided))
+
+
+@pytest.mark.spec("interfaces:IF110")
+def test_what_a_page_wants_rewritten_is_refused() -> None:
+    said = {"id": "u1", "role": "user", "parts": [{"type": "text", "text": "a"}]}
+    assert "a" == prompt_of([said], trigger="submit-message", message_id=None)
+    for wanted in ({"trigger": "regenerate-message"}, {"message_id": "u1"}, {"trigger": "odd"}):
+        with pytest.raises(InputError, match="conversation is on the server"):
+            prompt_of([said], **wanted)

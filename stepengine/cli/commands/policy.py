@@ -57,6 +57,7 @@ def _list(policy: Policy, *, as_json: bool) -> None:
     for rule in policy.rules:
         where = f", in {rule.scope}" if rule.scope.kind != "global" else ""
         first = f", priority {rule.priority}" if rule.priority else ""
+        first += f", asked for by a {rule.source}" if rule.source else ""
         said = f": {rule.description or rule.message}" if rule.description or rule.message else ""
         print(f"{rule.decision:5}  {one_line(f'{rule.matcher}{where}{first}{said}', 400)}")
     for rule in policy.remembered:
@@ -106,6 +107,8 @@ def _calls(policy: Policy, name: str, journal: Journal, specs: Mapping[str, Tool
         if intent.type == "Spawn":
             child = "" if seq < 0 else f"{path}.{seq}" if path else str(seq)
             agents[child] = str(intent.effect["agent_id"])  # type: ignore[index]  # only a model call is no mapping
+        elif intent.begins_run:
+            agents[f"{path}.{seq}" if path else str(seq)] = agents.get(path, "")
         if intent.type != "CallTool":
             continue
         form: Any = history.form(intent)
@@ -116,6 +119,7 @@ def _calls(policy: Policy, name: str, journal: Journal, specs: Mapping[str, Tool
             agent_id=agent,
             session_id=root.get("session_id"),
             user_id=root.get("user_id"),
+            source=str(form["source"]),
         )
         verdict = policy.check(request)
         yield tool, Judged(name, shown_address(path, seq), agent, tool, form["input"], verdict.decision, verdict.why)

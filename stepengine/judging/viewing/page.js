@@ -462,7 +462,7 @@
     if (row.kind === "model" && row.reply === undefined && row.error === undefined) what.append(el("span", "word", "no reply yet"));
     const parts = row.reply === undefined ? [] : text(row.reply);
     const said = oneLine(parts.filter((p) => "text" in p || "refusal" in p).map(partText).join(" "));
-    if (row.kind !== "model") what.append(el("span", "word", row.calls[0].kind === "tool" ? "handler" : row.calls[0].kind));
+    if (row.kind !== "model") what.append(el("span", "word", row.calls[0].kind === "tool" ? row.calls[0].by || "handler" : row.calls[0].kind));
     const asked = parts.filter((p) => "call" in p);
     const calls = row.calls.length ? row.calls.map((c) => [c.name, c.kind, c.input]) : [];
     const names = calls.length >= asked.length ? calls : asked.map((p) => [p.call, "tool", null]);

@@ -283,9 +283,12 @@ class RunView:
             self._touch(run.row)
         else:
             self._row(run, intent, call["kind"])["calls"].append(call)
-        if form["type"] == "Spawn":
+        if intent.begins_run:
             call["child"] = path = child_path(intent.path, intent.seq)
-            self._agent(path, form)
+            is_body = form["type"] == "CallTool"
+            self._agent(
+                path, {"agent_id": form["tool_name"], "prompt": "", "params": form["input"]} if is_body else form
+            )
 
     def _is_models(self, run: _Open, form: Mapping[str, Any]) -> bool:
         """
@@ -372,6 +375,8 @@ class RunView:
             call["name"] = self._name(form[NAMES[form["type"]]])
             of = GIVEN.get(form["type"])
             call["input"] = self.texts.number(plain(form["input"]) if of is None else {m: plain(form[m]) for m in of})
+        if form.get("source") == "tool":
+            call["by"] = "tool"
         if form.get("tool_call_id"):
             call["id"] = self._name(form["tool_call_id"])
         if intent.gather is not None:
@@ -408,7 +413,7 @@ class RunView:
             self._reply(row, self._runs[result.path], number, value)
         else:
             told |= self._value(value, f"`stepengine show {shlex.quote(self.file)} --step '{told['a']}'`")
-            if isinstance(value, ChildResult):
+            if isinstance(value, ChildResult) or (isinstance(value, ToolResult) and child_path(*address) in self._runs):
                 self._ended(child_path(*address), outcome, result.at)
 
     def _reply(self, row: Form, run: _Open, number: int, reply: ModelReply) -> None:
@@ -466,7 +471,8 @@ class RunView:
             return
         agent, value = self.agents[known.agent], getattr(outcome, "value", None)
         agent["at"] = at
-        agent["status"] = value.status.value if isinstance(value, ChildResult) else "failed"
+        is_done = isinstance(value, ToolResult) and not value.is_error  # of the body of a tool
+        agent["status"] = value.status.value if isinstance(value, ChildResult) else "completed" if is_done else "failed"
         if isinstance(value, ChildResult):
             agent["output"] = self.texts.number(_said(value))
 

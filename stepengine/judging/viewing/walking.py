@@ -30,7 +30,7 @@ MAX_POSITION = 2 * 1024
 MAX_ALL = 4 * 1024 * 1024
 MAX_SOURCE = 400_000
 UNCHANGING = frozenset({StepContext, StepResult, AgentState, str, int, float, bool, bytes})
-SHOWN = frozenset({"handler", "helper", "hook", "opaque"})
+SHOWN = frozenset({"handler", "helper", "hook", "tool", "opaque"})
 
 
 @attrs.define

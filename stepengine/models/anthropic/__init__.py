@@ -5,16 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from typing import Any, ClassVar, Literal, cast
 from urllib.parse import quote
 
 import attrs
 
-from stepengine.data.models import ModelDelta, ModelReply, ModelRequest, ReplyDone
+from stepengine.data.models import ModelDelta, ModelReply, ModelRequest, ModelSettings, ReplyDone
+from stepengine.data.server_tools import Programs
 from stepengine.data.tools import ToolSpec
 from stepengine.errors import ModelError
 from stepengine.models._http import NO_KEY, Body, HttpProvider, warn_once
 from stepengine.models._json import count_of, object_at
+from stepengine.models._programs import programs_of
 from stepengine.models._reading import Exchange, Timeouts
 from stepengine.models._schemas import optional_in
 from stepengine.models._thinking import CANNOT
@@ -53,6 +56,8 @@ SAMPLING_VERSION = "2023-06-01"
 """The last API version that takes ``temperature`` and ``top_p``; newer ones answer 400 (ecosystem:EC92)."""
 
 BATCHES = "/v1/messages/batches"
+MOST_WAYS = 32
+"""How many encodings of tools are kept at a time."""
 
 MAX_UNSTREAMED = 21_333
 """Output tokens above which a reply may take longer than the ten minutes that the API gives to one without a stream."""
@@ -104,7 +109,7 @@ class AnthropicProvider(HttpProvider):
         super().__init__(name, api_key, base_url, transport, timeouts=timeouts, headers=headers, key_env=key_env)
         cache: Literal["5m", "1h"] | None = "5m" if prompt_cache is True else prompt_cache or None
         self._ways = Ways(provider=name, max_tokens=max_tokens, cache=cache, site=self.site)
-        self._tools: dict[str | None, ToolsCache] = {}
+        self._tools: dict[tuple[str | None, Programs | None], ToolsCache] = {}
         self._fitting: _Fitting | None = None
         self._asks = ask_models
         self._asked_for: set[str] = set()
@@ -268,24 +273,28 @@ class AnthropicProvider(HttpProvider):
         async with super()._sent(request, stream=stream) as exchange:
             yield exchange
 
-    def _tools_of(self, tools: tuple[ToolSpec, ...], ways: Ways | None = None) -> bytes:
-        """Return the encoded tools, for each way of caching kept by itself."""
-        mark = None if ways is None else ways.mark
-        cache = None if ways is None else ways.cache
-        if cache not in self._tools:
-            self._tools[cache] = ToolsCache(encode_tool, {"cache_control": mark} if mark else None, TOOL_SEARCH)
-        return self._tools[cache](tools)
+    def _tools_of(self, tools: tuple[ToolSpec, ...], settings: ModelSettings, ways: Ways | None = None) -> bytes:
+        """Return the encoded tools, for each way of caching, and of programs, kept by itself."""
+        mark, programs = None if ways is None else ways.mark, programs_of(settings)
+        key = (None if ways is None else ways.cache, programs)
+        if key not in self._tools:
+            if len(self._tools) >= MOST_WAYS:
+                self._tools.clear()
+            encode_one = partial(encode_tool, programs=programs)
+            self._tools[key] = ToolsCache(encode_one, {"cache_control": mark} if mark else None, TOOL_SEARCH)
+        return self._tools[key](tools)
 
     def _promised(self, request: ModelRequest, after: str = "") -> tuple[ToolSpec, ...]:
         """Return the tools of *request* as strict as they can be together, the same objects for the same tools."""
         tools = offered(request, self._family(self.bare(request.model)))
         if not any(tool.strict for tool in tools):
             return tools
-        known = self._fitting
+        known, programs = self._fitting, programs_of(request.settings)
         schema = request.settings.response_schema
-        if known is not None and known.schema is schema and known.after == after and _same(tools, known.tools):
+        beside = (after, programs)
+        if known is not None and known.schema is schema and known.beside == beside and _same(tools, known.tools):
             return known.fitting
-        self._fitting = _Fitting(tools, schema, after, promised(tools, schema, after))
+        self._fitting = _Fitting(tools, schema, beside, promised(tools, schema, after, programs))
         return self._fitting.fitting
 
     def _searches(self, model: str) -> bool:
@@ -306,6 +315,8 @@ class AnthropicProvider(HttpProvider):
         wanted = {tool.name for tool in request.tools if tool.strict}
         if wanted and wanted.intersection([tool.name for tool in self._promised(shaped) if not tool.strict]):
             dropped = (*dropped, "strict")
+        if programs_of(request.settings) is not None and request.settings.parallel_tool_calls is False:
+            dropped = (*dropped, "parallel_tool_calls")
         return (*dropped, "tool_choice") if undemanded(shaped, self._family(model)) else dropped
 
     def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> Body:
@@ -314,7 +325,7 @@ class AnthropicProvider(HttpProvider):
         if thinks_anyway(request, family):
             warn_once(CANNOT.format(model=model, least="low effort"))
         request, ways = self._shaped(request, after), ways_of(self._ways, request.settings)
-        tools = self._tools_of(self._promised(request, after), ways)
+        tools = self._tools_of(self._promised(request, after), request.settings, ways)
         headers: dict[str, str] = {}
         if request.settings.temperature is not None or request.settings.top_p is not None:
             headers["anthropic-version"] = SAMPLING_VERSION
@@ -349,7 +360,7 @@ class AnthropicProvider(HttpProvider):
 
     def _encode_count(self, request: ModelRequest) -> Body:
         model, request = self.bare(request.model), self._shaped(request, is_count=True)
-        tools = self._tools_of(self._promised(request))
+        tools = self._tools_of(self._promised(request), request.settings)
         content = encode_count(request, model, self._family(model), self._ways, tools)
         return Body(content, path=f"{self.path}/count_tokens")
 
@@ -385,5 +396,5 @@ class _Fitting:
 
     tools: tuple[ToolSpec, ...]
     schema: Mapping[str, Any] | None
-    after: str
+    beside: tuple[str, Programs | None]
     fitting: tuple[ToolSpec, ...]

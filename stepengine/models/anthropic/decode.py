@@ -18,10 +18,10 @@ from stepengine.errors import ContextOverflow
 from stepengine.models._deferring import SEARCH, loaded_by
 from stepengine.models._failures import Call, protocol_failure
 from stepengine.models._iterations import STOOD_IN, iterations_of, ran_beside
-from stepengine.models._json import call_part, count_of, objects_at, text_at
+from stepengine.models._json import call_part, count_of, newer_in, objects_at, text_at
 from stepengine.models._reply import kept_of, listed, reply_of, seen, shown_text, word_at
 
-__all__ = ("KEPT", "decode", "usage_of")
+__all__ = ("KEPT", "decode", "program_of", "usage_of")
 
 STOPS = {
     "end_turn": StopReason.END_TURN,
@@ -34,7 +34,12 @@ STOPS = {
 }
 OVERFLOW = "model_context_window_exceeded"
 KEPT = ("stop_sequence", "stop_details", "container", "context_management", "input_transformations", "diagnostics")
+IN_MESSAGE = frozenset({"id", "type", "role", "model", "content", "stop_reason", "usage", *KEPT})
 IN_CALL = frozenset({"type", "id", "name", "input"})
+IN_TEXT = frozenset({"type", "text", "citations"})
+IN_THINKING = frozenset({"type", "thinking", "signature"})
+IN_REDACTED = frozenset({"type", "data"})
+"""What is read of a message and of its blocks; whatever else they hold is kept as it came."""
 
 TOOLS = {
     "web_fetch": "url_context",
@@ -69,7 +74,9 @@ def decode(message: Mapping[str, Any], call: Call, model: str, request_id: str |
     if message.get("content") is None:
         raise protocol_failure(call, "it holds no content", usage)
     blocks = _standing(objects_at(message, "content"))
-    content = tuple([part for block in blocks for part in _parts(block, call.provider, model)])
+    newer = newer_in(message, IN_MESSAGE)
+    container = word_at(message, "container", "id")
+    content = tuple([part for block in blocks for part in _parts(block, call.provider, model, container)])
     return reply_of(
         content,
         call,
@@ -79,7 +86,12 @@ def decode(message: Mapping[str, Any], call: Call, model: str, request_id: str |
         usage=usage,
         answered=_answered(message, blocks),
         request_id=request_id,
-        kept={"id": message.get("id"), "usage": message.get("usage"), **kept_of(message, *KEPT)},
+        kept={
+            "id": message.get("id"),
+            "usage": message.get("usage"),
+            **kept_of(message, *KEPT),
+            **({"more": newer} if newer else {}),
+        },
     )
 
 
@@ -102,8 +114,8 @@ def _answered(message: Mapping[str, object], blocks: list[Mapping[str, object]])
     return next((name for name in [*reversed(named), *reversed(served)] if name), text_at(message, "model"))
 
 
-def _parts(block: Mapping[str, object], provider: str, model: str) -> list[AssistantPart]:
-    part = _part(block, provider, model)
+def _parts(block: Mapping[str, object], provider: str, model: str, container: str) -> list[AssistantPart]:
+    part = _part(block, provider, model, container)
     cited = seen(block, "citations") if block["type"] == "text" else []
     return [part, *[_citation(citation, word_at(block, "text")) for citation in cited]]
 
@@ -116,24 +128,39 @@ def _citation(citation: Mapping[str, object], said: str) -> CitationPart:
     )
 
 
-def _part(block: Mapping[str, Any], provider: str, model: str) -> AssistantPart:
+def _part(block: Mapping[str, Any], provider: str, model: str, container: str) -> AssistantPart:
     kind = block["type"]
     mark: Json = {"provider": provider}
     if kind == "text":
-        citations = block.get("citations")
-        return TextPart(block["text"], provider_data=freeze({**mark, "citations": citations}) if citations else None)
+        newer = _beside(block, IN_TEXT)
+        kept = {**kept_of(block, "citations"), **({"model": model, **newer} if newer else {})}
+        return TextPart(
+            block["text"], provider_data=freeze({**mark, **kept}) if kept.get("citations") or newer else None
+        )
     mark["model"] = model
     if kind == "thinking":
-        return ThinkingPart(block["thinking"], provider_data=freeze({**mark, "signature": text_at(block, "signature")}))
+        signed = {"signature": text_at(block, "signature")}
+        return ThinkingPart(block["thinking"], provider_data=freeze({**mark, **signed, **_beside(block, IN_THINKING)}))
     if kind == "redacted_thinking":
-        return ThinkingPart("", provider_data=freeze({**mark, "redacted": block["data"]}))
+        kept = {"redacted": block["data"], **_beside(block, IN_REDACTED)}
+        return ThinkingPart("", provider_data=freeze({**mark, **kept}))
     if kind == "tool_use":
-        newer = {name: value for name, value in block.items() if name not in IN_CALL and value is not None}
-        given = {"id": block.get("id"), "more": newer}
-        kept = {name: value for name, value in given.items() if value}
-        return call_part(block["name"], block.get("input"), {**mark, **kept})
+        where = container if program_of(block) else ""
+        given = {name: value for name, value in (("id", block.get("id")), ("container", where)) if value}
+        return call_part(block["name"], block.get("input"), {**mark, **given, **_beside(block, IN_CALL)})
     tool = _tool_of(block, kind)
     return OpaquePart(provider, freeze(block), tool=tool, text=_shown(block) if tool else "")
+
+
+def _beside(block: Mapping[str, object], known: frozenset[str]) -> Json:
+    """Return the members of a block that are newer than this package: they go back to the model that made it."""
+    newer = newer_in(block, known)
+    return {"more": newer} if newer else {}
+
+
+def program_of(block: Mapping[str, object]) -> str:
+    """Return the id of the program that made a call; ``""`` for one of the model itself."""
+    return word_at(block, "caller", "tool_id")
 
 
 def _tool_of(block: Mapping[str, object], kind: str) -> str:

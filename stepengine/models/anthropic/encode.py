@@ -39,7 +39,7 @@ from stepengine.data.messages import (
 )
 from stepengine.data.models import ModelRequest
 from stepengine.models._deferring import is_search, loaded_by
-from stepengine.models._reply import seen
+from stepengine.models._reply import seen, word_at
 from stepengine.models._wire import (
     MADE,
     NUDGE,
@@ -60,8 +60,9 @@ from stepengine.models._wire import (
     wire_ids,
 )
 from stepengine.models._wire import Turn as BaseTurn
+from stepengine.models.anthropic.decode import program_of
 
-__all__ = ("Flags", "encode_message", "encode_messages")
+__all__ = ("Flags", "encode_history", "encode_message", "encode_messages")
 
 Json = dict[str, Any]
 
@@ -94,21 +95,83 @@ class Turn(BaseTurn):
     Attributes:
         texts: Each call as text of the user, where it is not sent as a call.
         as_text: A result as text of the user.
+        waits: The programs that wait for results of the calls.
+        ends: The programs that it tells the end of.
+        container: Where they run.
     """
 
     texts: Mapping[str, bytes] = attrs.field(factory=dict)
     as_text: bytes = b""
+    waits: frozenset[str] = frozenset()
+    ends: frozenset[str] = frozenset()
+    container: str = ""
 
 
 # --- joining --------------------------------------------------------------------------------------------------------
 
 
-def encode_messages(request: ModelRequest, flags: Flags) -> bytes:
-    """Return the ``messages`` array: history and tail, roles in turn, from user to user."""
+@attrs.frozen
+class Encoded:
+    """
+    The ``messages`` array, and what a request says beside it.
+
+    Attributes:
+        messages: The array.
+        container: Where a program waits for the results at its end; ``""`` for none.
+    """
+
+    messages: bytes
+    container: str = ""
+
+
+def encode_messages(request: ModelRequest, flags: Flags, *, lost: bool = False) -> bytes:
+    """Return the ``messages`` array: history and tail, roles in turn, from user to user; see ``encode_history``."""
+    return encode_history(request, flags, lost=lost).messages
+
+
+def encode_history(request: ModelRequest, flags: Flags, *, lost: bool = False) -> Encoded:
+    """
+    Return the ``messages`` array, and the container of a program that waits.
+
+    A program that waits gets nothing but its results: what the tail says is left out. One that was never gone on with, as
+    someone spoke instead or its container is *lost*, is given up: its calls stand there as text (providers:PV121).
+    """
+    turns = turns_of(request, flags, encode_message)
+    if any(turn.waits for turn in turns if turn.role == "assistant"):
+        turns = _given_up(request, turns, flags, lost=lost)
     joiner = _Joiner()
-    for turn in turns_of(request, flags, encode_message):
+    for turn in turns:
         joiner.add(turn)
-    return joiner.joined(nudge=not is_paused(request))
+    return Encoded(joiner.joined(nudge=not is_paused(request)), joiner.container)
+
+
+def _given_up(request: ModelRequest, turns: list[Turn], flags: Flags, *, lost: bool) -> list[Turn]:
+    """Return *turns* with those as text whose programs are not gone on with."""
+    history = len(request.messages)
+    gone, is_gone, found = _gone(turns, history, lost=lost), False, list[Turn]()
+    for index, turn in enumerate(turns):
+        is_gone = index in gone or (is_gone and turn.role == "tool")
+        message = request.messages[index] if index < history else request.tail[index - history]
+        found.append(_as_text(message, flags) if is_gone else turn)
+    return found
+
+
+def _gone(turns: list[Turn], history: int, *, lost: bool) -> set[int]:
+    """Return which of *turns* have programs that no later one goes on with; the first *history* of them are kept ones."""
+    gone, follows = set[int](), frozenset[str]()
+    is_last, is_spoken_over = True, False
+    for index in range(len(turns) - 1, -1, -1):
+        turn = turns[index]
+        if turn.role == "user" and turn.body and index < history:
+            is_spoken_over = True
+        if turn.role != "assistant":
+            continue
+        is_alive = not is_spoken_over and (not lost if is_last else not turn.waits.isdisjoint(follows))
+        if turn.waits and not is_alive:
+            gone.add(index)
+        follows = turn.ends | (frozenset() if index in gone else turn.waits)
+        is_last = is_spoken_over = False
+    return gone
 
 
 THINKING = frozenset(("thinking", "redacted_thinking"))
@@ -121,6 +184,8 @@ class _Joiner(RolesInTurn):
         super().__init__(OPEN, NUDGE_BLOCK)
         self._ids: Mapping[str, bytes] = {}
         self._texts: Mapping[str, bytes] = {}
+        self.container = ""
+        self._waits = False
 
     def add(self, turn: Turn) -> None:
         if turn.role == "tool":
@@ -130,9 +195,12 @@ class _Joiner(RolesInTurn):
             else:
                 self.put("user", b'{"type":"tool_result","tool_use_id":' + wire_id + turn.body)
             return
+        if self._waits and turn.role == "user":
+            return
         self.moved()
         if turn.role == "assistant":
             self._ids, self._texts = turn.ids, turn.texts
+            self._waits, self.container = bool(turn.waits), turn.container
         if turn.body:
             self.put(turn.role, turn.body)
         self.later(turn.after)
@@ -164,12 +232,40 @@ def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> Turn: 
     made = made_by_model(message)
     after = joined([_text(MADE), *[_content(part, flags) for part in made]]) if made else b""
     if not calls:
-        return Turn("assistant", joined(_ended(_answered(blocks))), after=after)
-    if flags.manual and blocks[0]["type"] not in THINKING:
-        texts = {call.tool_call_id: encoded(_text(_call_text(call))) for call in calls}
+        return Turn("assistant", joined(_ended(_answered(blocks))), after=after, ends=_ended_in(blocks))
+    waits = frozenset(filter(None, [program_of(block) for block in blocks if block["type"] == "tool_use"]))
+    if flags.manual and not waits and blocks[0]["type"] not in THINKING:
         said = joined([block for block in blocks if block["type"] != "tool_use"])
-        return Turn("assistant", said, texts=texts, after=after)
-    return Turn("assistant", joined(blocks), ids={ours: encoded(theirs) for ours, theirs in ids.items()}, after=after)
+        return Turn("assistant", said, texts=_call_texts(calls), after=after)
+    return Turn(
+        "assistant",
+        joined(blocks),
+        ids={ours: encoded(theirs) for ours, theirs in ids.items()},
+        after=after,
+        waits=waits,
+        ends=_ended_in(blocks),
+        container=next(filter(None, [word_at(call.provider_data, "container") for call in calls]), "") if waits else "",
+    )
+
+
+def _call_texts(calls: tuple[ToolCallPart, ...]) -> dict[str, bytes]:
+    return {call.tool_call_id: encoded(_text(_call_text(call))) for call in calls}
+
+
+def _ended_in(blocks: list[Json]) -> frozenset[str]:
+    """Return the uses of the provider's own tools that *blocks* tell the results of."""
+    return frozenset([block["tool_use_id"] for block in blocks if block.get("tool_use_id")])
+
+
+def _as_text(message: Message, flags: Flags) -> Turn:
+    """Encode a reply whose program is given up, or a result for it, without calls."""
+    if not isinstance(message, AssistantMessage):
+        return encode_message(message, attrs.evolve(flags, manual=True))
+    ids = wire_ids(message.tool_calls, flags.provider)
+    blocks = [block for block in [_assistant_block(part, flags, ids) for part in message.content] if block is not None]
+    answered = _ended_in(blocks)
+    said = [b for b in blocks if b["type"] != "tool_use" and (b["type"] != "server_tool_use" or b["id"] in answered)]
+    return Turn("assistant", joined(_ended(said)), texts=_call_texts(message.tool_calls), ends=answered)
 
 
 def _answered(blocks: list[Json]) -> list[Json]:
@@ -197,7 +293,8 @@ def _call_text(call: ToolCallPart) -> str:
 def _assistant_block(part: AssistantPart, flags: Flags, ids: Mapping[str, str]) -> Json | None:
     match part:
         case TextPart():
-            return _text(part.text, part.provider_data if is_own(part.provider_data, flags.provider) else None)
+            block = _text(part.text, part.provider_data if is_own(part.provider_data, flags.provider) else None)
+            return block and {**_newer(part.provider_data, flags), **block}
         case RefusalPart():
             return _text(part.text)
         case ThinkingPart():
@@ -214,11 +311,15 @@ def _assistant_block(part: AssistantPart, flags: Flags, ids: Mapping[str, str]) 
 
 def _call(part: ToolCallPart, flags: Flags, ids: Mapping[str, str]) -> Json:
     """Return a call with what else it held; that the model itself made it is what the API takes for granted."""
-    data = part.provider_data
-    more = data.get("more", {}) if is_own(data, flags.provider, flags.model) else {}
+    more = _newer(part.provider_data, flags)
     newer = {name: value for name, value in more.items() if (name, value) != DIRECT}
     name, given = safe_name(part.tool_name), arguments_of(part)
     return {**newer, "type": "tool_use", "id": ids[part.tool_call_id], "name": name, "input": given}
+
+
+def _newer(data: Mapping[str, Any] | None, flags: Flags) -> Mapping[str, object]:
+    """Return what a block held that is newer than this package, for the model that made it."""
+    return data.get("more", {}) if is_own(data, flags.provider, flags.model) else {}
 
 
 def _own_block(data: Mapping[str, Any], flags: Flags) -> Json | None:
@@ -239,9 +340,10 @@ def _thinking(part: ThinkingPart, flags: Flags) -> Json | None:
     if not is_own(data, flags.provider, flags.model):
         return None
     if data.get("redacted"):
-        return {"type": "redacted_thinking", "data": data["redacted"]}
+        return {**_newer(data, flags), "type": "redacted_thinking", "data": data["redacted"]}
     signature = data.get("signature")
-    return {"type": "thinking", "thinking": part.text, "signature": signature} if signature else None
+    newer = _newer(data, flags)
+    return {**newer, "type": "thinking", "thinking": part.text, "signature": signature} if signature else None
 
 
 def _text(text: str, data: Mapping[str, Any] | None = None) -> Json | None:

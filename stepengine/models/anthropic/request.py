@@ -14,21 +14,23 @@ from typing import Any, Literal
 import attrs
 
 from stepengine.data.models import ModelRequest, ModelSettings
-from stepengine.data.server_tools import CodeExecution, ServerTool, UrlContext, WebSearch
+from stepengine.data.server_tools import CodeExecution, Programs, ServerTool, UrlContext, WebSearch
 from stepengine.data.tools import ToolSpec
 from stepengine.models._deferring import hidden_names
-from stepengine.models._failures import FORCED_THINKING, GRAMMAR, INVALID_SIGNATURE, LARGE_LIMIT
+from stepengine.models._failures import FORCED_THINKING, GRAMMAR, INVALID_SIGNATURE, LARGE_LIMIT, LOST_PROGRAM
+from stepengine.models._programs import called_by, check_programs, programs_of
 from stepengine.models._schemas import MAX_OPTIONAL, optional_in, strict_form
 from stepengine.models._settings import Said, Way, located, no_tool, said_of
 from stepengine.models._thinking import budget_of, effort_of
 from stepengine.models._wire import encoded, is_paused, join_members, members_of, tool_choice_of
-from stepengine.models.anthropic.encode import Flags, encode_messages
+from stepengine.models.anthropic.encode import Flags, encode_history, encode_messages
 from stepengine.models.anthropic.families import DEFAULT_MAX_TOKENS, Family
 
 __all__ = (
     "BINDING_BETA",
     "FALLBACK_BETA",
     "FAST_BETA",
+    "MIN_BUDGET",
     "TOOL_SEARCH",
     "UNPROMISING",
     "Site",
@@ -71,6 +73,8 @@ TOOL_SEARCH = {"type": "tool_search_tool_bm25_20251119", "name": "tool_search_to
 TIERS = {"auto": "auto", "priority": "auto", "standard": "standard_only"}
 """Our words for a tier; priority is what a project has bought, and is taken by itself."""
 
+PROGRAM = "code_execution_20260120"
+"""The container whose programs call tools and keep their state, and the name of a caller there."""
 RUNS_NEWER_CODE = re.compile(r"claude-(?:opus|sonnet|haiku)-4-[5-9]|claude-[a-z]+-[5-9]")
 UNPROMISING = re.compile(r"claude-(?:[123]|instant|(?:opus|sonnet|haiku)-4(?:-[01])?(?:[-@]\d{8}|$))")
 """Models from before structured output."""
@@ -94,6 +98,7 @@ class Site:
         opens_pages: Whether its tools search the web and open pages.
         searches: Whether its models search tools by themselves.
         stands_in: Whether another model can be asked in the same call when one declines.
+        runs_programs: Whether programs of its models can call tools of the agent.
     """
 
     name: str = "anthropic"
@@ -106,6 +111,7 @@ class Site:
     opens_pages: bool = True
     searches: bool = True
     stands_in: bool = True
+    runs_programs: bool = True
 
 
 @attrs.frozen(kw_only=True)
@@ -183,18 +189,13 @@ def encode(
         **(more or {}),
         **said.members,
     }
+    known = "" if after == INVALID_SIGNATURE else model
+    flags = Flags(ways.provider, known, manual, _runs_code(request), hidden_names(request))
+    history = encode_history(request, flags, lost=after == LOST_PROGRAM)
+    if history.container:
+        optional["container"] = history.container
     members = members_of(request, optional, tools)
-    messages = encode_messages(
-        request,
-        Flags(
-            ways.provider,
-            "" if after == INVALID_SIGNATURE else model,
-            manual,
-            _runs_code(request),
-            hidden_names(request),
-        ),
-    )
-    members["messages"] = messages if site.marks_whole else _marked(messages, request, ways.mark)
+    members["messages"] = history.messages if site.marks_whole else _marked(history.messages, request, ways.mark)
     return join_members(members)
 
 
@@ -209,7 +210,7 @@ def _marked(messages: bytes, request: ModelRequest, mark: Json | None) -> bytes:
 
 
 def _runs_code(request: ModelRequest) -> bool:
-    return any(isinstance(tool, CodeExecution) for tool in request.settings.server_tools)
+    return any(isinstance(tool, CodeExecution | Programs) for tool in request.settings.server_tools)
 
 
 def limit_of(request: ModelRequest, model: str, family: Family, ways: Ways, *, after: str = "") -> int:
@@ -329,7 +330,7 @@ def said_by(request: ModelRequest, model: str, site: Site) -> Said:
     """Return what the settings of a request become that only some wires know."""
     ways: dict[str, Way] = {
         "cache": lambda _: {},  # it stands in the marks
-        "server_tools": lambda items: {"tools": [_server_tool(item, model, site) for item in items]},
+        "server_tools": lambda items: {"tools": _server_tools(items, request, model, site)},
         "service_tier": lambda tier: _tier(tier, model, site),
     }
     if site.stands_in:
@@ -351,6 +352,21 @@ def _tier(tier: str, model: str, site: Site) -> Json | None:
 def is_fast(tier: str | None, model: str, site: Site) -> bool:
     """Return whether a request asks for the faster mode of a model that has one where it runs."""
     return tier == "fast" and site.is_fast and FAST.search(model) is not None
+
+
+def _server_tools(items: tuple[ServerTool, ...], request: ModelRequest, model: str, site: Site) -> list[Json]:
+    """Return the definitions of the provider's tools, that of its container once."""
+    programs = programs_of(request.settings)
+    if programs is not None:
+        if not site.runs_programs:
+            raise no_tool(programs, model, site.name)
+        if not RUNS_NEWER_CODE.search(model):
+            raise no_tool(programs, model, site.name, "programs call tools from Claude 4.5 on")
+        check_programs(request, programs, model, site.name)
+    definitions: list[Json] = []
+    for definition in [_server_tool(item, model, site) for item in items]:
+        definitions += [definition] if definition not in definitions else []
+    return definitions
 
 
 def _server_tool(item: ServerTool, model: str, site: Site) -> Json:
@@ -375,7 +391,9 @@ def _server_tool(item: ServerTool, model: str, site: Site) -> Json:
                 item, model, "anthropic", "files go into its container by a part of a message, not by the tool"
             )
         newer = RUNS_NEWER_CODE.search(model)
-        return {"type": f"code_execution_{'20260120' if newer else '20250522'}", "name": "code_execution"}
+        return {"type": PROGRAM if newer else "code_execution_20250522", "name": "code_execution"}
+    if isinstance(item, Programs):
+        return {"type": PROGRAM, "name": "code_execution"}
     raise no_tool(item, model, "anthropic")
 
 
@@ -390,9 +408,16 @@ def _limits(item: WebSearch | UrlContext, model: str) -> Json:
     return {name: value for name, value in limits.items() if value is not None}
 
 
-def promised(tools: tuple[ToolSpec, ...], schema: Mapping[str, object] | None, after: str = "") -> tuple[ToolSpec, ...]:
+def promised(
+    tools: tuple[ToolSpec, ...],
+    schema: Mapping[str, object] | None,
+    after: str = "",
+    programs: Programs | None = None,
+) -> tuple[ToolSpec, ...]:
     """
     Return *tools*, those no longer strict that are too many for one request beside *schema* (providers:PV43).
+
+    Nothing is promised of what *programs* call.
 
     The API counts over all schemas that it shall promise: 20 tools, 24 optional members. After it said that the grammar made
     of them is too large, none is strict.
@@ -401,7 +426,10 @@ def promised(tools: tuple[ToolSpec, ...], schema: Mapping[str, object] | None, a
     strict, found = 0, []
     for tool in tools:
         optional = optional_in(tool.input_schema, "anthropic") if tool.strict else None
-        if tool.strict and (optional is None or optional > room or strict >= MAX_STRICT or after == GRAMMAR):
+        by_program = programs is not None and tool.name in programs.tools
+        if tool.strict and (
+            optional is None or optional > room or strict >= MAX_STRICT or after == GRAMMAR or by_program
+        ):
             found.append(attrs.evolve(tool, strict=False))
             continue
         if optional is not None:
@@ -410,9 +438,10 @@ def promised(tools: tuple[ToolSpec, ...], schema: Mapping[str, object] | None, a
     return tuple(found)
 
 
-def encode_tool(spec: ToolSpec) -> Json:
+def encode_tool(spec: ToolSpec, programs: Programs | None = None) -> Json:
     """Return a tool definition."""
     tool: Json = {"name": spec.name, "description": spec.description, "input_schema": spec.input_schema}
+    tool.update(called_by(programs, spec, PROGRAM))
     form = strict_form(spec.input_schema, "anthropic") if spec.strict else None
     return tool if form is None else {**tool, "input_schema": form, "strict": True}
 
@@ -421,7 +450,7 @@ def _tool_choice(request: ModelRequest, family: Family) -> Json | None:
     choice = tool_choice_of(request)
     if choice not in UNDEMANDED and not family.demands:
         choice = "auto"
-    single = request.settings.parallel_tool_calls is False and bool(request.tools)
+    single = request.settings.parallel_tool_calls is False and bool(request.tools) and not programs_of(request.settings)
     if choice is None and not single:
         return None
     words = {None: "auto", "auto": "auto", "none": "none", "required": "any"}

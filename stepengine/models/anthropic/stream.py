@@ -18,10 +18,9 @@ from stepengine.data.models import (
 )
 from stepengine.data.usage import Usage
 from stepengine.models._failures import Call
-from stepengine.models._json import index_at, list_at, object_at, read_json, text_at, utf8
+from stepengine.models._json import index_at, list_at, newer_in, object_at, read_json, text_at, utf8
 from stepengine.models._reading import Accumulator
-from stepengine.models._reply import kept_of
-from stepengine.models.anthropic.decode import KEPT, decode, usage_of
+from stepengine.models.anthropic.decode import decode, usage_of
 
 __all__ = ("AnthropicAccumulator",)
 
@@ -33,6 +32,19 @@ BELONGS = {
     "signature_delta": ("thinking",),
 }
 """The blocks in which a delta may come: one in another kind of block would become a part of something else."""
+
+IN_EVENT = frozenset({"type", "index", "delta", "content_block", "message", "usage"})
+"""What is read of an event. What else the one before the end holds is of the message; elsewhere it is told of."""
+TOLD = frozenset({"message_start", "content_block_start", "content_block_delta", "content_block_stop", "message_stop"})
+IN_DELTA = {
+    "text_delta": frozenset({"type", "text"}),
+    "thinking_delta": frozenset({"type", "thinking"}),
+    "signature_delta": frozenset({"type", "signature"}),
+    "citations_delta": frozenset({"type", "citation"}),
+    "input_json_delta": frozenset({"type", "partial_json"}),
+}
+NOTHING = frozenset({"type"})
+"""What is read of a delta, and of one of an unknown kind; whatever else it holds is of its block."""
 
 Json = dict[str, Any]
 
@@ -74,7 +86,10 @@ class AnthropicAccumulator(Accumulator):
         if name == "ping":
             return []
         event = read_json(data)
-        match event.get("type") or name:
+        kind = event.get("type") or name
+        if kind in TOLD and not IN_EVENT.issuperset(event):
+            self._skip(*[f"{kind}.{member}" for member in newer_in(event, IN_EVENT)])
+        match kind:
             case "content_block_delta":
                 return self._delta(self._block(index_at(event, "index")), object_at(event, "delta"))
             case "content_block_start":
@@ -83,7 +98,7 @@ class AnthropicAccumulator(Accumulator):
                 return self._block_stop(self._block(index_at(event, "index")))
             case "error":
                 raise self._failed(event)
-            case kind:
+            case _:
                 self._message_event(kind, event)
                 return []
 
@@ -94,6 +109,8 @@ class AnthropicAccumulator(Accumulator):
             self._message_delta(event)
         elif kind == "message_stop":
             self._stop()
+        elif kind != "ping":
+            self._skip(kind)
 
     def finish(self, tail: bytes, *, clean: bool = True) -> ModelReply:
         """
@@ -140,6 +157,7 @@ class AnthropicAccumulator(Accumulator):
         block, kind = opened.block, delta["type"]
         if block["type"] not in BELONGS.get(kind, (block["type"],)):
             self._broken(f"a {kind} in a block of type {block['type']!r}")
+        _merge(block, newer_in(delta, IN_DELTA.get(kind, NOTHING)))
         match kind:
             case "text_delta" | "thinking_delta":
                 text = text_at(delta, "text" if kind == "text_delta" else "thinking")
@@ -158,7 +176,7 @@ class AnthropicAccumulator(Accumulator):
                 if opened.call is not None and text:
                     return [ToolCallChunk(opened.call, text)]
             case _:
-                _merge(block, delta)
+                pass  # of an unknown kind: what it holds is its block's by now
         return []
 
     def _block_stop(self, opened: _Open) -> list[ModelDelta]:
@@ -183,7 +201,7 @@ class AnthropicAccumulator(Accumulator):
         usage = object_at(event, "usage")
         self._message["usage"].update({name: value for name, value in usage.items() if value is not None})
         self._message.update(object_at(event, "delta"))
-        self._message.update(kept_of(event, *KEPT))
+        self._message.update(newer_in(event, IN_EVENT))
 
     def _stop(self) -> None:
         if not self._whole():
@@ -200,10 +218,8 @@ def _first_delta(block: Mapping[str, object]) -> list[ModelDelta]:
 
 
 def _merge(block: Json, delta: Mapping[str, Any]) -> None:
-    """Add a delta of an unknown kind to its block: texts and lists grow, anything else is replaced."""
+    """Add to a block what a delta holds that is newer: texts and lists grow, anything else is replaced."""
     for name, value in delta.items():
-        if name == "type":
-            continue
         old = block.get(name)
         grows = type(value) is type(old) and isinstance(value, str | list)
         block[name] = old + value if grows else value

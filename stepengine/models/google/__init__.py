@@ -11,7 +11,7 @@ from stepengine.errors import ModelError
 from stepengine.models._failures import Call, body_failure, transport_failure
 from stepengine.models._http import NO_KEY, Body, HttpProvider, warn_once
 from stepengine.models._json import count_of
-from stepengine.models._reading import Timeouts
+from stepengine.models._reading import Accumulator, Timeouts
 from stepengine.models._thinking import asked_of_gemini
 from stepengine.models._wire import ToolsCache, tool_choice_of
 from stepengine.models.base import BatchMember, ModelInfo, ProviderSettings
@@ -66,8 +66,8 @@ class GoogleProvider(HttpProvider):
         key_env: The environment variable that holds the key, in place of the provider's own.
     """
 
-    model_patterns = (r"gemini-.+", r"models/gemini-.+")
-    accumulator = GoogleAccumulator
+    model_patterns: tuple[str, ...] = (r"gemini-.+", r"models/gemini-.+")
+    accumulator: ClassVar[type[Accumulator]] = GoogleAccumulator
     path = ""
     count_member = "totalTokens"
     is_vertex: ClassVar[bool] = False

@@ -35,18 +35,21 @@ from stepengine.models._failures import (
     truncated,
     unsigned_call,
 )
-from stepengine.models._json import call_part, count_of, object_at, objects_at, read_json, text_at
+from stepengine.models._json import call_part, count_of, newer_in, object_at, objects_at, read_json, text_at
 from stepengine.models._reading import Accumulator
-from stepengine.models._reply import UNKNOWN, made_part, reply_of, seen, shown_text, word_at
+from stepengine.models._reply import MOST_UNREAD, UNKNOWN, made_part, reply_of, seen, shown_text, word_at
 from stepengine.models.google.calls import IN_PIECES, NewestCall, joined_call
+from stepengine.models.google.encode import GOES_ON_WITH
 from stepengine.models.keys import printable
 
 __all__ = ("GoogleAccumulator", "decode", "usage_of")
 
+CONTINUATION = "CONTINUATION"
+"""What is said of a reply that is longer than one request gives (providers:PV114)."""
 STOPS = {
     "STOP": StopReason.END_TURN,
     "MAX_TOKENS": StopReason.MAX_TOKENS,
-    "CONTINUATION": StopReason.MAX_TOKENS,
+    CONTINUATION: StopReason.MAX_TOKENS,
     **dict.fromkeys(
         (
             "SAFETY",
@@ -77,8 +80,15 @@ KEPT = (
     "groundingMetadata",
     "citationMetadata",
     "urlContextMetadata",
-    *("avgLogprobs", "continuationToken", "tokenCount"),
+    *("avgLogprobs", GOES_ON_WITH, "tokenCount"),
 )
+OF_REPLY = ("promptFeedback", "modelStatus")
+IN_REPLY = frozenset(
+    {"candidates", "usageMetadata", "modelVersion", "responseId", "createTime", "sdkHttpResponse", "error", *OF_REPLY}
+)
+IN_CANDIDATE = frozenset({"content", "finishReason", "index", *KEPT})
+IN_CONTENT = frozenset({"parts", "role"})
+"""What is read of a reply, of its candidate and of that one's content; whatever else they hold is kept as it came."""
 TOOLS = {
     "GOOGLE_SEARCH_WEB": "web_search",
     "GOOGLE_SEARCH": "web_search",
@@ -100,6 +110,8 @@ OTHERS = frozenset(
 """What a part holds that is neither text nor a call."""
 MADE = frozenset({"inlineData", "thoughtSignature"})
 BLOB = frozenset({"mimeType", "data"})
+QUOTED = "citationMetadata"
+"""What is quoted; a chunk tells of its own text alone, or of all before it once more."""
 LIKELY = ("chosenCandidates", "topCandidates")
 """The lists of probabilities of tokens, which come in pieces."""
 
@@ -126,9 +138,12 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
     parts = _whole_parts(objects_at(object_at(candidate, "content"), "parts"), stop, call, usage)
     content = tuple([part for part in [_part(part, mark) for part in parts] if part is not None])
     content = (*content, *_citations(candidate))
+    if raw == CONTINUATION and (token := text_at(candidate, GOES_ON_WITH)) and not any(map(_is_open, parts)):
+        content, stop = (*content, OpaquePart(call.provider, freeze({GOES_ON_WITH: token}))), StopReason.PAUSE
     kept: Json = {"id": data.get("responseId"), "usage": data.get("usageMetadata")}
     kept.update({name: candidate[name] for name in KEPT if candidate.get(name)})
-    kept.update({name: data[name] for name in ("promptFeedback", "modelStatus") if data.get(name)})
+    kept.update({name: data[name] for name in OF_REPLY if data.get(name)})
+    kept.update(_newer(data, candidate))
     return reply_of(
         content,
         call,
@@ -140,6 +155,17 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
         request_id=request_id or printable(text_at(data, "responseId"), MAX_ID) or None,
         kept=kept,
     )
+
+
+def _newer(data: Mapping[str, object], candidate: Mapping[str, object]) -> Json:
+    """Return what a reply holds that is newer than this package, and by name the candidates that are not taken."""
+    found = {
+        "more": newer_in(data, IN_REPLY),
+        "more_of_candidate": newer_in(candidate, IN_CANDIDATE),
+        "more_of_content": newer_in(object_at(candidate, "content"), IN_CONTENT),
+        "unread": [f"candidates[{index}]" for index in range(1, len(objects_at(data, "candidates")))][:MOST_UNREAD],
+    }
+    return {name: value for name, value in found.items() if value}
 
 
 def _refuse_unusable(candidate: Mapping[str, object], raw: str | None, call: Call, usage: Usage | None) -> None:
@@ -170,12 +196,17 @@ def _whole_parts(
         TruncatedReply: for another call that is not whole.
     """
     whole = [joined_call(part) if isinstance(part.get("functionCall"), Mapping) else part for part in parts]
-    cut = [part for part in whole if object_at(part, "functionCall").get("willContinue") is True]
+    cut = [part for part in whole if _is_open(part)]
     if cut and stop is StopReason.REFUSAL:
         return [part for part in whole if part not in cut]
     if cut and (stop is not StopReason.MAX_TOKENS or cut != whole[-1:]):
         raise truncated(call, f"its call of {text_at(cut[0]['functionCall'], 'name')!r} is not whole", usage)
     return whole
+
+
+def _is_open(part: Mapping[str, object]) -> bool:
+    """Return whether *part* is a call of which more is to come."""
+    return object_at(part, "functionCall").get("willContinue") is True
 
 
 def _part(part: Mapping[str, Any], mark: Json) -> AssistantPart | None:
@@ -210,7 +241,7 @@ def _is_text(part: Mapping[str, object]) -> bool:
 
 def _beside(part: Mapping[str, object], known: frozenset[str]) -> Json:
     """Return the members of a part that are newer than this package: they go back, and what is said is no less said."""
-    more = {name: value for name, value in part.items() if name not in known}
+    more = newer_in(part, known)
     return {"more": more} if more else {}
 
 
@@ -297,9 +328,11 @@ class GoogleAccumulator(Accumulator):
         super().__init__(call, model, request_id)
         self._data: Json = {}
         self._candidate: Json = {}
+        self._content: Json = {}
         self._parts: list[Mapping[str, Any]] = []
         self._texts: list[list[str]] = []
         self._likely: dict[str, list[Any]] = {}
+        self._quoted: dict[str, list[Any]] = {}
         self._calls = 0
         self._call_at: int | None = None
         self._newest: NewestCall | None = None
@@ -328,12 +361,20 @@ class GoogleAccumulator(Accumulator):
         self._data.update({key: value for key, value in chunk.items() if key != "candidates" and value is not None})
         deltas: list[ModelDelta] = []
         for candidate in objects_at(chunk, "candidates"):
-            if not candidate.get("index"):
+            if index := candidate.get("index"):
+                self._skip(f"candidates[{index}]")
+            else:
                 deltas += self._told(candidate)
         return deltas
 
     def _told(self, candidate: Mapping[str, object]) -> list[ModelDelta]:
-        self._candidate.update({k: v for k, v in candidate.items() if k != "content" and v is not None})
+        told = {name: value for name, value in candidate.items() if name != "content" and value not in (None, {})}
+        self._candidate.update(told)
+        for member, sources in object_at(candidate, QUOTED).items():
+            if isinstance(sources, list):
+                known = self._quoted.setdefault(member, [])
+                known += [source for source in sources if source not in known]
+        self._content.update(newer_in(object_at(candidate, "content"), IN_CONTENT))
         for member in LIKELY:
             if tokens := seen(candidate, "logprobsResult", member):
                 self._likely.setdefault(member, []).extend(tokens)
@@ -411,10 +452,8 @@ class GoogleAccumulator(Accumulator):
                 {**part, "text": "".join(texts)} if len(texts) > 1 else part
                 for part, texts in zip(self._parts, self._texts, strict=True)
             ]
-            data["candidates"] = [{**self._candidate, "content": {"parts": parts}}]
-            if self._likely:
-                data["candidates"][0]["logprobsResult"] = {
-                    **object_at(self._candidate, "logprobsResult"),
-                    **self._likely,
-                }
+            data["candidates"] = [{**self._candidate, "content": {**self._content, "parts": parts}}]
+            for member, lists in (("logprobsResult", self._likely), (QUOTED, self._quoted)):
+                if lists:
+                    data["candidates"][0][member] = {**object_at(self._candidate, member), **lists}
         return self._decoded(data)

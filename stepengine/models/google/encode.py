@@ -111,6 +111,17 @@ class Turn(BaseTurn):
     names: Mapping[str, bytes] = attrs.field(factory=dict)
 
 
+GOES_ON_WITH = "continuationToken"
+"""With it, in place of the part of a reply that came, the same request is gone on with (providers:PV114)."""
+
+
+def continued(request: ModelRequest, provider: str) -> str:
+    """Return the token of the reply that is handed back to be gone on with; ``""`` where there is none."""
+    begun = request.tail[-1].content if is_paused(request) else ()
+    tokens = [part.data.get(GOES_ON_WITH) for part in begun if type(part) is OpaquePart and part.provider == provider]
+    return next((token for token in reversed(tokens) if isinstance(token, str)), "")
+
+
 NUDGE_PART = encoded({"text": NUDGE})
 OPEN = {"user": b'{"role":"user","parts":[', "assistant": b'{"role":"model","parts":['}
 ANSWER = b'{"functionResponse":{'
@@ -204,9 +215,7 @@ def _assistant_part(part: AssistantPart, flags: Flags, ids: Mapping[str, str]) -
                 call["id"] = ids[part.tool_call_id]
             return {"functionCall": call, **_signed(part.provider_data, flags)}
         case OpaquePart():
-            # Without a model nothing of thinking is sent: a signature was refused.
-            kept = {name: value for name, value in part.data.items() if flags.model or name != "thoughtSignature"}
-            return kept if part.provider == flags.provider else None
+            return _opaque(part, flags)
         case ImagePart() | DocumentPart():
             own = is_own(part.provider_data, flags.provider, flags.model)
             return {**_media(part, flags), **_signed(part.provider_data, flags)} if own else None
@@ -214,6 +223,13 @@ def _assistant_part(part: AssistantPart, flags: Flags, ids: Mapping[str, str]) -
             return None
         case _ as never:
             assert_never(never)
+
+
+def _opaque(part: OpaquePart, flags: Flags) -> Json | None:
+    if part.provider != flags.provider or GOES_ON_WITH in part.data:
+        return None
+    # Without a model nothing of thinking is sent: a signature was refused.
+    return {name: value for name, value in part.data.items() if flags.model or name != "thoughtSignature"}
 
 
 def _signed(data: Mapping[str, object] | None, flags: Flags) -> Json:

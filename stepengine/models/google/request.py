@@ -10,14 +10,16 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import attrs
+
 from stepengine.data.models import ModelRequest
-from stepengine.data.server_tools import CodeExecution, FileSearch, ServerTool, UrlContext, WebSearch
+from stepengine.data.server_tools import CodeExecution, FileSearch, Programs, ServerTool, UrlContext, WebSearch
 from stepengine.data.tools import ToolSpec
 from stepengine.models._failures import INVALID_SIGNATURE
 from stepengine.models._settings import DROPPED, Said, Way, no_tool, said_of
 from stepengine.models._thinking import asked_of_gemini
 from stepengine.models._wire import encoded, join_members, members_of, tool_choice_of
-from stepengine.models.google.encode import SIGNED_SINCE, Flags, encode_messages, generation_of
+from stepengine.models.google.encode import GOES_ON_WITH, SIGNED_SINCE, Flags, continued, encode_messages, generation_of
 
 __all__ = ("CIRCULATES_SINCE", "encode", "encode_count", "encode_tool", "path_of", "said_by", "validates")
 
@@ -131,6 +133,8 @@ def _server_tool(item: ServerTool, model: str, *, is_vertex: bool) -> Json:
         if item.files:
             raise no_tool(item, model, "google", "it takes no files; put them into a message")
         return {"codeExecution": {}}
+    if isinstance(item, Programs):
+        raise no_tool(item, model, "google")
     if item.allowed_domains or item.blocked_domains:
         raise no_tool(item, model, "google", "it cannot be held to domains or kept from them")
     return {"googleSearch": {}} if isinstance(item, WebSearch) else {"urlContext": {}}
@@ -158,6 +162,9 @@ def _members(
     }
     members = members_of(request, optional, OURS + tools + b"}]")
     flags = Flags(provider, model if thinking else "", generation_of(model) >= SIGNED_SINCE)
+    if token := continued(request, provider):
+        request = attrs.evolve(request, tail=request.tail[:-1])
+        members[GOES_ON_WITH] = encoded(token)
     members["contents"] = encode_messages(request, flags)
     return members
 

@@ -13,9 +13,10 @@ import io
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ("Refused", "client_of", "deleted", "post", "uploaded")
+__all__ = ("INTERACTIONS", "Refused", "client_of", "deleted", "post", "uploaded")
 
 QUESTION = "-"
+INTERACTIONS = "interactions"
 SOON, SELDOM = 0.1, 5.0
 """Seconds between two questions whether a file has been read, the first and at most."""
 FIRST_REFUSAL = 300
@@ -98,10 +99,10 @@ async def _post_publicly(way: Way, path: str, content: bytes | None, headers: Ma
             await models.count_tokens(model=model, contents=QUESTION)
         elif method == "batchGenerateContent":
             await way.client.aio.batches.create(model=model, src=[{"contents": QUESTION}])
-        elif content is None and path.startswith("batches/"):
-            await way.client.aio.batches.get(name=path)
+        elif path == INTERACTIONS:
+            await way.client.aio.interactions.create(model=QUESTION, input=QUESTION)
         elif content is None:
-            await models.get(model=path)
+            await (way.client.aio.batches.get(name=path) if path.startswith("batches/") else models.get(model=path))
         else:
             await models.generate_content(model=model, contents=QUESTION)
         msg = "the SDK answered without sending a request"

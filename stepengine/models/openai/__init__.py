@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 
 from stepengine.data.models import ModelReply, ModelRequest
+from stepengine.data.server_tools import Programs
 from stepengine.models._access import TokenSource
 from stepengine.models._http import Body, warn_once
 from stepengine.models._preset_provider import PresetProvider
+from stepengine.models._programs import programs_of
 from stepengine.models._reading import Timeouts
 from stepengine.models._reply import cut_at_stops
 from stepengine.models._schemas import unpromised
@@ -16,9 +19,12 @@ from stepengine.models._thinking import asked_of_responses
 from stepengine.models._wire import ToolsCache
 from stepengine.models.keys import Secret
 from stepengine.models.openai.decode import ResponsesAccumulator
-from stepengine.models.openai.request import TOOL_SEARCH, encode, encode_count, encode_tool, said_by
+from stepengine.models.openai.request import TOOL_SEARCH, encode, encode_count, encode_tool, said_by, searches_here
 
 __all__ = ("OpenAIProvider",)
+
+MOST_WAYS = 32
+"""How many encodings of tools are kept at a time."""
 
 
 class OpenAIProvider(PresetProvider):
@@ -63,7 +69,17 @@ class OpenAIProvider(PresetProvider):
             headers=headers,
             token_provider=token_provider,
         )
-        self._tools = ToolsCache(encode_tool, search=TOOL_SEARCH)
+        self._tools: dict[tuple[Programs | None, bool], ToolsCache] = {}
+
+    def _tools_of(self, request: ModelRequest) -> bytes:
+        """Return the encoded tools, for each way of calling them from programs kept by itself."""
+        programs, search = programs_of(request.settings), None if searches_here(request) else TOOL_SEARCH
+        key = (programs, search is None)
+        if key not in self._tools:
+            if len(self._tools) >= MOST_WAYS:
+                self._tools.clear()
+            self._tools[key] = ToolsCache(partial(encode_tool, programs=programs), search=search)
+        return self._tools[key](request.tools)
 
     def _searches(self, model: str) -> bool:
         return bool(self._preset.searches and re.match(self._preset.searches, model))
@@ -74,13 +90,13 @@ class OpenAIProvider(PresetProvider):
 
     def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> Body:
         request = self._shaped(request, after)
-        model, tools = self.bare(request.model), self._tools(request.tools)
+        model, tools = self.bare(request.model), self._tools_of(request)
         warn_once(asked_of_responses(request.settings.thinking, self._preset.thinking, model).note)
         return Body(encode(request, model, self._preset, tools, stream=stream, after=after))
 
     def _encode_count(self, request: ModelRequest) -> Body:
         request = self._shaped(request)
-        content = encode_count(request, self.bare(request.model), self._preset, self._tools(request.tools))
+        content = encode_count(request, self.bare(request.model), self._preset, self._tools_of(request))
         return Body(content, path=f"{self.path}/input_tokens")
 
     def _finished(self, reply: ModelReply, request: ModelRequest) -> ModelReply:

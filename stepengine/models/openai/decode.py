@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stepengine.data.json import freeze
+from stepengine.data.json import compact, freeze
 from stepengine.data.messages import AssistantPart, CitationPart, OpaquePart, RefusalPart, TextPart, ThinkingPart
 from stepengine.data.models import (
     ModelDelta,
@@ -22,10 +22,11 @@ from stepengine.data.models import (
     ToolCallEnded,
     ToolCallStarted,
 )
+from stepengine.data.tools import FIND_TOOLS
 from stepengine.data.usage import Usage
 from stepengine.models._deferring import SEARCH, loaded_by
 from stepengine.models._failures import Call, body_failure, protocol_failure, unanswerable
-from stepengine.models._json import call_part, index_at, object_at, objects_at, read_json, text_at
+from stepengine.models._json import call_part, index_at, newer_in, object_at, objects_at, read_json, text_at
 from stepengine.models._reading import Accumulator
 from stepengine.models._reply import (
     billed,
@@ -39,7 +40,7 @@ from stepengine.models._reply import (
     word_at,
 )
 
-__all__ = ("ResponsesAccumulator", "decode", "usage_of")
+__all__ = ("ResponsesAccumulator", "decode", "is_client_search", "usage_of")
 
 STOPS = {
     "completed": StopReason.END_TURN,
@@ -52,11 +53,43 @@ INCOMPLETE = {
     "max_output_tokens": StopReason.MAX_TOKENS,
     "max_messages": StopReason.MAX_TOKENS,
     "content_filter": StopReason.REFUSAL,
+    "steered": StopReason.END_TURN,
 }
 KEPT = (
     *("service_tier", "status", "incomplete_details", "conversation", "previous_response_id", "moderation"),
     *("tool_usage", "input_transformations", "prompt_cache_diagnostics"),
 )
+ECHOES = (
+    *(
+        "access_programs",
+        "background",
+        "frequency_penalty",
+        "image",
+        "instructions",
+        "max_output_tokens",
+        "max_tool_calls",
+    ),
+    *("metadata", "parallel_tool_calls", "presence_penalty", "prompt", "prompt_cache_key", "prompt_cache_options"),
+    *(
+        "prompt_cache_retention",
+        "reasoning",
+        "safety_identifier",
+        "store",
+        "temperature",
+        "text",
+        "tool_choice",
+        "tools",
+    ),
+    *("top_logprobs", "top_p", "truncation", "user"),
+)
+"""What a response tells back of what was asked."""
+IN_RESPONSE = frozenset(
+    {"id", "object", "created_at", "completed_at", "error", "model", "output", "total_tokens", "usage", *ECHOES, *KEPT}
+)
+IN_MESSAGE = frozenset({"type", "id", "role", "status", "phase", "content"})
+IN_TEXT = frozenset({"type", "text", "annotations", "logprobs"})
+IN_REFUSAL = frozenset({"type", "refusal"})
+"""What is read of a response, of a message in it and of what that says; whatever else they hold is kept as it came."""
 IN_CALL = frozenset({"type", "id", "call_id", "name", "arguments", "namespace", "status", "async", "created_by"})
 FOR_THE_CLIENT = frozenset({"computer_call", "custom_tool_call", "local_shell_call", "mcp_approval_request"})
 X_SEARCH = ("xai", "custom_tool_call")
@@ -74,12 +107,64 @@ SAID: dict[str, type[TextChunk | ThinkingChunk] | None] = {
 
 ENDS = frozenset({"response.completed", "response.incomplete", "response.failed", "response.cancelled"})
 
+READ = frozenset(
+    {
+        *("response.created", "response.output_item.added", "response.output_item.done"),
+        *("response.reasoning_summary_part.added", *SAID, *ENDS),
+    }
+)
+IN_EVENT = frozenset(
+    {
+        *("type", "sequence_number", "response", "item", "part", "delta", "logprobs", "obfuscation"),
+        *("item_id", "output_index", "content_index", "summary_index"),
+    }
+)
+"""The events that are read, and what of them is; what is newer is told of."""
+
+REPEATED = frozenset(
+    {
+        *("keepalive", "ping", "response.in_progress", "response.queued"),
+        *("response.content_part.added", "response.content_part.done"),
+        *("response.output_text.done", "response.output_text.annotation.added", "response.refusal.done"),
+        *(
+            "response.reasoning_summary_part.done",
+            "response.reasoning_summary_text.done",
+            "response.reasoning_text.done",
+        ),
+        *(
+            "response.function_call_arguments.done",
+            "response.mcp_call_arguments.delta",
+            "response.mcp_call_arguments.done",
+        ),
+        *("response.custom_tool_call_input.delta", "response.custom_tool_call_input.done"),
+        *("response.code_interpreter_call_code.delta", "response.code_interpreter_call_code.done"),
+        *("response.shell_call_command.added", "response.shell_call_command.delta", "response.shell_call_command.done"),
+        *("response.shell_call_output_content.delta", "response.shell_call_output_content.done"),
+        "response.compaction.compacting",
+        *(
+            f"response.{item}.{stage}"
+            for item, stages in {
+                "code_interpreter_call": ("in_progress", "interpreting", "completed"),
+                "file_search_call": ("in_progress", "searching", "completed"),
+                "image_generation_call": ("in_progress", "generating", "partial_image", "completed"),
+                "mcp_call": ("in_progress", "completed", "failed"),
+                "mcp_list_tools": ("in_progress", "completed", "failed"),
+                "web_search_call": ("in_progress", "searching", "completed"),
+            }.items()
+            for stage in stages
+        ),
+    }
+)
+"""Events that tell how far an item is, or of a piece of it: ``output_item.done`` has it whole."""
+
 TOOLS = {
     "web_search_call": "web_search",
     "code_interpreter_call": "code_execution",
     "file_search_call": "file_search",
     "image_generation_call": "image_generation",
     "mcp_call": "mcp",
+    "program": "program",
+    "program_output": "program",
     "tool_search_call": SEARCH,
     "tool_search_output": SEARCH,
 }
@@ -119,11 +204,16 @@ def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | No
             "id": data.get("id"),
             "usage": data.get("usage"),
             **kept_of(data, *KEPT),
+            **_named("more", newer_in(data, IN_RESPONSE)),
             **_painter(data),
             **_likely(items),
         },
         cost=billed(data.get("usage")),
     )
+
+
+def _named(name: str, newer: Json) -> Json:
+    return {name: newer} if newer else {}
 
 
 def _painter(data: Mapping[str, object]) -> Json:
@@ -150,9 +240,36 @@ def _waiting(items: list[Mapping[str, object]], provider: str) -> list[str]:
         for item in items
         if (item["type"] in FOR_THE_CLIENT and (provider, item["type"]) != X_SEARCH)
         or (item["type"] in FOR_THE_CLIENT_OR_SERVER and item.get("call_id") not in answered)
-        or (item["type"] == "tool_search_call" and item.get("execution") == "client")
         or (item["type"] == "function_call" and item.get("async"))
     ]
+
+
+def is_client_search(item: Mapping[str, object]) -> bool:
+    """Return whether an item asks its client to search tools, which is what ``find_tools`` does (providers:PV122)."""
+    return item.get("type") == "tool_search_call" and item.get("execution") == "client"
+
+
+def _search(item: Mapping[str, object], mark: Json) -> AssistantPart:
+    """Return a search as a call of ``find_tools``; what is asked for stands under the names that the search was given."""
+    given = {"query": " ".join(_words(item.get("arguments")))}
+    return call_part(FIND_TOOLS, given, {**mark, "id": item.get("call_id"), "search": item})
+
+
+def _words(asked: object) -> list[str]:
+    if isinstance(asked, str):
+        try:
+            read = read_json(asked.encode())
+        except ValueError:
+            return [asked]
+        return [asked] if isinstance(read, str) else _words(read)
+    inner = list(asked.values()) if isinstance(asked, Mapping) else asked
+    return [word for value in inner for word in _words_in(value)] if isinstance(inner, list | tuple) else []
+
+
+def _words_in(value: object) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    return [word for word in value if isinstance(word, str)] if isinstance(value, list | tuple) else []
 
 
 def _stop(data: Mapping[str, object]) -> tuple[str | None, StopReason | None]:
@@ -174,9 +291,11 @@ def _parts(item: Mapping[str, object], mark: Json) -> list[AssistantPart]:
             return [ThinkingPart(_thought(item), provider_data=freeze({**mark, "item": kept}))]
         case "function_call":
             ids = {"id": item.get("call_id"), "item_id": item.get("id"), "namespace": item.get("namespace")}
-            newer = {name: value for name, value in item.items() if name not in IN_CALL and value is not None}
-            data = {**mark, **{name: value for name, value in {**ids, "more": newer}.items() if value}}
+            known = {**ids, "more": newer_in(item, IN_CALL)}
+            data = {**mark, **{name: value for name, value in known.items() if value}}
             return [call_part(text_at(item, "name"), item.get("arguments"), data)]
+        case "tool_search_call" if is_client_search(item):
+            return [_search(item, mark)]
         case "image_generation_call" if (made := _image(item, mark)) is not None:
             return [made]
         case _:
@@ -193,7 +312,7 @@ def _image(item: Mapping[str, object], mark: Json) -> AssistantPart | None:
 def _shown(item: Mapping[str, object]) -> str:
     """Return for people what a tool of the provider was asked, and what came of it."""
     action = item.get("action")
-    asked = [word_at(action, "query"), word_at(action, "url"), word_at(item, "code")]
+    asked = [word_at(action, "query"), word_at(action, "url"), word_at(item, "code"), word_at(item, "result")]
     arguments = item.get("arguments")
     for queries in (item.get("queries"), arguments.get("paths") if isinstance(arguments, Mapping) else None):
         asked += [query for query in queries if isinstance(query, str)] if isinstance(queries, list | tuple) else []
@@ -216,15 +335,22 @@ def _citation(annotation: Mapping[str, object], text: str) -> CitationPart:
 
 
 def _said(content: Mapping[str, Any], item: Mapping[str, object], mark: Json) -> AssistantPart:
-    origin = {"id": item.get("id"), "phase": item.get("phase")}
-    if content["type"] == "refusal":
-        data = {**mark, **{name: value for name, value in origin.items() if value}}
-        return RefusalPart(content["refusal"], provider_data=freeze(data))
-    if content["type"] != "output_text":
+    refuses = content["type"] == "refusal"
+    if not refuses and content["type"] != "output_text":
         return OpaquePart(mark["provider"], freeze({"type": "message", **item, "content": [content]}))
-    origin["annotations"] = content.get("annotations")
-    data = {**mark, **{name: value for name, value in origin.items() if value}}
-    return TextPart(content["text"], provider_data=freeze(data))
+    origin = {
+        "id": item.get("id"),
+        "phase": item.get("phase"),
+        "annotations": None if refuses else content.get("annotations"),
+        "more": newer_in(content, IN_REFUSAL if refuses else IN_TEXT),
+        "more_of_item": newer_in(item, IN_MESSAGE),
+    }
+    data = freeze({**mark, **{name: value for name, value in origin.items() if value}})
+    return (
+        RefusalPart(content["refusal"], provider_data=data)
+        if refuses
+        else TextPart(content["text"], provider_data=data)
+    )
 
 
 def _thought(item: Mapping[str, object]) -> str:
@@ -271,6 +397,16 @@ class ResponsesAccumulator(Accumulator):
         kind = event.get("type") or name
         if kind == "error":
             raise self._failed(event)
+        if kind in REPEATED:
+            return []
+        if kind not in READ:
+            self._skip(kind)
+            return []
+        if not IN_EVENT.issuperset(event):
+            self._skip(*[f"{kind}.{member}" for member in newer_in(event, IN_EVENT)])
+        return self._take(kind, event)
+
+    def _take(self, kind: str, event: Json) -> list[ModelDelta]:
         if kind == "response.created":
             self._begin(object_at(event, "response"))
         elif kind in ENDS:
@@ -281,7 +417,7 @@ class ResponsesAccumulator(Accumulator):
             return self._closed(index_at(event, "output_index"), object_at(event, "item"))
         elif kind == "response.reasoning_summary_part.added":
             return [ThinkingChunk("\n\n")] if event.get("summary_index") else []
-        elif kind in SAID:
+        else:
             self._in_item(event)
             return self._said(SAID[kind], event)
         return []
@@ -310,16 +446,21 @@ class ResponsesAccumulator(Accumulator):
         if index <= newest:  # numbers that are left out say nothing: the end tells of all items
             self._broken(f"item {index} begins behind item {newest}")
         self._open[index] = item
-        if item["type"] != "function_call":
+        if item["type"] != "function_call" and not is_client_search(item):
             return []
         self._calls[index] = len(self._calls)
-        return [ToolCallStarted(self._calls[index], text_at(item, "name"))]
+        return [ToolCallStarted(self._calls[index], text_at(item, "name") or FIND_TOOLS)]
 
     def _closed(self, index: int, item: Mapping[str, object]) -> list[ModelDelta]:
         if self._open.pop(index, None) is None:
             self._broken(f"item {index} ends without having begun")
         self._items[index] = item
-        return [ToolCallEnded(self._calls[index])] if index in self._calls else []
+        if index not in self._calls:
+            return []
+        number, given = self._calls[index], list[ModelDelta]()
+        if is_client_search(item):
+            given = [ToolCallChunk(number, compact({"query": " ".join(_words(item.get("arguments")))}))]
+        return [*given, ToolCallEnded(number)]
 
     def _end(self, response: Mapping[str, Any]) -> None:
         """Take the end event: its items in their order, each as ``output_item.done`` had it if that came."""

@@ -35,7 +35,7 @@ from stepengine.data.messages import (
 )
 from stepengine.data.models import ModelRequest
 from stepengine.models._deferring import is_search, referred
-from stepengine.models._json import utf8
+from stepengine.models._json import object_in, utf8
 from stepengine.models._wire import (
     MADE,
     NUDGE,
@@ -93,16 +93,21 @@ class Turn(BaseTurn):
 
     Attributes:
         refers: The tools that a result refers to.
+        callers: Who made each call, as its result has to say, too; by our ids, for calls of programs.
+        searches: Which calls, by our ids, are searches of tools, which are answered with definitions.
     """
 
     refers: tuple[str, ...] = ()
+    callers: Mapping[str, bytes] = attrs.field(factory=dict)
+    searches: frozenset[str] = frozenset()
 
 
 NUDGE_ITEM = encoded({"role": "user", "content": NUDGE})
+SEARCHED = b'{"type":"tool_search_output","execution":"client","status":"completed","call_id":'
 OUTPUT = b'{"type":"function_call_output","call_id":'
 
 
-def encode_messages(request: ModelRequest, flags: Flags, define: Callable[[str], object] | None = None) -> bytes:
+def encode_messages(request: ModelRequest, flags: Flags, define: Callable[[str], Json] | None = None) -> bytes:
     """
     Return the ``input`` array: history and tail, with a word of the user where the model would follow itself.
 
@@ -111,12 +116,17 @@ def encode_messages(request: ModelRequest, flags: Flags, define: Callable[[str],
     out: list[bytes] = []
     loading = _Loading(flags.hidden or frozenset(), define)
     ids: Mapping[str, bytes] = {}
+    callers: Mapping[str, bytes] = {}
+    searches: frozenset[str] = frozenset()
     role = ""
     after = b""
     for turn in turns_of(request, flags, encode_message):
         if turn.role == "tool":
-            out.append(OUTPUT + ids[turn.call_id] + turn.body)
             role = "tool"
+            if turn.call_id in searches:
+                out.append(SEARCHED + ids[turn.call_id] + loading.found(turn.refers))
+                continue
+            out.append(OUTPUT + ids[turn.call_id] + callers.get(turn.call_id, b"") + turn.body)
             if turn.refers:
                 after = loading.behind(after, turn.refers)
             continue
@@ -126,7 +136,9 @@ def encode_messages(request: ModelRequest, flags: Flags, define: Callable[[str],
                 out.append(NUDGE_ITEM)
             out += [body] if body else []
             role = whose if body else role
-        after, ids = turn.after, turn.ids or ids
+        after = turn.after
+        if turn.ids:
+            ids, callers, searches = turn.ids, turn.callers, turn.searches
     return b"[" + b",".join([*out, *_end(after, role, is_over=not is_paused(request))]) + b"]"
 
 
@@ -140,9 +152,16 @@ def _end(after: bytes, role: str, *, is_over: bool) -> list[bytes]:
 class _Loading:
     """Gives the tools that results refer to, each once, behind the results of a batch."""
 
-    def __init__(self, hidden: frozenset[str], define: Callable[[str], object] | None) -> None:
+    def __init__(self, hidden: frozenset[str], define: Callable[[str], Json] | None) -> None:
         self._waiting = set(hidden)
         self._define = define
+
+    def found(self, names: tuple[str, ...]) -> bytes:
+        """Return what the output of a search says beside its call: the definitions of the tools that it found."""
+        self._waiting.difference_update(names)
+        define = self._define
+        tools = [] if define is None else [{**define(name), "defer_loading": True} for name in dict.fromkeys(names)]
+        return b',"tools":' + encoded(tools) + b"}"
 
     def behind(self, after: bytes, names: tuple[str, ...]) -> bytes:
         """Return *after* behind the definitions of those tools that were not referred to before."""
@@ -193,7 +212,26 @@ def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> Turn: 
     made = [part for part in made_by_model(message) if not _own_items(part, flags)]
     moved = [{"type": "input_text", "text": MADE}, *[_media(part, flags) for part in made]]
     after = encoded({"role": "user", "content": moved}) if made else b""
-    return Turn("assistant", joined(items), ids={ours: encoded(theirs) for ours, theirs in ids.items()}, after=after)
+    wire = {ours: encoded(theirs) for ours, theirs in ids.items()}
+    searches = frozenset([call.tool_call_id for call in message.tool_calls if _searched(call, flags) is not None])
+    return Turn("assistant", joined(items), ids=wire, after=after, callers=_callers(message, flags), searches=searches)
+
+
+def _searched(call: ToolCallPart, flags: Flags) -> Mapping[str, Any] | None:
+    """Return the search of tools that a call was made of, for the model that asked for it."""
+    data = call.provider_data
+    found = data.get("search") if is_own(data, flags.provider, flags.model) else None
+    return found if isinstance(found, Mapping) else None
+
+
+def _callers(message: AssistantMessage, flags: Flags) -> dict[str, bytes]:
+    """Return what the results of calls of programs say of who made these."""
+    return {
+        call.tool_call_id: b',"caller":' + encoded(caller)
+        for call in message.tool_calls
+        if is_own(data := call.provider_data, flags.provider, flags.model)
+        and (caller := object_in(data, "more", "caller")).get("type") == "program"
+    }
 
 
 def _followed(items: list[Json]) -> list[Json]:
@@ -272,17 +310,19 @@ def _say(items: list[Json], part: TextPart | RefusalPart, content: Json, flags: 
         else:
             items.append({"role": "assistant", "content": part.text, **phase})
         return
+    content = {**own.get("more", {}), **content}
     if content["type"] == "output_text":
         content["annotations"] = own.get("annotations") or []
     if last.get("type") == "message" and last.get("id") == own["id"]:
         last["content"].append(content)
         return
-    items.append(
-        {"type": "message", "id": own["id"], "role": "assistant", "status": "completed", "content": [content], **phase}
-    )
+    item: Json = {"type": "message", "id": own["id"], "role": "assistant", "status": "completed", "content": [content]}
+    items.append({**own.get("more_of_item", {}), **item, **phase})
 
 
 def _call(part: ToolCallPart, flags: Flags, ids: Mapping[str, str]) -> Json:
+    if (search := _searched(part, flags)) is not None:
+        return {**_own_item(search, flags), "call_id": ids[part.tool_call_id]}
     item: Json = {
         "type": "function_call",
         "call_id": ids[part.tool_call_id],

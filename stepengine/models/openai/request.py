@@ -9,11 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 from stepengine.data.models import ModelRequest
-from stepengine.data.server_tools import CodeExecution, FileSearch, ServerTool, WebSearch
+from stepengine.data.server_tools import CodeExecution, FileSearch, Programs, ServerTool, WebSearch
 from stepengine.data.tools import ToolSpec
 from stepengine.errors import ModelError
 from stepengine.models._deferring import hidden_names
 from stepengine.models._failures import DANGLING_REASONING, INVALID_SIGNATURE, UNKNOWN_FIELD
+from stepengine.models._programs import called_by, check_programs, programs_of
+from stepengine.models._reply import seen
 from stepengine.models._schemas import strict_form
 from stepengine.models._settings import DROPPED, Said, Way, cache_members, located, no_tool, said_of
 from stepengine.models._thinking import asked_of_responses
@@ -21,13 +23,15 @@ from stepengine.models._wire import join_members, members_of, schema_name, tool_
 from stepengine.models.openai.encode import Flags, encode_messages
 from stepengine.models.presets import Preset
 
-__all__ = ("TOOL_SEARCH", "encode", "encode_count", "encode_tool", "said_by")
+__all__ = ("TOOL_SEARCH", "encode", "encode_count", "encode_tool", "said_by", "searches_here")
 
 TOOL_SEARCH = {"type": "tool_search"}
 """The API's search of tools (providers:PV64)."""
 
 WORDS = frozenset({"auto", "none", "required"})
 KEY_LENGTH = 32
+PROGRAM = "programmatic"
+"""Who calls a tool from a program."""
 OPENAI_ITSELF = frozenset({"openai", "azure_responses"})
 """Services that run the API of OpenAI and no other company's."""
 
@@ -91,10 +95,18 @@ def encode_count(request: ModelRequest, model: str, preset: Preset, tools: bytes
 
 def _definitions(request: ModelRequest) -> Callable[[str], Json]:
     """Return what gives the definition of a hidden tool by its name."""
-    return lambda name: encode_tool(next(tool for tool in request.tools if tool.name == name))
+    programs = programs_of(request.settings)
+    return lambda name: encode_tool(next(tool for tool in request.tools if tool.name == name), programs)
 
 
-def encode_tool(spec: ToolSpec) -> Json:
+def searches_here(request: ModelRequest) -> bool:
+    """Return whether the author gives the API's search of tools in its own words, such as one that is asked of the client."""
+    extra = request.settings.extra
+    given = [*seen(extra, "tools"), *seen(extra, "body", "tools")]
+    return any(tool.get("type") == TOOL_SEARCH["type"] for tool in given)
+
+
+def encode_tool(spec: ToolSpec, programs: Programs | None = None) -> Json:
     """Return a tool definition. ``strict`` is said, because the API would otherwise rewrite the schema (ecosystem:EC102)."""
     form = strict_form(spec.input_schema, "openai") if spec.strict else None
     return {
@@ -103,6 +115,7 @@ def encode_tool(spec: ToolSpec) -> Json:
         "description": spec.description,
         "parameters": spec.input_schema if form is None else form,
         "strict": form is not None,
+        **called_by(programs, spec, PROGRAM),
     }
 
 
@@ -115,7 +128,7 @@ def said_by(request: ModelRequest, model: str, preset: Preset) -> Said:
         "store": lambda keep: {"store": keep},
         "cache": lambda lifetime: cache_members(lifetime, model, preset),
         "cache_key": lambda key: {preset.key_member: key} if preset.key_member else None,
-        "server_tools": lambda items: _server_tools(items, model, preset, several=several),
+        "server_tools": lambda items: _server_tools(items, request, model, preset, several=several),
     }
     return said_of(request.settings, ways)
 
@@ -124,8 +137,13 @@ def _named(name: str, value: object) -> Json | None:
     return None if value is None else {name: value}
 
 
-def _server_tools(items: tuple[ServerTool, ...], model: str, preset: Preset, *, several: bool) -> Json:
+def _server_tools(
+    items: tuple[ServerTool, ...], request: ModelRequest, model: str, preset: Preset, *, several: bool
+) -> Json:
     """Return the tools of the provider, and what is wanted of their results."""
+    programs = programs_of(request.settings)
+    if programs is not None and preset.name == "openai":
+        check_programs(request, programs, model, preset.name)
     members: Json = {"tools": [_server_tool(item, model, preset) for item in items]}
     include = [word for kind, word in RESULTS.items() if any(isinstance(item, kind) for item in items)]
     if include and preset.name in OPENAI_ITSELF:
@@ -147,6 +165,10 @@ def _server_tool(item: ServerTool, model: str, preset: Preset) -> Json:
     if isinstance(item, FileSearch):
         tool: Json = {"type": "file_search", "vector_store_ids": list(item.stores)}
         return tool if item.max_results is None else {**tool, "max_num_results": item.max_results}
+    if isinstance(item, Programs):
+        if preset.name != "openai":
+            raise no_tool(item, model, preset.name)
+        return {"type": "programmatic_tool_calling"}
     raise no_tool(item, model, preset.name, "its web search opens pages by itself: give it WebSearch()")
 
 

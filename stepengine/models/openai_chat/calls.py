@@ -14,7 +14,7 @@ import attrs
 
 from stepengine.data.json import compact
 from stepengine.data.models import ModelDelta, ToolCallChunk, ToolCallEnded, ToolCallStarted
-from stepengine.models._json import object_at, read_json, text_at, utf8
+from stepengine.models._json import newer_in, object_at, read_json, text_at, utf8
 
 __all__ = ("FUNCTION_MEMBERS", "MEMBERS", "CallPieces", "legacy_call")
 
@@ -84,9 +84,8 @@ class CallPieces:
             name, arguments = text_at(function, "name"), function.get("arguments")
             text = arguments if isinstance(arguments, str) else "" if arguments is None else compact(arguments)
             slot = self._slot(entry.get("index"), call_id, name, text, first=position == 0)
-            slot.more.update({key: value for key, value in entry.items() if key not in MEMBERS and value is not None})
-            newer = {key: value for key, value in function.items() if key not in FUNCTION_MEMBERS and value is not None}
-            slot.more_of_function.update(newer)
+            slot.more.update(newer_in(entry, MEMBERS))
+            slot.more_of_function.update(newer_in(function, FUNCTION_MEMBERS))
             deltas += self._grow(slot, call_id, name, text)
         return deltas
 

@@ -27,9 +27,10 @@ from stepengine.data.messages import (
 from stepengine.data.models import ModelDelta, ModelReply, StopReason, TextChunk, ThinkingChunk
 from stepengine.data.usage import Usage
 from stepengine.models._failures import Call, body_failure, given_up, protocol_failure, unanswerable
-from stepengine.models._json import call_part, list_at, object_at, objects_at, read_json, text_at
+from stepengine.models._json import call_part, list_at, newer_in, object_at, objects_at, read_json, text_at
 from stepengine.models._reading import Accumulator
 from stepengine.models._reply import (
+    MOST_UNREAD,
     UNKNOWN,
     billed,
     kept_of,
@@ -67,7 +68,28 @@ KEPT = (
     *("service_tier", "system_fingerprint", "prompt_filter_results", "moderation"),
     *("citations", "search_results", "related_questions", "videos"),
 )
+IN_REPLY = frozenset(
+    {
+        *("id", "object", "created", "model", "choices", "usage", "provider", "x_groq", "error", "metadata"),
+        *("obfuscation", *KEPT),
+    }
+)
+IN_CHOICE = frozenset(
+    {
+        *("index", "delta", "message", "finish_reason", "logprobs", "error"),
+        *("native_finish_reason", "content_filter_results"),
+    }
+)
+NOT_IN_PIECES = ("provider_metadata", *REASONING)
+LISTS = ("reasoning_details", "annotations", "images")
+IN_MESSAGE = frozenset(
+    {"role", "content", "refusal", "tool_calls", "function_call", "audio", "provider_metadata", *LISTS, *REASONING}
+)
+IN_AUDIO = frozenset({"data", "transcript"})
+IN_TEXT = frozenset({"type", "text"})
+"""What is read of a reply, its choice, its message and what that holds; whatever else they hold is kept as it came."""
 TEXTS = ("text", "summary")
+IN_CALL = MEMBERS | {"custom"}
 
 Json = dict[str, Any]
 
@@ -142,9 +164,24 @@ def _kept(data: Mapping[str, object], choice: Mapping[str, object], message: Map
         "annotations": message.get("annotations"),
         "images": [image for image in seen(message, "images") if _image(image, {}) is None],
         "logprobs": choice.get("logprobs"),
+        "audio": _unheard(message.get("audio")),
     }
     kept: Json = {"id": data.get("id"), "usage": _raw_usage(data), **kept_of(data, *KEPT)}
-    return {**kept, **{name: value for name, value in more.items() if value}}
+    kept.update({name: value for name, value in more.items() if value})
+    return {**kept, **_newer(data, choice, message)}
+
+
+def _newer(data: Mapping[str, object], choice: Mapping[str, object], message: Mapping[str, object]) -> Json:
+    """Return what a reply holds that is newer than this package, and by name the choices that are not taken."""
+    of_message = newer_in(message, IN_MESSAGE)
+    of_message.update({name: message[name] for name in REASONING if isinstance(message.get(name), dict | list)})
+    found = {
+        "more": newer_in(data, IN_REPLY),
+        "more_of_choice": newer_in(choice, IN_CHOICE),
+        "more_of_message": of_message,
+        "unread": [f"choices[{index}]" for index in range(1, len(objects_at(data, "choices")))][:MOST_UNREAD],
+    }
+    return {name: value for name, value in found.items() if value}
 
 
 def _parts(message: Mapping[str, Any], provider: str, model: str) -> list[AssistantPart]:
@@ -168,14 +205,17 @@ def _parts(message: Mapping[str, Any], provider: str, model: str) -> list[Assist
 
 
 def _is_custom(entry: Mapping[str, object]) -> bool:
-    return entry.get("type") == "custom" or isinstance(entry.get("custom"), Mapping)
+    """Return whether an entry calls a custom tool; Snowflake's calls of functions hold such a call that says nothing."""
+    return entry.get("type") == "custom" or any(object_in(entry, "custom").values())
 
 
 def _call(entry: Mapping[str, object], function: Mapping[str, object], mark: Json) -> AssistantPart:
     """Return a call with its id and what else it holds, such as the signature of Gemini's thoughts behind Google's endpoint."""
-    newer = {name: value for name, value in entry.items() if name not in MEMBERS and value is not None}
-    inside = {name: value for name, value in function.items() if name not in FUNCTION_MEMBERS and value is not None}
-    found = {"id": text_at(entry, "id"), "more": newer, "more_of_function": inside}
+    found = {
+        "id": text_at(entry, "id"),
+        "more": newer_in(entry, IN_CALL),
+        "more_of_function": newer_in(function, FUNCTION_MEMBERS),
+    }
     data = {**mark, **{name: value for name, value in found.items() if value}}
     return call_part(text_at(function, "name"), function.get("arguments"), data)
 
@@ -189,11 +229,18 @@ def _made(message: Mapping[str, object], mark: Json) -> list[AssistantPart]:
     if not isinstance(audio, Mapping):
         return parts
     said = word_at(audio, "transcript")
-    kept = {name: audio[name] for name in ("id", "expires_at") if audio.get(name)}
+    kept = newer_in(audio, IN_AUDIO)
     sound = made_part(audio.get("data"), "", {**mark, **kept, **({"transcript": True} if said else {})})
     if sound is not None:
         parts.append(attrs.evolve(sound, mime_type=PCM) if sound.mime_type == UNKNOWN else sound)
     return [*parts, *([TextPart(said)] if said else [])]
+
+
+def _unheard(audio: object) -> Json:
+    """Return what is told of a sound that did not come, or cannot be read."""
+    if not isinstance(audio, Mapping) or made_part(audio.get("data"), "", {}) is not None:
+        return {}
+    return {name: value for name, value in audio.items() if name != "transcript" and value}
 
 
 def _image(image: Mapping[str, object], mark: Json) -> AssistantPart | None:
@@ -234,7 +281,8 @@ def _content(message: Mapping[str, object], mark: Json) -> list[AssistantPart]:
         if isinstance(piece, str):
             parts.append(TextPart(piece))
         elif piece.get("type") == "text":
-            parts.append(TextPart(piece["text"]))
+            newer = newer_in(piece, IN_TEXT)
+            parts.append(TextPart(piece["text"], provider_data=freeze({**mark, "more": newer}) if newer else None))
         elif piece.get("type") == "thinking":
             parts.append(ThinkingPart(_thought(piece), provider_data=freeze({**mark, "piece": piece})))
         else:
@@ -267,6 +315,8 @@ class ChatAccumulator(Accumulator):
         self._texts: dict[str, list[str]] = {}
         self._contents: dict[str, list[_Piece]] = {}
         self._lists: dict[str, list[Any]] = {}
+        self._more: Json = {}
+        self._more_texts: dict[str, list[str]] = {}
         self._likely: dict[str, list[Any]] = {}
         self._calls = CallPieces()
         self._audio: Json = {}
@@ -299,12 +349,17 @@ class ChatAccumulator(Accumulator):
         chunk = read_json(data)
         if chunk.get("error") or name == "error":
             raise self._failed(chunk)
+        named = self._data.get("id")
         self._data.update({key: value for key, value in chunk.items() if key != "choices" and value is not None})
+        if named:
+            self._data["id"] = named  # the last chunk of Groq's own tools says 'stub'
         deltas: list[ModelDelta] = []
         for choice in objects_at(chunk, "choices"):
-            if not choice.get("index"):
-                self._chosen = True
-                deltas += self._take(choice)
+            if index := choice.get("index"):
+                self._skip(f"choices[{index}]")
+                continue
+            self._chosen = True
+            deltas += self._take(choice)
         return deltas
 
     def _take(self, choice: Mapping[str, object]) -> list[ModelDelta]:
@@ -337,11 +392,24 @@ class ChatAccumulator(Accumulator):
             elif text := text_at(delta, name):
                 self._texts.setdefault(name, []).append(text)
                 deltas.append(TextChunk(text))
-        for name in ("reasoning_details", "annotations", "images"):
+        for name in LISTS:
             if pieces := list_at(delta, name):
                 self._lists.setdefault(name, []).extend(pieces)
         deltas += self._heard(object_at(delta, "audio"))
+        self._keep(delta)
         return deltas + self._calls.take(self._called(delta))
+
+    def _keep(self, delta: Mapping[str, Any]) -> None:
+        """Keep what is newer than this package, or not read in pieces: texts and lists grow, anything else is replaced."""
+        for name, value in delta.items():
+            if name in IN_MESSAGE and not (name in NOT_IN_PIECES and isinstance(value, dict | list)):
+                continue
+            if isinstance(value, str):
+                self._more_texts.setdefault(name, []).append(value)
+            elif isinstance(value, list):
+                self._lists.setdefault(name, []).extend(value)
+            elif value is not None:
+                self._more[name] = value
 
     def _called(self, delta: Mapping[str, object]) -> list[Mapping[str, Any]]:
         """Return the pieces of calls; one of the form before ``tool_calls`` only where there are none of these, which repeat it."""
@@ -356,7 +424,7 @@ class ChatAccumulator(Accumulator):
     def _heard(self, audio: Mapping[str, object]) -> list[ModelDelta]:
         """Take a piece of sound, each of which is base64 for itself, and of its words."""
         said, data = word_at(audio, "transcript"), word_at(audio, "data")
-        self._audio.update({name: audio[name] for name in ("id", "expires_at") if audio.get(name)})
+        self._audio.update(newer_in(audio, IN_AUDIO))
         if said:
             self._texts.setdefault("transcript", []).append(said)
         if data:
@@ -393,7 +461,7 @@ class ChatAccumulator(Accumulator):
         if not (self.done or (self._finished and (clean or self._calls.complete))):
             self._truncated("its finish reason is missing")
         self.done = True
-        message: Json = {name: "".join(pieces) for name, pieces in self._texts.items()}
+        message: Json = {**self._more, **_texts_of(self._more_texts), **_texts_of(self._texts)}
         message.update(self._lists)
         message.update({name: [piece.whole() for piece in pieces] for name, pieces in self._contents.items()})
         if self._audio or self._sound or "transcript" in message:
@@ -410,6 +478,10 @@ class ChatAccumulator(Accumulator):
         if self._likely:
             choice["logprobs"] = {**object_at(choice, "logprobs"), **self._likely}
         return self._decoded({**self._data, "choices": [choice]})
+
+
+def _texts_of(pieces: Mapping[str, list[str]]) -> Json:
+    return {name: "".join(texts) for name, texts in pieces.items()}
 
 
 @attrs.frozen

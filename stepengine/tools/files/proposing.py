@@ -18,6 +18,7 @@ from stepengine.data.state import AgentState
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import ToolError
 from stepengine.system.atomic import target_info
+from stepengine.system.buffers import Buffers, as_edited, place_of
 from stepengine.system.paths import display
 from stepengine.system.root import FILE, Missing, Opened, Root
 from stepengine.system.text import READ_WHOLE_BYTES, decode, read_capped
@@ -37,9 +38,9 @@ PREFIX = "proposed:"
 PROPOSES = ToolAnnotations(read_only=True, idempotent=True)
 
 
-def proposing_tools(root: Root) -> list[Tool]:
-    """Return the tools that propose changes to files below *root*."""
-    desk = _Desk(root)
+def proposing_tools(root: Root, buffers: Buffers | None = None) -> list[Tool]:
+    """Return the tools that propose changes to files below *root*, as they stand in *buffers* of an editor."""
+    desk = _Desk(root, buffers)
 
     @tool(category="read", annotations=PROPOSES)
     def propose_write_file(  # noqa: D417  (the context is no parameter of the tool)
@@ -114,8 +115,9 @@ def proposing_tools(root: Root) -> list[Tool]:
 class _Desk:
     """Knows what a file would hold if the proposals of a run were made."""
 
-    def __init__(self, root: Root) -> None:
+    def __init__(self, root: Root, buffers: Buffers | None = None) -> None:
         self._root = root
+        self._buffers = buffers
 
     def text(self, state: AgentState, path: str) -> str | None:
         """Return the text as it would be, or ``None`` when there is no such file."""
@@ -141,6 +143,8 @@ class _Desk:
         except OSError as error:
             msg = f"{path!r} cannot be read: {error.strerror or type(error).__name__}"
             raise ToolError(msg) from error
+        if data is not None:
+            data = as_edited(self._buffers, place_of(self._root.real, self._root.parts(path)), data)
         return _decoded(data, path)
 
     def propose(self, state: AgentState, path: str, before: str, after: str, words: str) -> ToolResult:

@@ -11,9 +11,10 @@ from typing_extensions import TypedDict
 from stepengine.data.json import JsonValue, compact
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import ToolError
+from stepengine.system.buffers import Buffers, as_edited, place_of
 from stepengine.system.guard import left_out
 from stepengine.system.paths import display, shown
-from stepengine.system.root import Root
+from stepengine.system.root import Opened, Root
 from stepengine.system.text import (
     READ_WHOLE_BYTES,
     Lines,
@@ -60,8 +61,8 @@ class FileWindow(TypedDict):
     limit: NotRequired[Annotated[int, Field(description="How many lines to read.", ge=1)]]
 
 
-def reading_tools(root: Root) -> list[Tool]:
-    """Return the tools that read below *root*."""
+def reading_tools(root: Root, buffers: Buffers | None = None) -> list[Tool]:
+    """Return the tools that read below *root*, and in *buffers* what is open in an editor."""
     aliases = {"paths": ("path", "file_paths", "files"), "start_line": ("first_line",)}
 
     @tool(category="read", annotations=READS, parallel_safe=True, aliases=aliases)
@@ -118,7 +119,7 @@ def reading_tools(root: Root) -> list[Tool]:
             if one.key(root) in seen:
                 continue
             seen.add(one.key(root))
-            entry = _Reader(ctx, root, one, left, line_numbers=line_numbers).entry()
+            entry = _Reader(ctx, root, one, left, line_numbers=line_numbers, buffers=buffers).entry()
             left -= len(compact(entry)) + 1
             entries.append(entry)
             if ctx.cancelled.is_set():
@@ -234,7 +235,17 @@ class _Wanted:
 class _Reader:
     """Makes the entry of one file."""
 
-    def __init__(self, ctx: ToolContext, root: Root, wanted: _Wanted, left: int, *, line_numbers: bool) -> None:
+    def __init__(
+        self,
+        ctx: ToolContext,
+        root: Root,
+        wanted: _Wanted,
+        left: int,
+        *,
+        line_numbers: bool,
+        buffers: Buffers | None = None,
+    ) -> None:
+        self._buffers = buffers
         self._ctx = ctx
         self._root = root
         self._wanted = wanted
@@ -249,7 +260,7 @@ class _Reader:
             self._check_left(has_room=self._left > 0)
             opened = self._root.open_file(wanted.path)
             try:
-                entry = self._part(self._lines(opened.fd, opened.info.st_size))
+                entry = self._part(self._lines(opened))
                 note_hash(self._ctx, self._root.real, opened.parts, self._hash)
                 return entry
             finally:
@@ -264,13 +275,14 @@ class _Reader:
             msg = f"the {READ_CHARS:,} characters of this call are used up; read this file in another call"
             raise ToolError(msg)
 
-    def _lines(self, fd: int, size: int) -> Lines:
-        wanted = self._wanted
+    def _lines(self, opened: Opened) -> Lines:
+        wanted, fd, size = self._wanted, opened.fd, opened.info.st_size
         data = read_capped(fd) if size <= READ_WHOLE_BYTES else None
         if data is None:
             os.lseek(fd, 0, os.SEEK_SET)
             self._check_large(fd, size)
             return stream_lines(fd, wanted.offset, wanted.limit)
+        data = as_edited(self._buffers, place_of(self._root.real, opened.parts), data)
         self._hash = digest(data)
         decoded = decode(data)
         if decoded is None:

@@ -20,6 +20,7 @@ from stepengine.data.messages import SideEffect, ToolResult
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import ToolError
 from stepengine.system.atomic import lock_for, replace_file, sweep, target_info
+from stepengine.system.buffers import Buffers, as_edited, edited_text, place_of
 from stepengine.system.paths import display
 from stepengine.system.root import FILE, Missing, Opened, Root
 from stepengine.system.text import READ_WHOLE_BYTES, FileText, decode, digest, read_capped
@@ -56,9 +57,9 @@ class ReplacementInput(TypedDict):
     ]
 
 
-def writing_tools(root: Root, *, delete: bool = False) -> list[Tool]:
-    """Return the tools that write below *root*; with *delete* also the one that deletes."""
-    writer = _Writer(root)
+def writing_tools(root: Root, *, delete: bool = False, buffers: Buffers | None = None) -> list[Tool]:
+    """Return the tools that write below *root*, and into *buffers* of an editor; with *delete* also the one that deletes."""
+    writer = _Writer(root, buffers)
 
     @tool(category="write", annotations=OVERWRITES, preview=writer.preview_write)
     def write_file(  # noqa: D417  (the context is no parameter of the tool)
@@ -219,10 +220,12 @@ class Found:
     Attributes:
         info: What the system says of it; ``None`` when there is nothing.
         data: Its content; ``None`` when there is nothing, or more than can be looked at.
+        is_unsaved: Whether that is how it stands in an editor, and not on the disk.
     """
 
     info: os.stat_result | None
     data: bytes | None
+    is_unsaved: bool = False
 
     @property
     def exists(self) -> bool:
@@ -274,8 +277,9 @@ class Done:
 class _Writer:
     """Reads, changes and replaces one file while holding its lock."""
 
-    def __init__(self, root: Root) -> None:
+    def __init__(self, root: Root, buffers: Buffers | None = None) -> None:
         self._root = root
+        self._buffers = buffers
         self._swept: set[tuple[int, int]] = set()
         # What people were shown who were asked about a call: the hash of the file that its diff was made from.
         self._shown: OrderedDict[str, str] = OrderedDict()
@@ -327,7 +331,12 @@ class _Writer:
         if len(new) > WRITE_BYTES:
             msg = f"{path!r} would have {len(new):,} bytes; at most {WRITE_BYTES:,} are written"
             raise ToolError(msg)
-        replace_file(folder, name, new, old.info)
+        text = edited_text(new) if old.is_unsaved else None
+        if text is None or self._buffers is None or not self._buffers.write(self._place(path), text):
+            replace_file(folder, name, new, old.info)
+
+    def _place(self, path: str) -> str:
+        return place_of(self._root.real, self._root.parts(path))
 
     def _kept(self, done: Done, made: Sequence[str]) -> FileWrite:
         """Return what is needed to undo a change."""
@@ -360,9 +369,13 @@ class _Writer:
         fd = os.open(name, FILE, dir_fd=folder)
         try:
             self._root.check_file(Opened(fd, self._root.parts(path), os.fstat(fd)), path)
-            return Found(info, read_capped(fd))
+            data = read_capped(fd)
         finally:
             os.close(fd)
+        if data is None:
+            return Found(info, None)
+        edited = as_edited(self._buffers, self._place(path), data)
+        return Found(info, edited, is_unsaved=edited != data)
 
     def _sweep(self, folder: int) -> None:
         info = os.fstat(folder)

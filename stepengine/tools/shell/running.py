@@ -16,7 +16,8 @@ from stepengine.system.argv import Argv, Script, parse_command
 from stepengine.system.environment import NAMES_BYTES, READ_SECONDS, Environment, Private, find_program, looking
 from stepengine.system.guard import GUARD
 from stepengine.system.paths import display
-from stepengine.system.root import Root
+from stepengine.system.root import Opened, Root
+from stepengine.system.terminals import Ran, Terminals
 from stepengine.tooling.context import ToolContext
 from stepengine.tools.shell.process import Ending, Process, Start, start, to_the_end
 
@@ -25,6 +26,8 @@ __all__ = ("LIMITS", "Launch", "Progress", "Runner", "Shell", "Slots", "limits_t
 COMMANDS_AT_ONCE = 16
 
 PROGRESS_SECONDS = 0.1
+TERMINAL_BYTES = 1024 * 1024
+"""Of what a terminal shows, how much is asked for: a result holds a part of it."""
 PROGRESS_CHARS = 2_000
 SHELL = ("/bin/sh", "-eu", "{script}")
 LIMITS: Mapping[str, str] = {
@@ -134,6 +137,7 @@ class Shell:
         allow_unlimited: Whether no timeout may be asked for.
         limits: Limits of the system, as the supervisor takes them.
         runner: What has commands executed elsewhere.
+        terminals: Terminals of an editor, in which commands are run that are waited for.
     """
 
     root: Root
@@ -144,6 +148,7 @@ class Shell:
     allow_unlimited: bool
     limits: str
     runner: Runner | None
+    terminals: Terminals | None = None
 
     def read(self, command: str | list[str]) -> Argv | Script:
         """
@@ -200,21 +205,53 @@ class Shell:
         """
         opened = self.root.open_folder(cwd or ".")
         try:
-            private.make()
-            launch = Launch(
-                argv=SHELL if isinstance(command, Script) else command,
-                root="/" + "/".join(self.root.real),
-                cwd=display(opened.parts),
-                env=self.environment.variables(private),
-            )
-            if not isinstance(command, Script) and (look := looking(command)):
-                names = await self._answer(attrs.evolve(launch, argv=look.question), opened.fd)
-                launch = attrs.evolve(launch, argv=look.argv, env={**launch.env, **look.variables(names)})
+            launch = await self._launch(command, opened, private)
             script = command.text.encode() if isinstance(command, Script) else None
             what = self._start(launch, opened.fd)
             return await start(attrs.evolve(what, script=script, sink=sink, shows=shows))
         finally:
             os.close(opened.fd)
+
+    async def in_terminal(
+        self, ctx: ToolContext, command: Argv | Script, cwd: str | None, private: Private, seconds: float | None
+    ) -> Ran | None:
+        """
+        Run a command to its end in a terminal of an editor; ``None`` where there is none for it.
+
+        Raises:
+            PathOutsideRoot: when *cwd* leads out of the root.
+            ToolError: when it cannot be executed.
+        """
+        if self.terminals is None or isinstance(command, Script):
+            return None
+        opened = self.root.open_folder(cwd or ".")
+        try:
+            launch = await self._launch(command, opened, private)
+            return await self.terminals.run(
+                [self._program(launch), *launch.argv[1:]],
+                cwd="/" + "/".join((*self.root.real, *opened.parts)),
+                env=launch.env,
+                output_bytes=TERMINAL_BYTES,
+                seconds=seconds,
+                path=ctx.address.rpartition("#")[0],
+                call_id=ctx.tool_call_id,
+            )
+        finally:
+            os.close(opened.fd)
+
+    async def _launch(self, command: Argv | Script, opened: Opened, private: Private) -> Launch:
+        """Return what is executed for a command in an open folder, with the private folders that it needs."""
+        private.make()
+        launch = Launch(
+            argv=SHELL if isinstance(command, Script) else command,
+            root="/" + "/".join(self.root.real),
+            cwd=display(opened.parts),
+            env=self.environment.variables(private),
+        )
+        if not isinstance(command, Script) and (look := looking(command)):
+            names = await self._answer(attrs.evolve(launch, argv=look.question), opened.fd)
+            launch = attrs.evolve(launch, argv=look.argv, env={**launch.env, **look.variables(names)})
+        return launch
 
     def _start(self, launch: Launch, folder: int) -> Start:
         if self.runner is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
@@ -240,6 +241,10 @@ def command_tools(shell: Shell) -> list[Tool]:
         if process_type == "BACKGROUND":
             return await _started(ctx, shell, read, runs, cwd)
         async with Slots.of(ctx):
+            if shell.terminals is not None and runs == read:
+                ran = await _shown(ctx, shell, read, cwd, shell.seconds(timeout_seconds))
+                if ran is not None:
+                    return ran
             return await _finished(ctx, shell, read, runs, cwd, shell.seconds(timeout_seconds))
 
     @tool(category="execute", annotations=LOOKS, timeout=FOREVER)
@@ -340,6 +345,27 @@ async def _finished(  # noqa: PLR0917  (one call, spelled out)
     _log(ctx, runs, process, ending)
     frame = _frame(command, process, ending, "; ".join(filter(None, notes)))
     return _result(frame, process, "ok" if in_time and not process.flooded else "error")
+
+
+async def _shown(
+    ctx: ToolContext, shell: Shell, command: Argv | Script, cwd: str | None, seconds: float | None
+) -> ToolResult | None:
+    """Run a command to its end in a terminal of an editor; ``None`` where there is none for it."""
+    private, began = Private(), time.monotonic()
+    try:
+        ran = await shell.in_terminal(ctx, command, cwd, private, seconds)
+    finally:
+        private.remove()
+    if ran is None:
+        return None
+    frame: dict[str, object] = {"command": shortened(shown_command(command), SHOWN_CHARS), "exit_code": ran.code}
+    frame |= {"signal": ran.signal} if ran.signal else {}
+    frame["duration_seconds"] = round(time.monotonic() - began, 3)
+    if not ran.in_time:
+        frame["message"] = f"it was stopped because it took longer than {seconds:g} s; this is what it had printed"
+    out, _ = fitted((ran.output, ""), RESULT_CHARS - len(compact(frame)) - 100)
+    value: dict[str, Any] = {**frame, "stdout": out, "truncated": ran.is_cut or out != ran.output}
+    return ToolResult.json(value, status="ok" if ran.in_time else "error")
 
 
 async def _cleaned(process: Process | None, private: Private) -> None:

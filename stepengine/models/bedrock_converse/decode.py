@@ -1,0 +1,174 @@
+"""
+Replies of the Converse API in our terms. Pure: no SDK, no clock, no I/O.
+
+A stream is first put together into the message that the API would have sent in one piece (``stream``), and both go
+through ``decode``, so that they cannot differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from stepengine.data.json import compact, freeze
+from stepengine.data.messages import AssistantPart, CitationPart, OpaquePart, TextPart, ThinkingPart
+from stepengine.data.models import ModelReply, StopReason
+from stepengine.data.usage import Usage
+from stepengine.errors import ContextOverflow
+from stepengine.models._failures import Call, given_up, malformed_call, protocol_failure
+from stepengine.models._json import call_part, count_of, object_at, objects_at, text_at
+from stepengine.models._reply import made_part, reply_of, seen, shown_text, word_at
+
+__all__ = ("IN_CALL", "SERVER", "decode", "usage_of")
+
+STOPS = {
+    "end_turn": StopReason.END_TURN,
+    "tool_use": StopReason.TOOL_USE,
+    "max_tokens": StopReason.MAX_TOKENS,
+    "stop_sequence": StopReason.STOP_SEQUENCE,
+    "guardrail_intervened": StopReason.REFUSAL,
+    "content_filtered": StopReason.REFUSAL,
+}
+OVERFLOW = "model_context_window_exceeded"
+MALFORMED_CALL, MALFORMED = "malformed_tool_use", "malformed_model_output"
+SERVER = "server_tool_use"
+"""The type of a call that the service carries out itself."""
+OWN_TYPE = "tool_use"
+IN_CALL = frozenset({"toolUseId", "name", "input", "type"})
+TOOLS = {"nova_code_interpreter": "code_execution", "nova_grounding": "web_search"}
+"""The service's words for its tools, and ours."""
+RESULT = "_result"
+IMAGES = {"png": "image/png", "jpeg": "image/jpeg", "gif": "image/gif", "webp": "image/webp"}
+NOT_KEPT = frozenset({"output", "stopReason"})
+
+Json = dict[str, Any]
+
+
+def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | None) -> ModelReply:
+    """
+    Return the reply in the response object *data*.
+
+    Raises:
+        ContextOverflow: when the model stopped because its context is full.
+        ModelError: when there is no message, and for one that the model broke, which is worth one more try.
+    """
+    usage = usage_of(data.get("usage"))
+    raw = text_at(data, "stopReason") or None
+    _refuse_unusable(raw, call, usage, request_id)
+    message = object_at(data, "output").get("message")
+    if not isinstance(message, Mapping) or message.get("content") is None:
+        raise protocol_failure(call, "it holds no message", usage)
+    mark: Json = {"provider": call.provider, "model": model}
+    content = [part for block in objects_at(message, "content") for part in _parts(block, mark)]
+    return reply_of(
+        tuple(content),
+        call,
+        model,
+        stop=STOPS.get(raw or ""),
+        raw=raw,
+        usage=usage,
+        answered=word_at(data, "trace", "promptRouter", "invokedModelId").rpartition("/")[2],
+        request_id=request_id,
+        kept={name: value for name, value in data.items() if name not in NOT_KEPT and value is not None},
+    )
+
+
+def _refuse_unusable(raw: str | None, call: Call, usage: Usage | None, request_id: str | None) -> None:
+    """Raise for a reply that ended without anything that counts."""
+    if raw == OVERFLOW:
+        msg = f"the context of {call.model!r} is full; nothing of its reply counts"
+        raise ContextOverflow(msg, kind="context_overflow", usage=usage, request_id=request_id)
+    if raw == MALFORMED_CALL:
+        raise malformed_call(call, raw, usage)
+    if raw == MALFORMED:
+        raise given_up(call, raw, usage)
+
+
+def _parts(block: Mapping[str, Any], mark: Json) -> list[AssistantPart]:
+    """Return what a block holds: one part, and after a text its sources."""
+    if isinstance(block.get("text"), str):
+        beside = _beside(block, "text")
+        if not block["text"] and not beside:
+            return []
+        return [TextPart(block["text"], provider_data=freeze({**mark, **beside}) if beside else None)]
+    if isinstance(call := block.get("toolUse"), Mapping) and call.get("type") != SERVER:
+        return [_call(call, {**mark, **_beside(block, "toolUse")})]
+    if isinstance(thought := block.get("reasoningContent"), Mapping):
+        return [_thought(block, thought, mark)]
+    if isinstance(cited := block.get("citationsContent"), Mapping):
+        return _cited(block, cited, mark)
+    if isinstance(image := block.get("image"), Mapping) and image.keys() == {"format", "source"}:
+        kind = IMAGES.get(word_at(image, "format"), "")
+        made = made_part(word_at(image, "source", "bytes"), kind, mark) if kind and len(block) == 1 else None
+        if made is not None:
+            return [made]
+    tool, text = _shown(block)
+    return [OpaquePart(mark["provider"], freeze(block), tool=tool, text=text)]
+
+
+def _beside(block: Mapping[str, object], known: str) -> Json:
+    """Return the members of a block that are newer than this package: they go back to who sent them."""
+    more = {name: value for name, value in block.items() if name != known and value is not None}
+    return {"more": more} if more else {}
+
+
+def _call(call: Mapping[str, object], data: Json) -> AssistantPart:
+    given = {"id": call["toolUseId"]} if text_at(call, "toolUseId") else {}
+    newer = {name: value for name, value in call.items() if name not in IN_CALL and value is not None}
+    if call.get("type") not in {None, OWN_TYPE}:
+        newer["type"] = call["type"]
+    data = {**data, **given, **({"in_call": newer} if newer else {})}
+    return call_part(text_at(call, "name"), call.get("input"), data)
+
+
+def _thought(block: Mapping[str, object], thought: Mapping[str, object], mark: Json) -> AssistantPart:
+    told = thought.get("reasoningText")
+    known = {"reasoningText", "redactedContent"}
+    if len(block) > 1 or len(thought) != 1 or not known.issuperset(thought):
+        return OpaquePart(mark["provider"], freeze(block), text=shown_text(word_at(told, "text")))
+    if not isinstance(told, Mapping):
+        return ThinkingPart("", provider_data=freeze({**mark, "redacted": text_at(thought, "redactedContent")}))
+    kept = {name: value for name, value in told.items() if name != "text" and value is not None}
+    return ThinkingPart(text_at(told, "text"), provider_data=freeze({**mark, **kept}))
+
+
+def _cited(block: Mapping[str, object], cited: Mapping[str, object], mark: Json) -> list[AssistantPart]:
+    """Return a text with its sources; the whole block goes back in the place of the text."""
+    said = "".join([word_at(piece, "text") for piece in seen(cited, "content")])
+    sources = [_source(citation, said) for citation in seen(cited, "citations")]
+    return [TextPart(said, provider_data=freeze({**mark, "cited": block})), *sources]
+
+
+def _source(citation: Mapping[str, object], said: str) -> CitationPart:
+    quote = "".join([word_at(piece, "text") for piece in seen(citation, "sourceContent")])
+    url = word_at(citation, "location", "web", "url") or word_at(citation, "source")
+    return CitationPart(url, word_at(citation, "title"), quote=quote, said=said)
+
+
+def _shown(block: Mapping[str, object]) -> tuple[str, str]:
+    """Return the tool of the service that a block tells of, in our words, and for people what was asked or came of it."""
+    asked, found = block.get("toolUse"), block.get("toolResult")
+    if isinstance(asked, Mapping):
+        name, given = word_at(asked, "name"), asked.get("input")
+        said = word_at(given, "snippet") or word_at(given, "query")
+        return TOOLS.get(name, name), shown_text(said or compact(given))
+    if isinstance(found, Mapping):
+        name = word_at(found, "type").removesuffix(RESULT)
+        texts = [
+            said.rstrip("\n")
+            for piece in seen(found, "content")
+            for said in (word_at(piece, "text"), word_at(piece, "json", "stdOut"), word_at(piece, "json", "stdErr"))
+        ]
+        return TOOLS.get(name, name or "server_tool"), shown_text("\n".join([text for text in texts if text]))
+    return "", ""
+
+
+def usage_of(raw: object) -> Usage | None:
+    """Return the API's usage in our buckets; ``None`` when it does not say. What the cache took and gave is beside its input."""
+    if not isinstance(raw, Mapping) or (raw.get("inputTokens") is None and raw.get("outputTokens") is None):
+        return None
+    names = ("inputTokens", "outputTokens", "cacheReadInputTokens", "cacheWriteInputTokens")
+    figures = [raw.get(name) for name in names]
+    fresh, output, read, written = [count_of(figure) or 0 for figure in figures]
+    unsure = any(figure is not None and count_of(figure) is None for figure in figures) or None in figures[:2]
+    return Usage(fresh, output, read, written, at_least=unsure)

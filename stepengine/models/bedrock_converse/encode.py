@@ -1,0 +1,427 @@
+"""
+Our messages as those of the Converse API. Pure: no SDK, no clock, no I/O.
+
+Every message is encoded once and keeps its bytes (``Transcript.memo``); a request joins them. What depends on the whole
+conversation is put in while they are joined: a document's name, which no other may have, and what stands between results
+and what a model does not take beside them.
+
+**Calls as text.** The API refuses calls and results in a request that offers no tools, and so does Claude the calls of a
+last turn without thinking while a budget is set. They are then written as text of the user.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, assert_never
+
+import attrs
+
+from stepengine.data.json import compact
+from stepengine.data.messages import (
+    AssistantMessage,
+    AssistantPart,
+    CitationPart,
+    DocumentPart,
+    ImagePart,
+    JsonPart,
+    Message,
+    OpaquePart,
+    RefusalPart,
+    ResultPart,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+    ToolMessage,
+    ToolReferencePart,
+    UserMessage,
+)
+from stepengine.data.models import ModelRequest
+from stepengine.models._wire import (
+    MADE,
+    NUDGE,
+    OFFICE,
+    Kind,
+    RolesInTurn,
+    arguments_of,
+    base64_of,
+    cannot_take,
+    encoded,
+    is_own,
+    is_paused,
+    joined,
+    kind_of,
+    made_by_model,
+    media_label,
+    result_text,
+    safe_name,
+    turns_of,
+    wire_ids,
+)
+from stepengine.models._wire import Turn as BaseTurn
+from stepengine.models.bedrock_converse.families import Family
+
+__all__ = ("BETWEEN", "Flags", "Messages", "document_name", "encode_message", "encode_messages")
+
+Json = dict[str, Any]
+
+IMAGES = {"image/png": "png", "image/jpeg": "jpeg", "image/gif": "gif", "image/webp": "webp"}
+TEXTS = {"text/csv": "csv", "text/html": "html", "text/markdown": "md"}
+OFFICES = frozenset({"doc", "docx", "xls", "xlsx"})
+VIDEOS = {
+    "video/mp4": "mp4", "video/quicktime": "mov", "video/webm": "webm", "video/x-matroska": "mkv", "video/x-flv": "flv",
+    "video/mpeg": "mpeg", "video/x-ms-wmv": "wmv", "video/3gpp": "three_gp",
+}  # fmt: skip
+SOUNDS = {
+    "audio/mpeg": "mp3", "audio/mp3": "mp3", "audio/wav": "wav", "audio/x-wav": "wav", "audio/wave": "wav",
+    "audio/ogg": "ogg", "audio/opus": "opus", "audio/flac": "flac", "audio/x-flac": "flac", "audio/aac": "aac",
+    "audio/mp4": "mp4", "audio/m4a": "m4a", "audio/x-m4a": "m4a", "audio/webm": "webm", "audio/x-matroska": "mka",
+}  # fmt: skip
+FORMS: dict[str, Mapping[str, str]] = {"image": IMAGES, "video": VIDEOS, "audio": SOUNDS}
+STORED = "s3://"
+"""How the one kind of address begins that the service reads from."""
+
+UNNAMED = "Document"
+NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9()\[\]-]+")
+MAX_NAME = 150
+PLACE = b'"name":"\\u0000'
+"""How the name of a document begins that has not been made the only one of its kind."""
+PLACED = re.compile(rb'"name":"\\u0000([A-Za-z0-9()\[\] -]+)"')
+
+NOTHING = "(nothing)"
+BETWEEN = "(The results are there; more follows.)"
+"""Said in the assistant's place between results and what a model does not take beside them; in no record."""
+
+
+@attrs.frozen
+class Flags:
+    """
+    What the encoded form of a message depends on beside the message.
+
+    Attributes:
+        provider: Whose ids and opaque parts are sent back.
+        model: Whose thinking is sent back (ecosystem:EC99).
+        family: What the model takes.
+        calls: Whether calls can be sent as calls, which needs a tool that is offered.
+        manual: Whether thinking has a budget, so that calls without thinking are written as text.
+    """
+
+    provider: str
+    model: str
+    family: Family
+    calls: bool = True
+    manual: bool = False
+
+
+@attrs.frozen
+class Turn(BaseTurn):
+    """
+    One encoded message.
+
+    Attributes:
+        texts: Each call as text of the user, where it is not sent as a call.
+        as_text: A result as text of the user.
+        kinds: The kinds of what the user says in it.
+        last: The kind of the last of that.
+    """
+
+    texts: Mapping[str, bytes] = attrs.field(factory=dict)
+    as_text: bytes = b""
+    kinds: frozenset[str] = frozenset()
+    last: str = ""
+
+
+# --- joining --------------------------------------------------------------------------------------------------------
+
+NUDGE_BLOCK = encoded({"text": NUDGE})
+BETWEEN_BLOCK = encoded({"text": BETWEEN})
+OPEN = {"user": b'{"role":"user","content":[', "assistant": b'{"role":"assistant","content":['}
+TEXT = frozenset({"text"})
+
+
+@attrs.frozen
+class Messages:
+    """
+    The encoded conversation.
+
+    Attributes:
+        content: The array.
+        last: The kind of its last block; ``""`` when that is the assistant's.
+    """
+
+    content: bytes
+    last: str
+
+
+def encode_messages(request: ModelRequest, flags: Flags) -> Messages:
+    """Return history and tail, roles in turn, from user to user."""
+    joiner = _Joiner(flags.family)
+    for turn in turns_of(request, flags, encode_message):
+        joiner.add(turn)
+    content = joiner.joined(nudge=not is_paused(request))
+    return Messages(content, joiner.last)
+
+
+class _Joiner(RolesInTurn):
+    """Puts messages in a row, each document under a name of its own."""
+
+    def __init__(self, family: Family) -> None:
+        super().__init__(OPEN, NUDGE_BLOCK)
+        self._beside = family.beside
+        self._ids: Mapping[str, bytes] = {}
+        self._texts: Mapping[str, bytes] = {}
+        self._names: set[str] = set()
+        self._has_results = False
+        self._kept: tuple[frozenset[str], str] = (frozenset(), "")
+        self.last = ""
+
+    def add(self, turn: Turn) -> None:
+        if turn.role == "tool":
+            self._add_result(turn)
+            return
+        self.moved()
+        if turn.role == "assistant":
+            self._ids, self._texts = turn.ids, turn.texts
+            if turn.body:
+                self.put("assistant", turn.body)
+        elif turn.body:
+            self._say(turn.body, turn.kinds, turn.last)
+        if turn.after:
+            self.later(turn.after)
+            self._kept = (turn.kinds, turn.last)
+
+    def _add_result(self, turn: Turn) -> None:
+        wire_id = self._ids.get(turn.call_id)
+        if wire_id is None:
+            self._say(self._texts[turn.call_id] + b"," + turn.as_text, turn.kinds | TEXT, turn.last)
+            return
+        self.put("user", b'{"toolResult":{"toolUseId":' + wire_id + turn.body)
+        self._has_results, self.last = True, "toolResult"
+        if turn.after:
+            self.later(turn.after)
+            self._kept = (self._kept[0] | turn.kinds, turn.last)
+
+    def moved(self) -> None:
+        """Add what was kept for the user's turn."""
+        kept, (kinds, last) = self._after, self._kept
+        self._after, self._kept = [], (frozenset(), "")
+        for body in kept:
+            self._say(body, kinds, last)
+
+    def _say(self, body: bytes, kinds: frozenset[str], last: str) -> None:
+        """Add what the user says; behind results something is put between where a model does not take it beside them."""
+        if self._has_results and self._beside is not None and not kinds <= self._beside:
+            self.put("assistant", BETWEEN_BLOCK)
+        self.put("user", body)
+        self.last = last
+
+    def put(self, role: Literal["user", "assistant"], body: bytes) -> None:
+        """Add what *role* says."""
+        if role == "assistant":
+            self._has_results, self.last = False, ""
+        elif PLACE in body:
+            body = PLACED.sub(self._named, body)
+        super().put(role, body)
+
+    def _named(self, found: re.Match[bytes]) -> bytes:
+        """Return a name that no document before has: the service refuses one that is there twice, in any case of letters."""
+        wanted = name = found[1].decode()
+        number = 1
+        while name.lower() in self._names:
+            number += 1
+            name = f"{wanted} ({number})"
+        self._names.add(name.lower())
+        return b'"name":' + encoded(name)
+
+
+# --- one message ----------------------------------------------------------------------------------------------------
+
+
+def encode_message(message: Message, flags: Flags, *, own_ids: bool = True) -> Turn:
+    """Encode one message; *own_ids* false sends made ids in place of the provider's."""
+    match message:
+        case UserMessage():
+            blocks = _told([_content(part, flags) for part in message.content])
+            return Turn("user", joined(blocks), kinds=_kinds(blocks), last=_last(blocks))
+        case AssistantMessage():
+            return _assistant(message, flags, own_ids)
+        case ToolMessage():
+            return _result(message, flags)
+        case _ as never:
+            assert_never(never)
+
+
+def _told(blocks: Iterable[Json | None]) -> list[Json]:
+    """Return *blocks* with a text beside documents: the service refuses them without one."""
+    found = [block for block in blocks if block is not None]
+    kinds = _kinds(found)
+    if "document" in kinds and "text" not in kinds:
+        found.insert(0, {"text": f"{UNNAMED}s:"})
+    return found
+
+
+def _kinds(blocks: Iterable[Json]) -> frozenset[str]:
+    return frozenset([next(iter(block)) for block in blocks])
+
+
+def _last(blocks: list[Json]) -> str:
+    return next(iter(blocks[-1])) if blocks else ""
+
+
+def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> Turn:  # noqa: FBT001 - private
+    calls = message.tool_calls
+    ids = wire_ids(calls, flags.provider, own=own_ids)
+    blocks = [block for block in [_assistant_block(part, flags, ids) for part in message.content] if block is not None]
+    if not flags.calls:
+        blocks = [block for block in blocks if not _is_call(block)]
+    made = made_by_model(message)
+    shown = _told([{"text": MADE}, *[_content(part, flags) for part in made]]) if made else []
+    more: Json = {"after": joined(shown), "kinds": _kinds(shown), "last": _last(shown)}
+    if not calls:
+        return Turn("assistant", joined(_ended(blocks)), **more)
+    if not flags.calls or (flags.manual and "reasoningContent" not in blocks[0]):
+        texts = {call.tool_call_id: encoded({"text": _call_text(call)}) for call in calls}
+        said = [block for block in blocks if not _is_call(block)]
+        return Turn("assistant", joined(_ended(said)), texts=texts, **more)
+    return Turn("assistant", joined(blocks), ids={ours: encoded(theirs) for ours, theirs in ids.items()}, **more)
+
+
+def _is_call(block: Json) -> bool:
+    return "toolUse" in block or "toolResult" in block
+
+
+def _ended(blocks: list[Json]) -> list[Json]:
+    """Leave out thinking that nothing follows: Claude refuses a message that ends so."""
+    while blocks and "reasoningContent" in blocks[-1]:
+        blocks = blocks[:-1]
+    return blocks
+
+
+def _call_text(call: ToolCallPart) -> str:
+    return f"The tool {call.tool_name} was called with {compact(arguments_of(call))}. Its result:"
+
+
+def _assistant_block(part: AssistantPart, flags: Flags, ids: Mapping[str, str]) -> Json | None:
+    match part:
+        case TextPart():
+            data = part.provider_data
+            if is_own(data, flags.provider, flags.model) and "cited" in data:
+                return dict(data["cited"])
+            return _text(part.text, _more(data, flags))
+        case RefusalPart():
+            return _text(part.text)
+        case ThinkingPart():
+            return _thinking(part, flags)
+        case ToolCallPart():
+            return _call(part, flags, ids)
+        case OpaquePart():
+            return dict(part.data) if part.provider == flags.provider else None
+        case CitationPart() | ImagePart() | DocumentPart():
+            return None
+        case _ as never:
+            assert_never(never)
+
+
+def _text(text: str, more: Mapping[str, object] | None = None) -> Json | None:
+    """Return a text block; the service refuses one without a visible character."""
+    return {"text": text, **(more or {})} if text.strip() else None
+
+
+def _more(data: Mapping[str, object] | None, flags: Flags) -> Json:
+    """Return what stood beside a block, for the model that it came from."""
+    return dict(data.get("more", {})) if is_own(data, flags.provider, flags.model) else {}
+
+
+def _thinking(part: ThinkingPart, flags: Flags) -> Json | None:
+    """Return thinking that is signed or hidden; other thoughts are for people, and models do not take them back."""
+    data = part.provider_data
+    if not is_own(data, flags.provider, flags.model):
+        return None
+    if data.get("redacted"):
+        return {"reasoningContent": {"redactedContent": data["redacted"]}}
+    kept = {name: value for name, value in data.items() if name not in {"provider", "model"}}
+    return {"reasoningContent": {"reasoningText": {"text": part.text, **kept}}} if data.get("signature") else None
+
+
+def _call(part: ToolCallPart, flags: Flags, ids: Mapping[str, str]) -> Json:
+    data = part.provider_data
+    newer = data.get("in_call", {}) if is_own(data, flags.provider, flags.model) else {}
+    call = {"toolUseId": ids[part.tool_call_id], "name": safe_name(part.tool_name), "input": arguments_of(part)}
+    return {"toolUse": {**newer, **call}, **_more(data, flags)}
+
+
+def _result(message: ToolMessage, flags: Flags) -> Turn:
+    """Return a result with what it may hold inside; other media follow it."""
+    inside: list[Json] = []
+    outside: list[Json | None] = []
+    for part in message.content:
+        block = _content(part, flags)
+        if block is not None:
+            is_medium = isinstance(part, ImagePart | DocumentPart)
+            (outside if is_medium and _last([block]) not in flags.family.inside else inside).append(block)
+    is_told = not message.is_error or flags.family.status
+    if not is_told:
+        inside = [{"text": result_text(message) or "Error"}, *[block for block in inside if "text" not in block]]
+    after = _told([{"text": media_label(message)}, *outside]) if outside else []
+    result: Json = {"content": inside or [{"text": NOTHING}]}
+    if flags.family.status:
+        result["status"] = "error" if message.is_error else "success"
+    everything = [*result["content"], *after]
+    return Turn(
+        "tool",
+        b"," + encoded(result)[1:] + b"}",
+        call_id=message.tool_call_id,
+        after=joined(after),
+        as_text=joined(everything),
+        kinds=_kinds(after) if flags.calls and not flags.manual else _kinds(everything),
+        last=_last(everything),
+    )
+
+
+def _content(part: ResultPart, flags: Flags) -> Json | None:
+    match part:
+        case TextPart() | ToolReferencePart():
+            return _text(part.text)
+        case JsonPart():
+            return _text(compact(part.value))
+        case ImagePart() | DocumentPart():
+            return _media(part, flags)
+        case _ as never:
+            assert_never(never)
+
+
+def _media(part: ImagePart | DocumentPart, flags: Flags) -> Json:
+    mime = part.mime_type.partition(";")[0].strip().lower()
+    kind = kind_of(part)
+    form = _form_of(kind, mime)
+    if not form:
+        why = "it takes PNG, JPEG, GIF, WebP, PDF, text, Word, Excel, and the usual kinds of sound and video"
+        raise cannot_take(flags.provider, part, why)
+    source = _source(part, flags)
+    if kind in FORMS:
+        return {kind: {"format": form, "source": source}}
+    # The character before it is in no other name: it says that the name is to be made the only one of its kind.
+    return {"document": {"format": form, "name": f"\0{document_name(getattr(part, 'name', ''))}", "source": source}}
+
+
+def document_name(told: str) -> str:
+    """Return what the service takes for the name of a file: without its ending, and of few kinds of characters."""
+    return NOT_IN_NAMES.sub(" ", told.rpartition(".")[0] or told).strip()[:MAX_NAME].strip() or UNNAMED
+
+
+def _form_of(kind: Kind, mime: str) -> str:
+    """Return the service's word for a type; ``""`` for one that it does not take."""
+    if kind in FORMS:
+        return FORMS[kind].get(mime, "")
+    if kind == "office":
+        form = OFFICE.get(mime, "")[1:]
+        return form if form in OFFICES else ""
+    return {"pdf": "pdf", "text": TEXTS.get(mime, "txt")}.get(kind, "")
+
+
+def _source(part: ImagePart | DocumentPart, flags: Flags) -> Json:
+    if part.data is not None:
+        return {"bytes": base64_of(part.data)}
+    if part.url is not None and part.url.startswith(STORED):
+        return {"s3Location": {"uri": part.url}}
+    raise cannot_take(flags.provider, part, "it takes bytes, and addresses in S3: url='s3://bucket/key'")

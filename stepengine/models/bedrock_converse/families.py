@@ -1,0 +1,111 @@
+"""
+What models of a maker take and refuse by the Converse API, and how names tell the maker. Data, no I/O.
+
+The API is one for all of them; what differs is refused with a 400. Which model takes what: the service's own words to
+requests that were recorded, its reference, and what its other clients were answered, in November 2026.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Literal
+
+import attrs
+
+__all__ = ("Family", "family_of", "maker_of")
+
+SEVERAL = r"(?:[a-z]{2}|apac|global|us-gov)\."
+"""The geography of an inference profile, which may stand before a name."""
+NAME = re.compile(rf"(?:{SEVERAL})?([a-z][a-z0-9-]*)\.([a-z].*)")
+BARE = ("", "")
+
+
+@attrs.frozen(kw_only=True)
+class Family:
+    """
+    Models that take the same. The defaults are those of a model that nothing is known of: what all take.
+
+    Attributes:
+        names: How ``maker.model`` begins, as a regular expression.
+        caches: What of a prompt can be marked for the cache beside the system prompt and messages: nothing, or tools too;
+            ``""`` when there are no marks.
+        longer: Whether the cache can hold for an hour.
+        demands: What can be demanded: any call, or a certain one.
+        inside: The media that a result may hold; others follow it.
+        beside: What may stand beside results in one message of the user; ``None`` for anything.
+        status: Whether a result says that it is an error in a member of its own.
+        promises: Whether it can be held to a schema.
+        thinking: How it is asked for thinking.
+        runs: The tools that the service runs for it, by our words.
+    """
+
+    names: str = ""
+    caches: Literal["", "messages", "tools"] = ""
+    longer: bool = False
+    demands: frozenset[Literal["any", "tool"]] = frozenset()
+    inside: frozenset[str] = frozenset()
+    beside: frozenset[str] | None = None
+    status: bool = True
+    promises: bool = False
+    thinking: Literal["", "always", "claude", "effort", "nova", "qwen"] = ""
+    runs: frozenset[str] = frozenset()
+
+
+ANY_CALL: frozenset[Literal["any", "tool"]] = frozenset({"any", "tool"})
+NONE: frozenset[str] = frozenset()
+CLAUDE = Family(
+    caches="tools",
+    demands=ANY_CALL,
+    inside=frozenset({"image", "document"}),
+    beside=frozenset({"text", "image"}),
+    thinking="claude",
+)
+NOVA = Family(caches="messages", demands=ANY_CALL, inside=frozenset({"image"}))
+
+FAMILIES = (
+    attrs.evolve(
+        CLAUDE, names=r"anthropic\.claude-(?:opus|sonnet|haiku)-4-[56]|anthropic\.claude$", longer=True, promises=True
+    ),
+    attrs.evolve(CLAUDE, names=r"anthropic\.claude-(?:[123]|instant|(?:opus|sonnet)-4(?:-[01])?(?:-\d{8}|$))"),
+    attrs.evolve(CLAUDE, names=r"anthropic\.", longer=True),
+    attrs.evolve(NOVA, names=r"amazon\.nova-2", thinking="nova", runs=frozenset({"code", "web"})),
+    attrs.evolve(NOVA, names=r"amazon\.nova-premier", runs=frozenset({"web"})),
+    attrs.evolve(NOVA, names=r"amazon\.nova"),
+    Family(names=r"meta\.", inside=frozenset({"image", "document"}), beside=NONE),
+    Family(
+        names=r"mistral\.(?:magistral-small|ministral-3|mistral-large-3|voxtral)",
+        inside=frozenset({"document"}),
+        beside=NONE,
+        promises=True,
+    ),
+    Family(names=r"mistral\.", inside=frozenset({"document"}), beside=NONE),
+    Family(names=r"writer\.", beside=NONE, status=False),
+    Family(names=r"deepseek\.r1", thinking="always"),
+    Family(names=r"openai\.gpt-oss", thinking="effort"),
+    Family(names=r"qwen\.(?:qwen3|qwq)", promises=True, thinking="qwen"),
+    Family(names=r"google\.gemma-3-(?:12b|27b)", promises=True),
+    Family(names=r"minimax\.minimax-m2", promises=True, thinking="always"),
+    Family(names=r"nvidia\.nemotron-nano", promises=True),
+    Family(names=r"moonshot(?:ai)?\..*thinking", demands=ANY_CALL, promises=True, thinking="always"),
+    Family(names=r"(?:moonshot(?:ai)?|zai)\.", demands=ANY_CALL, promises=True),
+    Family(),
+)
+
+
+def _parted(model: str) -> tuple[str, str]:
+    """Return the maker and the maker's name of *model*, which may be an ARN; two empty texts where it names neither."""
+    found = [NAME.fullmatch(part) for part in reversed(model.split("/"))]
+    return next(((match[1], match[2]) for match in found if match is not None), BARE)
+
+
+def maker_of(model: str) -> str:
+    """Return the maker in a model's name, such as ``"amazon"``; ``""`` where an opaque id or another name tells of none."""
+    return _parted(model)[0]
+
+
+@lru_cache(maxsize=256)
+def family_of(model: str) -> Family:
+    """Return what is known of *model*, with or without a geography, or as an ARN."""
+    name = ".".join(_parted(model)).strip(".") or ("anthropic." + model if model.startswith("claude") else model)
+    return next(family for family in FAMILIES if re.match(family.names, name))

@@ -1,0 +1,262 @@
+"""
+Requests of the Converse API: everything of the body but its messages. Pure: no SDK, no clock, no I/O.
+
+**Prompt caching.** A mark is a block of its own behind what it holds: behind the tools, the system prompt and the last
+message, three of the four that a request may have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import attrs
+
+from stepengine.data.json import compact
+from stepengine.data.models import ModelRequest, ModelSettings
+from stepengine.data.server_tools import CodeExecution, ServerTool, WebSearch
+from stepengine.data.tools import ToolSpec
+from stepengine.models._failures import INVALID_SIGNATURE
+from stepengine.models._schemas import strict_form
+from stepengine.models._settings import DROPPED, Said, Way, no_tool, said_of
+from stepengine.models._thinking import CANNOT, DEAF, SHOWN, Asked, effort_of
+from stepengine.models._wire import encoded, is_paused, join_members, members_of, schema_name, tool_choice_of
+from stepengine.models.bedrock_converse.encode import Flags, encode_messages
+from stepengine.models.bedrock_converse.families import Family
+
+__all__ = ("Ways", "asked_of", "encode", "encode_count", "encode_tool", "has_tools", "said_by", "undemanded", "unset")
+
+TIERS = {"auto": None, "standard": "default", "flex": "flex", "priority": "priority"}
+FAST = {"performanceConfig": {"latency": "optimized"}}
+UNDEMANDED = frozenset({None, "auto", "none"})
+NOT_MARKED = frozenset({"", "document", "video"})
+"""Behind what the service refuses a mark: these, and what is not the user's."""
+WIRE = {"max_tokens": "maxTokens", "temperature": "temperature", "top_p": "topP", "stop_sequences": "stopSequences"}
+FIELDS = "additionalModelRequestFields"
+END = b"]}]"
+
+Json = dict[str, Any]
+
+
+@attrs.frozen(kw_only=True)
+class Ways:
+    """
+    What a request is made by beside what is asked.
+
+    Attributes:
+        provider: The provider's name.
+        model: The model's name at the provider.
+        family: What the model takes.
+        cache: How long prompts are cached; ``None`` for not at all.
+        thinking: What is said of thinking, in the model's own words.
+        after: How the same request failed before.
+    """
+
+    provider: str
+    model: str
+    family: Family
+    cache: Literal["5m", "1h"] | None = "5m"
+    thinking: Mapping[str, Any] = attrs.field(factory=dict)
+    after: str = ""
+
+    def mark(self, what: Literal["tools", "messages"]) -> bytes:
+        """Return the mark behind *what* shall be cached; ``b""`` for none."""
+        if self.cache is None or not self.family.caches or (what == "tools" and self.family.caches != "tools"):
+            return b""
+        longer = {"ttl": "1h"} if self.cache == "1h" and self.family.longer else {}
+        return encoded({"cachePoint": {"type": "default", **longer}})
+
+    @property
+    def flags(self) -> Flags:
+        """What messages are encoded by, but for the tools."""
+        manual = self.thinking.get("thinking", {}).get("type") == "enabled"
+        return Flags(self.provider, "" if self.after == INVALID_SIGNATURE else self.model, self.family, manual=manual)
+
+
+def encode(request: ModelRequest, ways: Ways, tools: bytes) -> bytes:
+    """
+    Return the body of a request; whether the reply is a stream stands in the path and not here.
+
+    Raises:
+        ModelError: for a tool that the service does not run for the model, and for a part that it does not take.
+    """
+    settings = request.settings
+    said = said_by(request, ways.model, ways.family, ways.provider).members
+    limits = {
+        "max_tokens": settings.max_tokens,
+        "temperature": settings.temperature,
+        "top_p": settings.top_p,
+        "stop_sequences": list(settings.stop_sequences) or None,
+    }
+    left_out = unset(ways, settings)
+    config = {WIRE[name]: value for name, value in limits.items() if value is not None and name not in left_out}
+    head = {
+        "inferenceConfig": config or None,
+        FIELDS: dict(ways.thinking) or None,
+        "outputConfig": _output(request),
+        **{name: value for name, value in said.items() if name != "toolConfig"},
+    }
+    members = members_of(attrs.evolve(request, tools=()), head, b"")
+    members.pop("toolConfig", None)
+    members.update(_prompt(request, ways, tools, said.get("toolConfig", {}).get("tools", ())))
+    return join_members(members)
+
+
+def encode_count(request: ModelRequest, ways: Ways, tools: bytes) -> bytes:
+    """Return the body of the question how many tokens a request has."""
+    members = _prompt(request, attrs.evolve(ways, cache=None), tools, ())
+    if ways.thinking:
+        members[FIELDS] = encoded(ways.thinking)
+    return b'{"input":{"converse":' + join_members(members) + b"}}"
+
+
+def has_tools(request: ModelRequest) -> bool:
+    """
+    Return whether tools are offered, without which calls are told as text.
+
+    There is no word for ``"none"``, and a tool that is offered may be called: it is kept by offering none.
+    """
+    offered = request.tools or request.settings.server_tools or _given(request).get("tools")
+    return bool(offered) and tool_choice_of(request) != "none"
+
+
+def _prompt(request: ModelRequest, ways: Ways, tools: bytes, running: object) -> dict[str, bytes]:
+    """Return what is counted of a body: tools, system prompt and conversation, with the marks for the cache."""
+    members: dict[str, bytes] = {}
+    mark, offers = ways.mark("messages"), has_tools(request)
+    if offers:
+        members["toolConfig"] = _tool_config(request, ways, tools, running)
+    if request.system_prompt.strip():
+        system = encoded({"text": request.system_prompt})
+        members["system"] = b"[" + system + (b"," + mark if mark else b"") + b"]"
+    messages = encode_messages(request, attrs.evolve(ways.flags, calls=offers))
+    content = messages.content
+    if mark and messages.last not in NOT_MARKED and not is_paused(request):
+        content = b"".join([content[: -len(END)], b",", mark, END])
+    members["messages"] = content
+    return members
+
+
+def _tool_config(request: ModelRequest, ways: Ways, tools: bytes, running: Any) -> bytes:
+    given = _given(request)
+    more = given.get("tools")
+    lists = [tools[1:-1], *[encoded(tool) for tool in (*running, *(more if isinstance(more, list | tuple) else ()))]]
+    config = {"tools": b"[" + b",".join(filter(None, [*lists, ways.mark("tools")])) + b"]"}
+    choice = _tool_choice(request, ways.family)
+    if choice is not None:
+        config["toolChoice"] = encoded(choice)
+    return join_members({**config, **{name: encoded(value) for name, value in given.items() if name != "tools"}})
+
+
+def _given(request: ModelRequest) -> Mapping[str, Any]:
+    """Return the tool config that stands in ``settings.extra``; what it lists comes behind the agent's own tools."""
+    extra = request.settings.extra
+    body = extra.get("body")
+    found = [place.get("toolConfig") for place in (extra, body) if isinstance(place, Mapping)]
+    merged: Json = {}
+    for config in found:
+        merged.update(config if isinstance(config, Mapping) else {})
+    return merged
+
+
+def _tool_choice(request: ModelRequest, family: Family) -> Json | None:
+    choice = tool_choice_of(request)
+    if choice in UNDEMANDED or undemanded(request, family):
+        return None
+    if choice == "required":
+        return {"any": {}}
+    return {"tool": {"name": choice}}
+
+
+def undemanded(request: ModelRequest, family: Family) -> bool:
+    """Return whether the request demands a call of a model of which such a call cannot be demanded."""
+    choice = tool_choice_of(request)
+    return choice not in UNDEMANDED and ("any" if choice == "required" else "tool") not in family.demands
+
+
+def unset(ways: Ways, settings: ModelSettings) -> tuple[str, ...]:
+    """Return the settings that may not stand beside what is said of thinking: Nova refuses limits beside its highest effort."""
+    nova = ways.thinking.get("reasoningConfig", {}).get("maxReasoningEffort")
+    limits = ("max_tokens", "temperature", "top_p") if nova == "high" else ()
+    return tuple([name for name in limits if getattr(settings, name) is not None])
+
+
+def _output(request: ModelRequest) -> Json | None:
+    schema = request.settings.response_schema
+    if schema is None:
+        return None
+    form = strict_form(schema, "anthropic") or schema
+    structure = {"jsonSchema": {"schema": compact(form), "name": schema_name(schema)}}
+    return {"textFormat": {"type": "json_schema", "structure": structure}}
+
+
+def encode_tool(spec: ToolSpec) -> Json:
+    """Return a tool definition."""
+    form = strict_form(spec.input_schema, "anthropic") if spec.strict else None
+    told = {"description": spec.description} if spec.description else {}
+    schema = {"inputSchema": {"json": spec.input_schema if form is None else form}}
+    return {"toolSpec": {"name": spec.name, **told, **schema, **({} if form is None else {"strict": True})}}
+
+
+def said_by(request: ModelRequest, model: str, family: Family, provider: str) -> Said:
+    """Return what the settings of a request become that only some wires know."""
+    ways: dict[str, Way] = {
+        "service_tier": _tier,
+        "cache": lambda lifetime: _cached(lifetime, family),
+        "server_tools": lambda items: _server_tools(items, model, family, provider),
+    }
+    return said_of(request.settings, ways)
+
+
+def _tier(tier: str) -> Json | None:
+    if tier == "fast":
+        return FAST
+    word = TIERS[tier]
+    return {} if word is None else {"serviceTier": {"type": word}}
+
+
+def _cached(lifetime: str, family: Family) -> Json | None:
+    """Return no members, as the marks say it; ``None`` where a prompt cannot be cached, or not that long."""
+    if lifetime == "off":
+        return {}
+    return {} if family.caches and (lifetime == "5m" or family.longer) else None
+
+
+def _server_tools(items: tuple[ServerTool, ...], model: str, family: Family, provider: str) -> Json:
+    tools: list[Json] = []
+    dropped: list[str] = []
+    for item in items:
+        if isinstance(item, CodeExecution) and "code" in family.runs:
+            if item.files:
+                raise no_tool(item, model, provider, "it takes no files; put them into a message")
+            tools.append({"systemTool": {"name": "nova_code_interpreter"}})
+        elif isinstance(item, WebSearch) and "web" in family.runs:
+            if item.allowed_domains or item.blocked_domains:
+                raise no_tool(item, model, provider, "it cannot be held to domains or kept from them")
+            dropped += [f"server_tools.{name}" for name in ("max_uses", "location") if getattr(item, name) is not None]
+            tools.append({"systemTool": {"name": "nova_grounding"}})
+        else:
+            raise no_tool(item, model, provider)
+    return {"toolConfig": {"tools": tools}, DROPPED: dropped}
+
+
+def asked_of(settings: ModelSettings, model: str, family: Family) -> Asked:
+    """Return what is said of thinking to any model but Claude, and what of the wish cannot be had."""
+    thinking = settings.thinking
+    if thinking is None:
+        return Asked()
+    is_off, effort = thinking.mode == "none", effort_of(thinking)
+    word = "high" if effort == "max" else effort
+    hidden = "" if thinking.show or is_off else SHOWN.format(model=model, thinking=thinking)
+    match family.thinking:
+        case "nova":
+            switch = {"type": "disabled"} if is_off else {"type": "enabled", "maxReasoningEffort": word}
+            return Asked({"reasoningConfig": switch})
+        case "effort":
+            note = CANNOT.format(model=model, least="low effort") if is_off else hidden
+            return Asked({"reasoning_effort": "low" if is_off else word}, note)
+        case "qwen":
+            note = CANNOT.format(model=model, least="low effort") if is_off else hidden
+            return Asked({"reasoning_config": "high" if word in {"medium", "high"} and not is_off else "low"}, note)
+        case _:
+            return Asked({}, "" if is_off and not family.thinking else DEAF.format(model=model, thinking=thinking))

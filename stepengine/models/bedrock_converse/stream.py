@@ -1,0 +1,247 @@
+"""The accumulator of the Converse API: a stream's events become the completed reply."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from stepengine.data.models import (
+    ModelDelta,
+    ModelReply,
+    TextChunk,
+    ThinkingChunk,
+    ToolCallChunk,
+    ToolCallEnded,
+    ToolCallStarted,
+)
+from stepengine.data.usage import Usage
+from stepengine.models._failures import Call
+from stepengine.models._json import index_at, list_at, object_at, read_json, text_at, utf8
+from stepengine.models._reading import Accumulator
+from stepengine.models.bedrock_converse.decode import SERVER, decode, usage_of
+
+__all__ = ("ConverseAccumulator",)
+
+PADDING = "p"
+"""Letters that only make the lengths of events say nothing."""
+
+BELONGS = {"citation": "citationsContent"}
+"""The kind of block of a delta, where it has another name."""
+
+Json = dict[str, Any]
+
+
+@attrs.define
+class _Open:
+    """
+    A content block that is being received.
+
+    Attributes:
+        kind: The member that it will be: ``"text"``, ``"toolUse"`` and so on; ``""`` before anything of it came.
+        block: What stands in that member so far.
+        pieces: Its text, or its arguments.
+        blobs: Its bytes, as base64.
+        call: Which call it is, for those who watch.
+        closed: Whether it is whole.
+    """
+
+    kind: str = ""
+    block: Json = attrs.field(factory=dict)
+    pieces: list[str] = attrs.field(factory=list)
+    blobs: list[str] = attrs.field(factory=list)
+    call: int | None = None
+    closed: bool = False
+
+
+class ConverseAccumulator(Accumulator):
+    """Turns the events of one stream into the completed reply; its usage comes behind its end."""
+
+    decoder = staticmethod(decode)
+
+    def __init__(self, call: Call, model: str, request_id: str | None) -> None:
+        super().__init__(call, model, request_id)
+        self._message: Json | None = None
+        self._blocks: dict[int, _Open] = {}
+        self._stopped: Json = {}
+        self._metadata: Json = {}
+        self._calls = 0
+
+    @property
+    def usage(self) -> Usage | None:
+        """What the reply is known to have used: all of it, or nothing."""
+        return usage_of(self._metadata.get("usage"))
+
+    @property
+    def ended(self) -> bool:
+        """Whether the message has stopped, behind which only its usage is to come."""
+        return bool(self._stopped)
+
+    def event(self, name: str, data: bytes) -> list[ModelDelta]:
+        """
+        Take one event and return what it adds.
+
+        Raises:
+            ModelError: for an exception, and for events in an impossible order.
+        """
+        event = read_json(data)
+        if not isinstance(event, Mapping):
+            self._broken(f"an event of the kind {name!r} that is no object")
+        match name:
+            case "contentBlockDelta":
+                return self._delta(self._block(index_at(event, "contentBlockIndex")), object_at(event, "delta"))
+            case "contentBlockStart":
+                return self._start(index_at(event, "contentBlockIndex"), object_at(event, "start"))
+            case "contentBlockStop":
+                return self._stop(self._block(index_at(event, "contentBlockIndex")))
+            case "error":
+                raise self._failed(event)
+            case _:
+                self._message_event(name, event)
+                return []
+
+    def _message_event(self, name: str, event: Mapping[str, object]) -> None:
+        told = {member: value for member, value in event.items() if member != PADDING}
+        if name == "messageStart":
+            if self._message is not None:
+                self._broken("a second messageStart")
+            self._message = told
+        elif name == "messageStop":
+            if self._message is None or self.ended or not text_at(event, "stopReason"):
+                self._broken("a messageStop without a message, without a reason, or for the second time")
+            if any(not opened.closed for opened in self._blocks.values()):
+                self._broken("a messageStop while a block is open")
+            self._stopped = told
+        elif name == "metadata":
+            self._metadata = told
+            self.done = self.ended
+
+    def finish(self, tail: bytes, *, clean: bool = True) -> ModelReply:
+        """
+        Return the reply. One whose message has stopped counts, though its usage did not come and is not known.
+
+        Raises:
+            TruncatedReply: when the message has not stopped.
+        """
+        if not self.ended:
+            self._truncated("its messageStop is missing")
+        self.done = True
+        content = [self._whole(opened) for _, opened in sorted(self._blocks.items())]
+        message = {**(self._message or {}), "content": [block for block in content if block]}
+        return self._decoded({"output": {"message": message}, **self._stopped, **self._metadata})
+
+    def _block(self, index: int) -> _Open:
+        """Return the block that an event is for; texts and thoughts begin without being announced."""
+        if self._message is None or self.ended:
+            self._broken(f"an event for content block {index} outside of a message")
+        opened = self._blocks.setdefault(index, _Open())
+        if opened.closed:
+            self._broken(f"an event for content block {index}, which is not open")
+        return opened
+
+    def _start(self, index: int, start: Mapping[str, Any]) -> list[ModelDelta]:
+        if index in self._blocks:
+            self._broken(f"content block {index} starts for the second time")
+        opened = self._block(index)
+        opened.kind = next((name for name, value in start.items() if isinstance(value, Mapping)), "")
+        opened.block = dict(start[opened.kind]) if opened.kind else {}
+        if opened.kind != "toolUse" or opened.block.get("type") == SERVER:
+            return []
+        opened.call = self._calls
+        self._calls += 1
+        return [ToolCallStarted(opened.call, text_at(opened.block, "name"))]
+
+    def _delta(self, opened: _Open, delta: Mapping[str, Any]) -> list[ModelDelta]:
+        kind = next(iter(delta), "")
+        belongs = BELONGS.get(kind, kind)
+        if kind == "citation" and opened.kind == "text":
+            opened.kind = belongs
+        elif kind == "text" and opened.kind == "citationsContent":
+            belongs = opened.kind
+        opened.kind = opened.kind or belongs
+        if opened.kind != belongs:
+            self._broken(f"a delta of {kind!r} in a block of {opened.kind!r}")
+        match kind:
+            case "text":
+                text = text_at(delta, kind)
+                opened.pieces.append(text)
+                return [TextChunk(text)] if text else []
+            case "reasoningContent":
+                return _thought(opened, object_at(delta, kind))
+            case "toolUse":
+                text = text_at(object_at(delta, kind), "input")
+                opened.pieces.append(text)
+                return [ToolCallChunk(opened.call, text)] if opened.call is not None and text else []
+            case _:
+                _add(opened, kind, delta)
+                return []
+
+    def _stop(self, opened: _Open) -> list[ModelDelta]:
+        opened.closed = True
+        return [] if opened.call is None else [ToolCallEnded(opened.call)]
+
+    def _whole(self, opened: _Open) -> Json:
+        """Return a block as the API would have sent it in one piece; an empty one for a block that held nothing."""
+        text = "".join(opened.pieces)
+        match opened.kind:
+            case "":
+                return {}
+            case "text":
+                return {"text": text} if text else {}
+            case "citationsContent":
+                said = {"content": [{"text": text}]} if text else {}
+                return {opened.kind: {**said, **opened.block}}
+            case "reasoningContent":
+                if opened.blobs:
+                    return {opened.kind: {"redactedContent": _joined(opened.blobs), **opened.block}}
+                return {opened.kind: {"reasoningText": {"text": text, **opened.block}}}
+            case "toolUse":
+                given = read_json(utf8(text)) if text and opened.call is None else text
+                return {opened.kind: {**opened.block, "input": given}}
+            case "image" if opened.blobs:
+                return {opened.kind: {**opened.block, "source": {"bytes": _joined(opened.blobs)}}}
+            case _:
+                return {opened.kind: opened.block}
+
+
+def _thought(opened: _Open, thought: Mapping[str, Any]) -> list[ModelDelta]:
+    """Add a piece of thinking: of its text, its signature, or what hides it."""
+    for name, value in thought.items():
+        if name == "redactedContent":
+            opened.blobs.append(text_at(thought, name))
+        elif name != "text":
+            _grow(opened.block, name, value)
+    text = text_at(thought, "text")
+    opened.pieces.append(text)
+    return [ThinkingChunk(text)] if text else []
+
+
+def _add(opened: _Open, kind: str, delta: Mapping[str, Any]) -> None:
+    """Add to a block what nobody watches."""
+    block = opened.block
+    if kind == "citation":
+        block.setdefault("citations", []).append(delta[kind])
+    elif kind == "toolResult":
+        block.setdefault("content", []).extend(list_at(delta, kind))
+    elif kind == "image" and "bytes" in object_at(object_at(delta, kind), "source"):
+        opened.blobs.append(text_at(delta[kind]["source"], "bytes"))
+    elif kind:
+        for name, value in object_at(delta, kind).items():
+            _grow(block, name, value)
+
+
+def _grow(block: Json, name: str, value: Any) -> None:
+    """Add to a member without a rule: texts and lists grow, anything else is replaced."""
+    old: Any = block.get(name)
+    grows = isinstance(value, str | list) and type(value) is type(old)
+    if value is not None:
+        block[name] = old + value if grows else value
+
+
+def _joined(blobs: list[str]) -> str:
+    """Return pieces of bytes, each of them base64, as one."""
+    if len(blobs) == 1:
+        return blobs[0]
+    return base64.b64encode(b"".join([base64.b64decode(blob) for blob in blobs])).decode("ascii")

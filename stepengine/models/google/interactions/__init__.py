@@ -1,0 +1,91 @@
+"""Gemini's Interactions API, for models and tools that ``generateContent`` does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from stepengine.data.models import ModelRequest
+from stepengine.models._http import Body, warn_once
+from stepengine.models._reading import Timeouts
+from stepengine.models._wire import ToolsCache
+from stepengine.models.base import BatchMember, Provider
+from stepengine.models.google import GoogleProvider, sending
+from stepengine.models.google.interactions.decode import InteractionsAccumulator
+from stepengine.models.google.interactions.request import asked_of, encode, encode_tool, said_by
+from stepengine.models.keys import Secret
+
+__all__ = ("GoogleInteractionsProvider",)
+
+
+class GoogleInteractionsProvider(GoogleProvider):
+    """
+    Gemini models through the Interactions API: ``google_interactions/gemini-...``.
+
+    Each request holds its whole history, so that a journal is all that a run needs, and nothing is kept at Google unless
+    ``ModelSettings(store=True)`` says so. Agents of Google's, which run in the background, are not asked.
+
+    Args:
+        api_key: The key; by default from ``GOOGLE_API_KEY``, else ``GEMINI_API_KEY``.
+        base_url: Another server; by default from ``GOOGLE_GEMINI_BASE_URL``. With one, no key is demanded.
+        transport: An ``httpx2.AsyncBaseTransport`` in place of the network, for replay and tests.
+        api_version: Such as ``"v1beta"``; by default the SDK's own.
+        name: The name under which ids, signatures and opaque parts are kept and sent back.
+        timeouts: How long calls may take.
+        headers: HTTP headers to send with every request.
+        key_env: The environment variable that holds the key, in place of the provider's own.
+    """
+
+    model_patterns = ()
+    accumulator = InteractionsAccumulator
+
+    def __init__(
+        self,
+        api_key: str | Secret | None = None,
+        base_url: str | None = None,
+        transport: object = None,
+        *,
+        api_version: str | None = None,
+        name: str = "google_interactions",
+        timeouts: Timeouts | None = None,
+        headers: Mapping[str, str] | None = None,
+        key_env: str | None = None,
+    ) -> None:
+        super().__init__(
+            api_key,
+            base_url,
+            transport,
+            api_version=api_version,
+            name=name,
+            timeouts=timeouts,
+            headers=headers,
+            key_env=key_env,
+        )
+        self._tools = ToolsCache(encode_tool)
+
+    def batch_member(self, request: ModelRequest) -> BatchMember:
+        """
+        Refuse the batch: the API takes none.
+
+        Raises:
+            ModelError: always.
+        """
+        return Provider.batch_member(self, request)
+
+    def _unpromised(self, request: ModelRequest) -> str:
+        return ""
+
+    def _dropped(self, request: ModelRequest) -> tuple[str, ...]:
+        dropped = [*said_by(request, self.bare(request.model), self.name).dropped]
+        if request.tools and request.settings.parallel_tool_calls is False:
+            dropped.append("parallel_tool_calls")
+        return tuple(dropped)
+
+    def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> Body:
+        request, model = self._shaped(request, after), self.bare(request.model).removeprefix("models/")
+        warn_once(asked_of(request.settings, model).note)
+        content = encode(request, model, self.name, self._tools(request.tools), stream=stream, after=after)
+        return Body(content, path=sending.INTERACTIONS)
+
+    def _encode_count(self, request: ModelRequest) -> Any:
+        return None

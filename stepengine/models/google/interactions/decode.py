@@ -1,0 +1,332 @@
+"""
+Replies of the Interactions API in our terms. Pure: no SDK, no clock, no I/O.
+
+A stream is put together into the interaction that the API would have sent in one piece, and both go through ``decode``,
+so that they cannot differ.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from stepengine.data.json import compact, freeze
+from stepengine.data.messages import AssistantPart, CitationPart, OpaquePart, TextPart, ThinkingPart
+from stepengine.data.models import (
+    ModelDelta,
+    ModelReply,
+    StopReason,
+    TextChunk,
+    ThinkingChunk,
+    ToolCallChunk,
+    ToolCallEnded,
+    ToolCallStarted,
+)
+from stepengine.data.usage import Usage
+from stepengine.models._failures import Call, body_failure, protocol_failure, unanswerable
+from stepengine.models._json import (
+    call_part,
+    count_of,
+    index_at,
+    list_at,
+    object_at,
+    objects_at,
+    read_json,
+    text_at,
+    utf8,
+)
+from stepengine.models._reading import Accumulator
+from stepengine.models._reply import UNKNOWN, made_part, reply_of, seen, shown_text, word_at
+
+__all__ = ("InteractionsAccumulator", "decode", "usage_of")
+
+STOPS = {
+    "completed": StopReason.END_TURN,
+    "requires_action": StopReason.TOOL_USE,
+    **dict.fromkeys(("incomplete", "budget_exceeded", "requires_continuation"), StopReason.MAX_TOKENS),
+}
+FAILED = frozenset({"failed", "cancelled"})
+WAITING = frozenset({"queued", "in_progress"})
+ASKED = frozenset({"user_input", "function_result"})
+"""Steps that repeat what was sent."""
+IN_CALL = frozenset({"type", "id", "name", "arguments"})
+MEDIUM = frozenset({"type", "data", "mime_type"})
+NOT_KEPT = frozenset({"steps", "status", "object", "input", "tools", "system_instruction"})
+TOOLS = {"google_search": "web_search"}
+"""The API's words for its tools, and ours."""
+DONE = b"[DONE]"
+MAX_SAID = 4_000
+"""Bytes of a text that are shown beside a source of it."""
+
+Json = dict[str, Any]
+
+
+def decode(data: Mapping[str, Any], call: Call, model: str, request_id: str | None) -> ModelReply:
+    """
+    Return the reply in the interaction *data*.
+
+    Raises:
+        ModelError: for one that failed, has no steps, or goes on in the background.
+    """
+    usage, status = usage_of(data.get("usage")), text_at(data, "status") or None
+    if status in FAILED:
+        errors = objects_at(data, "errors") or [{"message": f"the interaction was {status}"}]
+        raise body_failure({"error": errors[0]}, None, {}, call, usage)
+    if status in WAITING:
+        raise unanswerable(call, [f"an interaction that is {status} in the background"], usage)
+    if data.get("steps") is None:
+        raise protocol_failure(call, "it holds no steps", usage)
+    mark: Json = {"provider": call.provider, "model": model}
+    content = [part for step in objects_at(data, "steps") for part in _parts(step, mark, call, usage)]
+    return reply_of(
+        tuple(content),
+        call,
+        model,
+        stop=STOPS.get(status or ""),
+        raw=status,
+        usage=usage,
+        answered=text_at(data, "model"),
+        request_id=request_id,
+        kept={name: value for name, value in data.items() if name not in NOT_KEPT and value is not None},
+    )
+
+
+def _parts(step: Mapping[str, Any], mark: Json, call: Call, usage: Usage | None) -> list[AssistantPart]:
+    match step.get("type"):
+        case "model_output" if step.get("error"):
+            raise body_failure(step, None, {}, call, usage)
+        case "model_output" if step.keys() <= {"type", "content", "error"}:
+            return [part for piece in objects_at(step, "content") for part in _said(piece, mark)]
+        case "thought":
+            told = "\n".join([word_at(piece, "text") for piece in seen(step, "summary") if word_at(piece, "text")])
+            return [ThinkingPart(told, provider_data=freeze({**mark, "step": step}))]
+        case "function_call":
+            given = {"id": step["id"]} if text_at(step, "id") else {}
+            newer = {name: value for name, value in step.items() if name not in IN_CALL and value}
+            kept = {**mark, **given, **({"in_call": newer} if newer else {})}
+            return [call_part(text_at(step, "name"), step.get("arguments"), kept)]
+        case kind if kind in ASKED:
+            return []
+        case _:
+            tool, text = _shown(step)
+            return [OpaquePart(mark["provider"], freeze(step), tool=tool, text=text)]
+
+
+def _said(piece: Mapping[str, Any], mark: Json) -> list[AssistantPart]:
+    """Return a piece of output, and after a text its sources."""
+    kind, text = piece.get("type"), piece.get("text")
+    if kind == "text" and isinstance(text, str):
+        more = {name: value for name, value in piece.items() if name not in {"type", "text"} and value is not None}
+        if not text and not more:
+            return []
+        part = TextPart(text, provider_data=freeze({**mark, "more": more}) if more else None)
+        notes = seen(piece, "annotations")
+        content = utf8(text) if notes else b""
+        return [part, *[_source(one, content) for one in notes]]
+    if "data" in piece and MEDIUM.issuperset(piece):
+        made = made_part(piece.get("data"), word_at(piece, "mime_type") or UNKNOWN, mark)
+        if made is not None:
+            return [made]
+    return [OpaquePart(mark["provider"], freeze({"type": "model_output", "content": [piece]}))]
+
+
+def _source(annotation: Mapping[str, object], text: bytes) -> CitationPart:
+    """Return a source; its offsets are in bytes of the text (providers:PV62)."""
+    start, end = count_of(annotation.get("start_index")) or 0, count_of(annotation.get("end_index"))
+    said = "" if end is None else text[start : min(end, start + MAX_SAID)].decode("utf-8", "ignore")
+    url = word_at(annotation, "url") or word_at(annotation, "source") or word_at(annotation, "document_uri")
+    return CitationPart(url, word_at(annotation, "title") or word_at(annotation, "file_name"), said=said)
+
+
+def _shown(step: Mapping[str, object]) -> tuple[str, str]:
+    """Return the tool of the provider that a step tells of, in our words, and for people what was asked or came of it."""
+    kind = word_at(step, "type")
+    name = kind.removesuffix("_call").removesuffix("_result")
+    if name == kind:
+        return "", ""
+    asked, found = step.get("arguments"), step.get("result")
+    if isinstance(asked, Mapping):
+        queries = asked.get("queries")
+        lines = [each for each in queries if isinstance(each, str)] if isinstance(queries, list | tuple) else []
+        said = "\n".join(lines) or word_at(asked, "code") or compact(asked)
+    else:
+        said = found if isinstance(found, str) else ""
+    return TOOLS.get(name, name), shown_text(said)
+
+
+def usage_of(raw: object) -> Usage | None:
+    """Return the API's usage in our buckets; ``None`` when it does not say."""
+    if not isinstance(raw, Mapping) or (
+        raw.get("total_input_tokens") is None and raw.get("total_output_tokens") is None
+    ):
+        return None
+    names = ("total_input_tokens", "total_output_tokens", "total_cached_tokens", "total_tool_use_tokens")
+    figures = [raw.get(name) for name in (*names, "total_thought_tokens")]
+    prompt, output, cached, for_tools, thoughts = [count_of(figure) or 0 for figure in figures]
+    unsure = any(figure is not None and count_of(figure) is None for figure in figures) or None in figures[:2]
+    read, unsure = min(prompt, cached), unsure or cached > prompt
+    return Usage(prompt - read + for_tools, output, read, 0, thoughts, at_least=unsure)
+
+
+@attrs.define
+class _Open:
+    """
+    A step that is being received.
+
+    Attributes:
+        step: The step so far.
+        texts: Each piece of it that is text, with what came of that.
+        arguments: What came of the arguments of a call.
+        call: Which call it is, for those who watch.
+        closed: Whether it is whole.
+    """
+
+    step: Json
+    texts: list[tuple[Json, list[str]]] = attrs.field(factory=list)
+    arguments: list[str] = attrs.field(factory=list)
+    call: int | None = None
+    closed: bool = False
+
+
+class InteractionsAccumulator(Accumulator):
+    """Turns the events of one stream into the completed reply; the last event brings status and usage."""
+
+    decoder = staticmethod(decode)
+
+    def __init__(self, call: Call, model: str, request_id: str | None) -> None:
+        super().__init__(call, model, request_id)
+        self._interaction: Json = {}
+        self._steps: dict[int, _Open] = {}
+        self._calls = 0
+
+    @property
+    def usage(self) -> Usage | None:
+        """What the reply is known to have used so far."""
+        return usage_of(self._interaction.get("usage"))
+
+    def event(self, name: str, data: bytes) -> list[ModelDelta]:
+        """
+        Take one event and return what it adds.
+
+        Raises:
+            ModelError: for an error, and for events in an impossible order.
+        """
+        if data.strip() == DONE:
+            return []
+        event = read_json(data)
+        match event.get("event_type") or name:
+            case "step.delta":
+                return self._delta(index_at(event, "index"), object_at(event, "delta"))
+            case "step.start":
+                return self._start(index_at(event, "index"), object_at(event, "step"))
+            case "step.stop":
+                opened = self._open(index_at(event, "index"))
+                opened.closed = True
+                return [] if opened.call is None else [ToolCallEnded(opened.call)]
+            case "error":
+                raise self._failed(event)
+            case "interaction.created" | "interaction.completed" as kind:
+                self._interaction.update(object_at(event, "interaction"))
+                self.done = kind == "interaction.completed"
+            case "interaction.status_update":
+                kept = ("status", "usage", "continuation_token")
+                self._interaction.update({name: event[name] for name in kept if event.get(name) is not None})
+            case _:
+                pass
+        return []
+
+    def _start(self, index: int, step: Mapping[str, Any]) -> list[ModelDelta]:
+        if index in self._steps:
+            self._broken(f"step {index} starts for the second time")
+        opened = self._steps[index] = _Open(copy.deepcopy(dict(step)))
+        if step.get("type") != "function_call":
+            return []
+        opened.call = self._calls
+        self._calls += 1
+        return [ToolCallStarted(opened.call, text_at(step, "name"))]
+
+    def _open(self, index: int) -> _Open:
+        opened = self._steps.get(index)
+        if opened is None or opened.closed:
+            self._broken(f"an event for step {index}, which is not open")
+        return opened
+
+    def _delta(self, index: int, delta: Mapping[str, Any]) -> list[ModelDelta]:
+        opened = self._open(index)
+        kind, belongs = text_at(delta, "type"), opened.step.get("type")
+        if BELONGS.get(kind, belongs) != belongs:
+            self._broken(f"a delta of {kind!r} in a step of type {belongs!r}")
+        match kind:
+            case "text":
+                text = text_at(delta, "text")
+                _write(opened, "content", text)
+                return [TextChunk(text)] if text else []
+            case "thought_summary" if word_at(delta, "content", "type") in {"", "text"}:
+                text = text_at(object_at(delta, "content"), "text")
+                _write(opened, "summary", text)
+                return [ThinkingChunk(text)] if text else []
+            case "arguments_delta":
+                text = text_at(delta, "arguments")
+                opened.arguments.append(text)
+                return [ToolCallChunk(opened.call or 0, text)] if text else []
+            case _:
+                _add(opened, kind, delta)
+                return []
+
+    def finish(self, tail: bytes, *, clean: bool = True) -> ModelReply:
+        """
+        Return the reply.
+
+        Raises:
+            TruncatedReply: when ``interaction.completed`` is missing.
+        """
+        if not self.done:
+            self._truncated("its interaction.completed is missing")
+        steps = [_whole(opened) for _, opened in sorted(self._steps.items())]
+        return self._decoded({**self._interaction, "steps": steps})
+
+
+BELONGS = {
+    **dict.fromkeys(("text", "text_annotation_delta"), "model_output"),
+    **dict.fromkeys(("thought_summary", "thought_signature"), "thought"),
+    "arguments_delta": "function_call",
+}
+"""The step in which a delta may come: one in another kind of step would become a part of something else."""
+
+
+def _write(opened: _Open, member: str, text: str) -> None:
+    """Add *text* to the piece that is being received, or begin one behind a piece that is no text."""
+    pieces = opened.step.setdefault(member, [])
+    last = pieces[-1] if pieces else None
+    if last is None or last.get("type") != "text":
+        pieces.append({"type": "text", "text": ""})
+        opened.texts.append((pieces[-1], []))
+    elif not opened.texts or opened.texts[-1][0] is not last:
+        opened.texts.append((last, [text_at(last, "text")]))
+    opened.texts[-1][1].append(text)
+
+
+def _add(opened: _Open, kind: str, delta: Mapping[str, Any]) -> None:
+    """Add what nobody watches."""
+    step = opened.step
+    if kind == "text_annotation_delta":
+        _write(opened, "content", "")
+        step["content"][-1].setdefault("annotations", []).extend(list_at(delta, "annotations"))
+    elif kind == "thought_signature":
+        step["signature"] = text_at(step, "signature") + text_at(delta, "signature")
+    elif kind == "thought_summary":
+        step.setdefault("summary", []).append(delta["content"])
+    elif step.get("type") == "model_output":
+        step.setdefault("content", []).append(dict(delta))
+    else:
+        step.update({name: value for name, value in delta.items() if name != "type" and value is not None})
+
+
+def _whole(opened: _Open) -> Json:
+    """Return a step as the API would have sent it in one piece."""
+    for piece, texts in opened.texts:
+        piece["text"] = "".join(texts)
+    return {**opened.step, "arguments": "".join(opened.arguments)} if opened.arguments else opened.step

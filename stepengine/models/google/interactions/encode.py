@@ -1,0 +1,225 @@
+"""
+Our messages as steps of the Interactions API. Pure: no SDK, no clock, no I/O.
+
+Every message is encoded once and keeps its bytes (``Transcript.memo``); a request joins them. A reply is several steps here:
+thoughts, output, calls and what the provider's own tools did, each in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, assert_never
+
+import attrs
+
+from stepengine.data.json import compact
+from stepengine.data.messages import (
+    AssistantMessage,
+    AssistantPart,
+    CitationPart,
+    DocumentPart,
+    ImagePart,
+    JsonPart,
+    Message,
+    OpaquePart,
+    RefusalPart,
+    ResultPart,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+    ToolMessage,
+    ToolReferencePart,
+    UserMessage,
+)
+from stepengine.data.models import ModelRequest
+from stepengine.models._wire import (
+    MADE,
+    NUDGE,
+    Turn,
+    arguments_of,
+    base64_of,
+    cannot_take,
+    check_holder,
+    encoded,
+    is_own,
+    is_paused,
+    joined,
+    kind_of,
+    made_by_model,
+    media_label,
+    safe_name,
+    spoken,
+    turns_of,
+    wire_ids,
+)
+
+__all__ = ("Flags", "encode_message", "encode_messages")
+
+Json = dict[str, Any]
+
+KINDS = {"image": "image", "audio": "audio", "video": "video", "pdf": "document", "text": "document"}
+MAX_INLINE = 15_000_000
+"""Bytes that are, as base64, the 20 MB of a request (providers:PV51)."""
+
+
+@attrs.frozen
+class Flags:
+    """
+    What the encoded form of a message depends on beside the message.
+
+    Attributes:
+        provider: Whose ids and opaque parts are sent back.
+        model: Whose thoughts and signatures are sent back (ecosystem:EC99).
+    """
+
+    provider: str
+    model: str
+
+
+NUDGE_STEP = encoded({"type": "user_input", "content": [{"type": "text", "text": NUDGE}]})
+RESULT = b'{"type":"function_result","call_id":'
+
+
+def encode_messages(request: ModelRequest, flags: Flags) -> bytes:
+    """Return the steps of history and tail: the user begins and has the last word."""
+    out: list[bytes] = []
+    after: list[bytes] = []
+    ids: Mapping[str, bytes] = {}
+    role = ""
+    for turn in turns_of(request, flags, encode_message):
+        if turn.role == "tool":
+            out.append(RESULT + ids[turn.call_id] + turn.body)
+            after += [turn.after] if turn.after else []
+            role = "user"
+            continue
+        if after:
+            out += after
+            after, role = [], "user"
+        if turn.role == "assistant":
+            ids = turn.ids
+            if turn.body and not role:
+                out.append(NUDGE_STEP)
+        if turn.body:
+            out.append(turn.body)
+            role = turn.role
+        after += [turn.after] if turn.after else []
+    out += after
+    if not out or (role == "assistant" and not after and not is_paused(request)):
+        out.append(NUDGE_STEP)
+    return b"[" + b",".join(out) + b"]"
+
+
+# --- one message ----------------------------------------------------------------------------------------------------
+
+
+def encode_message(message: Message, flags: Flags, *, own_ids: bool = True) -> Turn:
+    """Encode one message; *own_ids* false sends made ids in place of the provider's."""
+    match message:
+        case UserMessage():
+            return Turn("user", _said([_content(part, flags) for part in spoken(message.content)]))
+        case AssistantMessage():
+            return _assistant(message, flags, own_ids)
+        case ToolMessage():
+            return _result(message, flags)
+        case _ as never:
+            assert_never(never)
+
+
+def _said(content: Iterable[Json | None]) -> bytes:
+    """Return what the user says as a step; nothing for nothing."""
+    found = [piece for piece in content if piece is not None]
+    return encoded({"type": "user_input", "content": found}) if found else b""
+
+
+def _assistant(message: AssistantMessage, flags: Flags, own_ids: bool) -> Turn:  # noqa: FBT001 - private
+    ids = wire_ids(message.tool_calls, flags.provider, own=own_ids)
+    steps: list[Json] = []
+    for part in message.content:
+        output = _output(part, flags)
+        if output is not None and steps and steps[-1]["type"] == "model_output" and "content" in steps[-1]:
+            steps[-1]["content"].append(output)
+        elif output is not None:
+            steps.append({"type": "model_output", "content": [output]})
+        elif (step := _step(part, flags, ids)) is not None:
+            steps.append(step)
+    made = [part for part in made_by_model(message) if not is_own(part.provider_data, flags.provider, flags.model)]
+    after = _said([_text(MADE), *[_content(part, flags) for part in made]]) if made else b""
+    return Turn("assistant", joined(steps), ids={ours: encoded(theirs) for ours, theirs in ids.items()}, after=after)
+
+
+def _output(part: AssistantPart, flags: Flags) -> Json | None:
+    """Return a piece of what the model said or made; ``None`` for what is a step of its own, or nothing."""
+    match part:
+        case TextPart() | RefusalPart():
+            data = part.provider_data
+            more = data.get("more", {}) if is_own(data, flags.provider, flags.model) else {}
+            return {"type": "text", "text": part.text, **more} if part.text or more else None
+        case ImagePart() | DocumentPart() if is_own(part.provider_data, flags.provider, flags.model):
+            return _media(part, flags)
+        case _:
+            return None
+
+
+def _step(part: AssistantPart, flags: Flags, ids: Mapping[str, str]) -> Json | None:
+    match part:
+        case ThinkingPart():
+            data = part.provider_data
+            return dict(data["step"]) if is_own(data, flags.provider, flags.model) and "step" in data else None
+        case ToolCallPart():
+            data = part.provider_data
+            newer = data.get("in_call", {}) if is_own(data, flags.provider, flags.model) else {}
+            call = {"id": ids[part.tool_call_id], "name": safe_name(part.tool_name), "arguments": arguments_of(part)}
+            return {**newer, "type": "function_call", **call}
+        case OpaquePart():
+            return dict(part.data) if part.provider == flags.provider else None
+        case TextPart() | RefusalPart() | CitationPart() | ImagePart() | DocumentPart():
+            return None
+        case _ as never:
+            assert_never(never)
+
+
+def _result(message: ToolMessage, flags: Flags) -> Turn:
+    """Return a result; it holds texts and images, and other media follow it."""
+    inside: list[Json | None] = []
+    outside: list[Json | None] = []
+    for part in message.content:
+        is_medium = isinstance(part, DocumentPart)
+        (outside if is_medium else inside).append(_content(part, flags))
+    found = [piece for piece in inside if piece is not None]
+    is_text = all(piece["type"] == "text" for piece in found)
+    told = "\n".join([piece["text"] for piece in found]) if is_text else found
+    rest: Json = {"name": safe_name(message.tool_name), "result": told}
+    if message.is_error:
+        rest["is_error"] = True
+    after = _said([_text(media_label(message)), *outside]) if outside else b""
+    return Turn("tool", b"," + encoded(rest)[1:], call_id=message.tool_call_id, after=after)
+
+
+def _text(text: str) -> Json:
+    return {"type": "text", "text": text}
+
+
+def _content(part: ResultPart, flags: Flags) -> Json | None:
+    match part:
+        case TextPart() | ToolReferencePart():
+            return _text(part.text) if part.text else None
+        case JsonPart():
+            return _text(compact(part.value))
+        case ImagePart() | DocumentPart():
+            return _media(part, flags)
+        case _ as never:
+            assert_never(never)
+
+
+def _media(part: ImagePart | DocumentPart, flags: Flags) -> Json:
+    check_holder(flags.provider, part)
+    kind = KINDS.get(kind_of(part))
+    if kind is None:
+        raise cannot_take(flags.provider, part, "it takes images, audio, video, text and PDF")
+    block: Json = {"type": kind, "mime_type": part.mime_type}
+    if part.data is None:
+        return {**block, "uri": part.url if part.file_id is None else part.file_id}
+    if len(part.data) > MAX_INLINE:
+        why = f"it has {len(part.data):,} bytes, and a request holds {MAX_INLINE:,}; upload it, or give its address"
+        raise cannot_take(flags.provider, part, why)
+    return {**block, "data": base64_of(part.data)}

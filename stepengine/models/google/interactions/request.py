@@ -1,0 +1,150 @@
+"""Requests of the Interactions API: everything of the body but its input. Pure: no SDK, no clock, no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from stepengine.data.models import ModelRequest, ModelSettings
+from stepengine.data.server_tools import CodeExecution, FileSearch, Programs, ServerTool, UrlContext, WebSearch
+from stepengine.data.tools import ToolSpec
+from stepengine.errors import ModelError
+from stepengine.models._failures import INVALID_SIGNATURE
+from stepengine.models._settings import DROPPED, Said, Way, no_tool, said_of
+from stepengine.models._thinking import CANNOT, Asked, effort_of
+from stepengine.models._wire import join_members, members_of, tool_choice_of
+from stepengine.models.google.interactions.encode import Flags, encode_messages
+
+__all__ = ("asked_of", "encode", "encode_tool", "said_by")
+
+CHOICES = {"auto": "auto", "none": "none", "required": "any"}
+TIERS = {"auto": None, "standard": "standard", "flex": "flex", "priority": "priority"}
+STATEFUL = ("background", "previous_interaction_id", "agent", "continuation_token")
+"""Members that make of a request something else than one question with its whole history."""
+
+Json = dict[str, Any]
+
+
+def encode(request: ModelRequest, model: str, provider: str, tools: bytes, *, stream: bool, after: str = "") -> bytes:
+    """
+    Return the body of a request, with the whole history; nothing is kept at the provider unless the settings say so.
+
+    Raises:
+        ModelError: for a tool that the provider does not have, and for members that ask for something else than a reply.
+    """
+    settings = request.settings
+    _refuse_stateful(settings)
+    config = {
+        "temperature": settings.temperature,
+        "top_p": settings.top_p,
+        "max_output_tokens": settings.max_tokens,
+        "stop_sequences": list(settings.stop_sequences) or None,
+        "tool_choice": _tool_choice(request),
+        **asked_of(settings, model).members,
+    }
+    said = said_by(request, model, provider).members
+    generation = {name: value for name, value in config.items() if value is not None}
+    schema = settings.response_schema
+    head = {
+        "model": model,
+        "system_instruction": request.system_prompt or None,
+        "response_format": None
+        if schema is None
+        else {"type": "text", "mime_type": "application/json", "schema": schema},
+        "store": False,
+        "stream": True if stream else None,
+        **said,
+        "generation_config": {**generation, **said.get("generation_config", {})} or None,
+    }
+    members = members_of(request, head, tools)
+    flags = Flags(provider, "" if after == INVALID_SIGNATURE else model)
+    members["input"] = encode_messages(request, flags)
+    return join_members(members)
+
+
+def _refuse_stateful(settings: ModelSettings) -> None:
+    body = settings.extra.get("body")
+    for place in (settings.extra, body if isinstance(body, Mapping) else {}):
+        for name in STATEFUL:
+            if place.get(name):
+                msg = (
+                    f"ModelSettings.extra[{name!r}] cannot be sent to the Interactions API: a request here holds its whole "
+                    "history and waits for its reply; leave it out"
+                )
+                raise ModelError(msg, kind="settings")
+
+
+def encode_tool(spec: ToolSpec) -> Json:
+    """Return a function declaration."""
+    return {"type": "function", "name": spec.name, "description": spec.description, "parameters": spec.input_schema}
+
+
+def said_by(request: ModelRequest, model: str, provider: str) -> Said:
+    """Return what the settings of a request become that only some wires know."""
+    ways: dict[str, Way] = {
+        "service_tier": lambda tier: _tier(tier) if tier in TIERS else None,
+        "seed": lambda seed: {"generation_config": {"seed": seed}},
+        "store": lambda keep: {"store": keep},
+        "safety": lambda safety: {"safety_settings": [_safety(name, word) for name, word in safety.items()]},
+        # It caches by itself for minutes.
+        "cache": lambda lifetime: {} if lifetime == "5m" else None,
+        "server_tools": lambda items: _server_tools(items, model, provider),
+    }
+    return said_of(request.settings, ways)
+
+
+def _safety(category: str, threshold: str) -> Json:
+    """Return a threshold in the API's words; words that are its own already are left as they are."""
+    word, limit = category.lower().removeprefix("harm_category_"), threshold.lower()
+    return {"type": word, "threshold": limit if limit == "off" or limit.startswith("block_") else f"block_{limit}"}
+
+
+def _tier(tier: str) -> Json:
+    word = TIERS[tier]
+    return {} if word is None else {"service_tier": word}
+
+
+def _server_tools(items: tuple[ServerTool, ...], model: str, provider: str) -> Json:
+    searches = [item for item in items if isinstance(item, WebSearch | UrlContext)]
+    dropped = ["server_tools.max_uses"] if any(item.max_uses is not None for item in searches) else []
+    if any(isinstance(item, WebSearch) and item.location is not None for item in searches):
+        dropped.append("server_tools.location")
+    return {"tools": [_server_tool(item, model, provider) for item in items], DROPPED: dropped}
+
+
+def _server_tool(item: ServerTool, model: str, provider: str) -> Json:
+    if isinstance(item, FileSearch):
+        most = {} if item.max_results is None else {"top_k": item.max_results}
+        return {"type": "file_search", "file_search_store_names": list(item.stores), **most}
+    if isinstance(item, CodeExecution):
+        if item.files:
+            raise no_tool(item, model, provider, "it takes no files; put them into a message")
+        return {"type": "code_execution"}
+    if isinstance(item, Programs):
+        raise no_tool(item, model, provider)
+    if item.allowed_domains or item.blocked_domains:
+        raise no_tool(item, model, provider, "it cannot be held to domains or kept from them")
+    return {"type": "google_search"} if isinstance(item, WebSearch) else {"type": "url_context"}
+
+
+def _tool_choice(request: ModelRequest) -> object:
+    choice = tool_choice_of(request) if request.tools else None
+    if choice in {None, "auto"} and any(tool.strict for tool in request.tools):
+        return "validated"
+    if choice is None or choice in CHOICES:
+        return None if choice is None else CHOICES[choice]
+    return {"allowed_tools": {"mode": "any", "tools": [choice]}}
+
+
+def asked_of(settings: ModelSettings, model: str) -> Asked:
+    """Return what is said of thinking, which is a level here for every model; a number of tokens stands for one."""
+    thinking = settings.thinking
+    if thinking is None:
+        return Asked()
+    if thinking.mode == "none":
+        return Asked({"thinking_level": "minimal"}, CANNOT.format(model=model, least="minimal effort"))
+    shown = {"thinking_summaries": "auto" if thinking.show else "none"}
+    if thinking.effort is None and thinking.tokens is None:
+        return Asked(shown)
+    effort = effort_of(thinking)
+    return Asked({"thinking_level": "high" if effort == "max" else effort, **shown})

@@ -1,0 +1,65 @@
+"""
+``Terminals``: terminals of somebody's editor, in which commands can be run where a person sees them.
+
+What must not be here: which command may run, and in which folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import attrs
+
+__all__ = ("Ran", "Terminals")
+
+
+@attrs.frozen(kw_only=True)
+class Ran:
+    """
+    What came of a command in a terminal.
+
+    Attributes:
+        output: What both streams printed, as they came.
+        is_cut: Whether its beginning is missing.
+        code: Its exit code; ``None`` when a signal ended it.
+        signal: The signal that ended it; ``""`` for none.
+        in_time: Whether it ended by itself.
+    """
+
+    output: str
+    is_cut: bool = False
+    code: int | None = None
+    signal: str = ""
+    in_time: bool = True
+
+
+class Terminals(Protocol):
+    """The terminals of an editor."""
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str,
+        env: Mapping[str, str],
+        output_bytes: int,
+        seconds: float | None,
+        path: str,
+        call_id: str,
+    ) -> Ran | None:
+        """
+        Run a program to its end, or for so many *seconds*, and let go of its terminal; ``None`` where the editor offers none.
+
+        Args:
+            argv: The program and its arguments.
+            cwd: The absolute path of the folder to run it in.
+            env: Variables that it sees beside those of the editor's terminals.
+            output_bytes: How much of the output is wanted, its end.
+            seconds: When it is killed; ``None`` for never.
+            path: The path of the run whose tool call this is.
+            call_id: The id of that call, at which the terminal is shown.
+
+        Raises:
+            ToolError: when the editor could not start it.
+        """

@@ -1,0 +1,133 @@
+"""
+acpx, an editor for the command line that others wrote, drives an agent: by one prompt, and in a session that it keeps.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+COUNTERPARTS = (
+    (
+        "npm:acpx",
+        "0.1.15",
+        "works",
+        "exec, sessions, prompt, set-mode, set, permissions, its fs/* and terminal/*, a session that is loaded again",
+    ),
+)
+
+ROOT = next(
+    (
+        root.resolve()
+        for root in (Path(os.environ.get("ACP_SDK", ".")), Path())
+        if (root / "node_modules" / "acpx").is_dir()
+    ),
+    None,
+)
+pytestmark = [
+    pytest.mark.deep,
+    pytest.mark.skipif(
+        ROOT is None or shutil.which("node") is None,
+        reason="needs node and `npm install --no-save acp1@npm:@agentclientprotocol/sdk@1.9.0 "
+        "acp2@npm:@agentclientprotocol/sdk@2.4.0 acpx@0.1.15`, here or in ACP_SDK=path/to/folder",
+    ),
+]
+HERE = Path(__file__).parent
+TRIES = 5
+"""acpx gives up on a process of its own that has not started within a few seconds, which says nothing of the agent."""
+DENIED = 5
+"""How acpx ends where everything that was asked for was denied."""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "shop.py").write_text("rate = 1\nname = 2\n")
+    return folder
+
+
+@pytest.fixture
+def acpx(tmp_path: Path, project: Path) -> Callable[..., str]:
+    small = shlex.join([sys.executable, str(HERE / "server.py"), "full1", str(tmp_path / "sessions")])
+    env = {**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(HERE.parents[1])}
+
+    def run(*arguments: str, code: int = 0, agent: str = small) -> str:
+        assert ROOT is not None
+        program = ROOT / "node_modules" / "acpx" / "dist" / "cli.js"
+        command = ["node", str(program), "--agent", agent, "--cwd", str(project), "--ttl", "1"]
+        for _ in range(TRIES):
+            done = subprocess.run(
+                [*command, *arguments], env=env, text=True, capture_output=True, timeout=100, check=False
+            )
+            if "queue owner failed to start" not in done.stderr:
+                break
+        assert code == done.returncode, done.stderr + done.stdout
+        return done.stdout
+
+    return run
+
+
+@pytest.mark.spec("interfaces:IF45", "interfaces:IF51", "interfaces:IF52")
+def test_one_prompt_edits_a_file_when_it_is_allowed_and_not_when_it_is_refused(
+    acpx: Callable[..., str], project: Path
+) -> None:
+    refused = acpx("--deny-all", "exec", "edit shop.py rate tax", code=DENIED)
+    assert ("rate = 1\nname = 2\n", True) == ((project / "shop.py").read_text(), "(failed)" in refused)
+
+    allowed = acpx("--approve-all", "exec", "edit shop.py rate tax")
+    assert ("tax = 1\nname = 2\n", True) == ((project / "shop.py").read_text(), "[done] end_turn" in allowed)
+    assert "[terminal]" in acpx("--approve-all", "exec", "run git --version")
+
+
+@pytest.mark.leaks_allowed("acpx keeps a process of its own for a second, in which the next command finds the agent")
+@pytest.mark.spec("interfaces:IF49", "interfaces:IF50")
+def test_a_session_is_kept_loaded_again_and_has_its_mode_and_model_set(acpx: Callable[..., str], project: Path) -> None:
+    acpx("sessions", "new")
+    assert "You said: hello" in acpx("--approve-all", "prompt", "hello")
+    assert "plan" in acpx("set-mode", "plan")
+    acpx("set", "model", "anthropic/claude-sonnet-4-5")
+    assert "I am anthropic/claude-sonnet-4-5." in acpx("--approve-all", "prompt", "which model")
+    assert "(failed)" in acpx("--approve-all", "prompt", "edit shop.py rate tax")
+    assert "rate = 1\nname = 2\n" == (project / "shop.py").read_text()
+    acpx("sessions", "close")
+
+
+HANDLER = """
+from stepengine import AgentDefinition, ToolCall
+
+
+def handle(ctx):
+    ran = yield ToolCall("run_terminal_command", {"command": ["git", "--version"]})
+    yield ToolCall("write_file", {"path": "out.txt", "content": ran.tool_result.data["stdout"]})
+    yield ToolCall("read_files", {"paths": ["out.txt"]})
+    return "It is written."
+
+
+agent = AgentDefinition("hand", tools=["run_terminal_command", "write_file", "read_files"], handle_steps=handle)
+"""
+
+
+@pytest.mark.spec("interfaces:IF45", "interfaces:IF52")
+@pytest.mark.parametrize("terminals", [True, False])
+def test_the_command_serves_an_agent_without_a_model_whose_handler_runs_commands_and_writes(
+    acpx: Callable[..., str], tmp_path: Path, project: Path, *, terminals: bool
+) -> None:
+    (tmp_path / "hand.py").write_text(HANDLER)
+    more = ["--terminals"] if terminals else []
+    agent = shlex.join([sys.executable, "-m", "stepengine.cli", "acp", str(tmp_path / "hand.py"), *more])
+    said = acpx("--approve-all", "exec", "go", agent=agent)
+
+    assert (project / "out.txt").read_text().startswith("git version")
+    assert terminals == ("terminal/create" in said)
+    assert ["kind: execute", "kind: edit", "kind: read"] == [
+        line.strip() for line in said.splitlines() if "kind: " in line
+    ]
+    assert "It is written." in said

@@ -1,0 +1,639 @@
+"""Tools that yield: a body is a run without a model, at a path of its own below the call."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+
+from stepengine import (
+    STEP,
+    STEP_ALL,
+    AgentCall,
+    AgentDefinition,
+    Ask,
+    Change,
+    Complete,
+    Depends,
+    Engine,
+    GenerateN,
+    Hooks,
+    Limits,
+    Parallel,
+    Perform,
+    RunStatus,
+    StepContext,
+    Steps,
+    StepText,
+    StepWith,
+    ToolCall,
+    ToolContext,
+    ToolResult,
+    Usage,
+    call,
+    tool,
+)
+from stepengine.errors import BadYield, DefinitionError, ReplayDivergence, ToolError
+from stepengine.events import ToolFinished, ToolStarted
+from stepengine.permissions import Policy, Rule
+from stepengine.testing import ScriptedModel, Walk, run_with, simulate, text, tool_call, tool_calls
+from stepengine.tools import control_tools, spawn_tools
+
+pytestmark = [pytest.mark.anyio]
+
+
+class Ledger:
+    """What really happened outside, counted."""
+
+    def __init__(self) -> None:
+        self.done: Counter[str] = Counter()
+
+    def tool(self) -> Any:
+        @tool
+        def note(what: str) -> str:
+            """Note something."""
+            self.done[what] += 1
+            return f"noted {what}"
+
+        return note
+
+
+def boss(*tools: Any, handler: Any = None, **fields: Any) -> AgentDefinition[Any]:
+    return AgentDefinition("boss", model="test/m", tools=list(tools), handle_steps=handler, **fields)
+
+
+def engine(agent: AgentDefinition[Any], *replies: Any, **options: Any) -> Engine:
+    return Engine([agent], models=ScriptedModel([*replies, text("end")]), **options)
+
+
+def results(ran: Any) -> list[str]:
+    return [one.result.text for one in ran.tool_calls]
+
+
+async def called(made: Any, *more: Any, given: Any = None, **fields: Any) -> Any:
+    """Return the run of an agent whose model calls *made* once."""
+    agent = boss(made, *more, **fields)
+    return await engine(agent, tool_call(made, given or {})).run(agent, "go")
+
+
+# --- what is refused where it is written ------------------------------------------------------------------------------
+
+
+def plain(a: int) -> Steps[int]:
+    """Add one."""
+    yield Perform(int)
+    return a + 1
+
+
+@pytest.mark.spec("programs:PG1")
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"idempotent": True, "retries": 1}, "retries= means nothing"),
+        ({"idempotent": True}, "idempotent= means nothing"),
+        ({"in_thread": False}, "in_thread= means nothing"),
+        ({"deferred": True}, "deferred= means nothing"),
+    ],
+)
+def test_an_option_that_a_body_has_no_use_for_is_refused_with_what_to_do(options: Any, said: str) -> None:
+    with pytest.raises(DefinitionError, match=said):
+        tool(**options)(plain)
+
+
+def a_number() -> int:
+    return 1
+
+
+def needing(n: Annotated[int, Depends(a_number)]) -> Steps[int]:
+    yield Perform(int)
+    return n
+
+
+def with_tool_context(ctx: ToolContext, a: int) -> Steps[int]:
+    yield Perform(int)
+    return a
+
+
+def plain_with_step_context(ctx: StepContext, a: int) -> int:
+    return a
+
+
+def late(a: int, ctx: StepContext) -> Steps[int]:
+    yield Perform(int)
+    return a
+
+
+async def asynchronous(a: int) -> Any:
+    yield a
+
+
+@pytest.mark.spec("programs:PG1")
+@pytest.mark.parametrize(
+    ("fn", "said"),
+    [
+        (needing, "is a dependency"),
+        (with_tool_context, "takes a StepContext, or none"),
+        (plain_with_step_context, "is for tools that yield"),
+        (late, "must be the first parameter"),
+        (asynchronous, "is an async generator"),
+    ],
+)
+def test_a_signature_that_no_body_can_have_is_refused_with_its_file_and_line(fn: Any, said: str) -> None:
+    with pytest.raises(DefinitionError, match=said) as caught:
+        tool(fn)
+    assert f"{__file__}:" in caught.value.message
+
+
+@pytest.mark.spec("programs:PG4")
+def test_a_name_in_uses_that_means_nothing_is_refused_when_the_engine_is_made() -> None:
+    made = tool(uses=["no_such_tool"])(plain)
+    with pytest.raises(DefinitionError, match="'no_such_tool', which no tool and no agent is called"):
+        Engine([boss(made)])
+
+
+@pytest.mark.spec("programs:PG4")
+def test_two_tools_of_one_name_are_told_where_one_is_carried_by_another() -> None:
+    one, other = Ledger().tool(), Ledger().tool()
+    with pytest.raises(DefinitionError, match="uses a tool 'note', and the agent has another"):
+        Engine([boss(tool(uses=[one])(plain), other)])
+
+
+@pytest.mark.spec("programs:PG4")
+def test_only_a_tool_that_yields_carries_others() -> None:
+    with pytest.raises(DefinitionError, match="uses= is for tools that are generator functions"):
+        tool(uses=[Ledger().tool()], name="x")(lambda: "x")
+
+
+# --- what a body does --------------------------------------------------------------------------------------------------
+
+WRITER = AgentDefinition("writer", model="test/w", description="Writes notes.")
+
+
+def releasing(ledger: Ledger) -> Any:
+    @tool(uses=[ledger.tool(), WRITER])
+    def release(version: str) -> Steps[str]:
+        """Release a version."""
+        tested = yield from call(note, what="tests")
+        answer = yield from Ask(f"Release {version}?", key="sure", options=("yes", "no"))
+        if answer == "no":
+            raise ToolError(f"{version} is not to be released")
+        notes = yield from AgentCall("writer", f"Notes for {version}")
+        both = yield from Parallel(ToolCall("note", {"what": "upload"}), ToolCall("note", {"what": "tag"}))
+        return f"{tested}; {notes}; {[one.text for one in both]}"
+
+    note = release.binding().runs.uses[0]
+    return release
+
+
+def script(version: str = "1.0") -> list[Any]:
+    return [tool_call("release", {"version": version}), text("what is new"), text("released")]
+
+
+@pytest.mark.spec("programs:PG1", "programs:PG2", "programs:PG4", "programs:PG5")
+async def test_a_body_asks_a_person_over_processes_and_every_effect_happens_once(tmp_path: Path) -> None:
+    ledger, path = Ledger(), tmp_path / "run.jsonl"
+    agent = boss(releasing(ledger))
+    models = ScriptedModel(script())
+    first = await Engine([agent], models=models).run(agent, "go", journal=path)
+    assert first.status is RunStatus.SUSPENDED
+    (question,) = first.pending_questions
+    assert (question.id, question.path) == ("1:sure", "1")
+    assert first.tool_calls[0].result.status == "pending"
+    done = await Engine([agent], models=models).resume(path, answers={"1:sure": "yes"})
+    assert done.status is RunStatus.COMPLETED
+    assert results(done) == ["noted tests; what is new; ['noted upload', 'noted tag']"]
+    assert ledger.done == {"tests": 1, "upload": 1, "tag": 1}
+    assert [child.agent_id for child in done.children] == ["writer"]
+    assert done.usage.requests == 3
+    assert await Engine([agent], models=ScriptedModel([])).replay(path) == done
+    assert ledger.done.total() == 3
+
+
+@pytest.mark.spec("programs:PG1")
+async def test_what_a_body_raises_is_an_error_result_in_the_words_of_any_tool(tmp_path: Path) -> None:
+    agent = boss(releasing(Ledger()))
+    answered = {"Release 1.0?": "no"}
+    ran = await engine(agent, script()[0]).run(agent, "go", answers=answered, journal=tmp_path / "run.jsonl")
+    assert results(ran) == ["1.0 is not to be released"]
+    assert ran.tool_calls[0].is_error
+
+    @tool
+    def broken() -> Steps[str]:
+        """Break."""
+        yield Perform(int)
+        raise KeyError("x")
+
+    assert results(await called(broken)) == ["KeyError: 'x'"]
+
+
+@tool
+def wrong() -> Steps[Any]:
+    """Yield what the test says."""
+    yield WRONG[0]
+    return "went on"
+
+
+WRONG: list[Any] = []
+LINE = f"{__file__}:{wrong.fn.__code__.co_firstlineno + 3}"
+
+
+@pytest.mark.spec("programs:PG1")
+@pytest.mark.parametrize(
+    "asked",
+    [
+        STEP,
+        STEP_ALL,
+        StepWith(model="test/x"),
+        StepText("hello"),
+        GenerateN(2),
+        ToolCall("end_turn"),
+        ToolCall("task_completed"),
+        ToolCall("set_messages", {"messages": []}),
+        ToolCall("add_message", {"role": "user", "content": "x"}),
+        ToolCall("spawn_agent_inline", {"agent_type": "writer"}),
+        ToolCall("leaving"),
+        "no yieldable",
+    ],
+    ids=str,
+)
+async def test_what_needs_a_conversation_is_refused_at_the_line_that_yields_it(asked: Any) -> None:
+    @tool(ends_turn=True)
+    def leaving() -> str:
+        """Leave."""
+        return "left"
+
+    WRONG[:] = [asked]
+    tools = (*control_tools(), *spawn_tools(), leaving)
+    ran = await called(wrong, *tools, spawnable_agents=[WRITER])
+    (result,) = [one.result for one in ran.tool_calls]
+    assert result.is_error
+    assert result.text.startswith("BadYield: the tool 'wrong'")
+    assert LINE in result.text
+
+
+@pytest.mark.spec("programs:PG1", "programs:PG5")
+async def test_output_todos_context_and_credits_of_a_body_are_its_callers() -> None:
+    @tool
+    def paid(n: int) -> ToolResult:
+        """Cost something."""
+        return ToolResult.text("ok", credits_used=n, change=Change(context={"last": n, f"n{n}": True}))
+
+    @tool(uses=[paid])
+    def work() -> Steps[str]:
+        """Work."""
+        yield ToolCall("write_todos", {"todos": [{"task": "one", "completed": True}]})
+        yield Parallel(ToolCall("paid", {"n": 2}), ToolCall("paid", {"n": 3}))
+        yield ToolCall("set_output", {"data": "set inside"})
+        return "worked"
+
+    agent = boss(work, "set_output", output_mode="structured_output")
+    ran = await engine(agent, tool_call(work)).run(agent, "go")
+    assert ran.output == "set inside"
+    assert ran.credits_used == 5
+    assert ran.state.context["last"] == 3
+    assert ran.state.context["n2"] is True
+    assert ran.state.context["todos"][0]["task"] == "one"
+
+
+@pytest.mark.spec("programs:PG3")
+async def test_hooks_see_the_call_once_and_each_call_that_the_body_makes() -> None:
+    seen: list[Any] = []
+    ledger = Ledger()
+
+    def pre(ctx: Any, asked: Any) -> None:
+        seen.append((ctx.path, ctx.source, asked.tool_name))
+
+    def post(ctx: Any, asked: Any, result: Any) -> None:
+        seen.append((ctx.path, ctx.source, result.text[:7]))
+
+    def opening(ctx: Any) -> None:
+        seen.append("run")
+
+    hooks = Hooks(pre_tool=[pre], post_tool=[post], pre_run=[opening])
+
+    @tool(uses=[ledger.tool()])
+    def outer() -> Steps[str]:
+        """Note twice."""
+        yield ToolCall("note", {"what": "a"})
+        yield ToolCall("note", {"what": "b"})
+        return "outcome"
+
+    await called(outer, hooks=hooks)
+    assert seen == [
+        "run",
+        ("", "model", "outer"),
+        ("1", "tool", "note"),
+        ("1", "tool", "noted a"),
+        ("1", "tool", "note"),
+        ("1", "tool", "noted b"),
+        ("", "model", "outcome"),
+    ]
+
+
+@pytest.mark.spec("programs:PG3")
+@pytest.mark.parametrize(("source", "ran"), [("model", True), ("tool", False), (None, False)])
+async def test_a_rule_is_about_the_calls_of_its_source(source: str | None, ran: bool) -> None:
+    ledger = Ledger()
+
+    @tool(uses=[ledger.tool()])
+    def outer() -> Steps[str]:
+        """Note."""
+        answer = yield ToolCall("note", {"what": "a"})
+        return answer.tool_result.text
+
+    agent = boss(outer)
+    policy = Policy([Rule.deny_tool("note", source=source), Rule.allow_tool("*")])
+    await engine(agent, tool_call(outer), permissions=policy).run(agent, "go")
+    assert bool(ledger.done) == ran
+    assert Policy.from_json(policy.to_json()) == policy
+
+
+def test_a_rule_with_another_source_is_refused() -> None:
+    with pytest.raises(DefinitionError, match="model, handler, tool"):
+        Rule.deny_tool("note", source="person")
+
+
+@pytest.mark.spec("programs:PG3")
+async def test_a_hook_cannot_call_a_tool_that_yields() -> None:
+    said: list[BaseException] = []
+
+    def asking(ctx: Any, asked: Any) -> Any:
+        try:
+            yield ToolCall("plain", {"a": 1})
+        except Exception as error:
+            said.append(error)
+
+    made = tool(plain)
+    await called(made, given={"a": 1}, hooks=Hooks(pre_tool=[asking]))
+    assert "not available" in str(said[0])
+
+
+@pytest.mark.spec("programs:PG3")
+async def test_what_a_body_asks_for_is_shown_between_start_and_end_of_its_call(tmp_path: Path) -> None:
+    agent = boss(releasing(Ledger()))
+    handle = engine(agent, *script()).start(agent, "go", answers={"Release 1.0?": "yes"})
+    events = [event async for event in handle.events()]
+    shown = [(type(e).__name__, e.path, e.tool_name) for e in events if isinstance(e, ToolStarted | ToolFinished)]
+    assert shown[0] == ("ToolStarted", "", "release")
+    assert shown[1:3] == [("ToolStarted", "1", "note"), ("ToolFinished", "1", "note")]
+    assert shown[-1] == ("ToolFinished", "", "release")
+
+
+@pytest.mark.spec("programs:PG3")
+async def test_two_bodies_may_name_their_questions_alike(tmp_path: Path) -> None:
+    @tool(parallel_safe=True)
+    def sure(n: int) -> Steps[str]:
+        """Ask."""
+        return (yield from Ask(f"Sure {n}?", key="sure"))
+
+    agent = boss(sure)
+    made = engine(agent, tool_calls(tool_call(sure, {"n": 1}), tool_call(sure, {"n": 2})))
+    ran = await made.run(agent, "go", journal=tmp_path / "run.jsonl")
+    assert [q.id for q in ran.pending_questions] == ["1:sure", "2:sure"]
+    done = await made.resume(tmp_path / "run.jsonl", answers={"1:sure": "a", "2:sure": "b"})
+    assert results(done) == ["a", "b"]
+
+
+@pytest.mark.spec("programs:PG2")
+async def test_members_of_a_parallel_run_on_while_one_of_them_waits_for_a_person(tmp_path: Path) -> None:
+    ledger = Ledger()
+
+    @tool(uses=[ledger.tool()])
+    def member(n: int) -> Steps[str]:
+        """Note, and ask in the middle."""
+        yield from call(note, what=f"{n} before")
+        if n == 1:
+            yield from Ask("Go on?")
+        yield from call(note, what=f"{n} after")
+        return str(n)
+
+    note = member.binding().runs.uses[0]
+
+    def handler(ctx: Any) -> Any:
+        answer = yield Parallel(*[ToolCall("member", {"n": n}) for n in range(3)])
+        return [one.text for one in answer.value]
+
+    agent = boss(member, handler=handler)
+    made = engine(agent)
+    ran = await made.run(agent, "go", journal=tmp_path / "run.jsonl")
+    assert ran.status is RunStatus.SUSPENDED
+    assert ledger.done == {f"{n} before": 1 for n in range(3)} | {"0 after": 1, "2 after": 1}
+    done = await made.resume(tmp_path / "run.jsonl", answers={"Go on?": "yes"})
+    assert done.output == ["0", "1", "2"]
+    assert set(ledger.done.values()) == {1}
+    assert await made.replay(tmp_path / "run.jsonl") == done
+
+
+@pytest.mark.spec("programs:PG2")
+async def test_a_body_that_calls_itself_without_end_is_refused_at_the_depth_of_the_tree() -> None:
+    @tool
+    def again(n: int) -> Steps[str]:
+        """Call itself."""
+        answer = yield ToolCall("again", {"n": n + 1})
+        return f"{n}: {answer.tool_result.text}"
+
+    ran = await called(again, given={"n": 1}, limits=Limits(max_depth=3))
+    (result,) = results(ran)
+    assert "max_depth is 3" in result
+    assert ran.status is RunStatus.COMPLETED
+
+
+@pytest.mark.spec("programs:PG3")
+async def test_children_of_a_models_body_are_limited_as_those_of_the_model() -> None:
+    @tool(uses=[WRITER])
+    def many() -> Steps[Any]:
+        """Start children."""
+        answer = yield Parallel(*[AgentCall("writer", str(n)) for n in range(4)])
+        return [one.status.value for one in answer.value]
+
+    agent = boss(many, limits=Limits(max_children=3))
+    models = ScriptedModel(
+        lambda request: tool_call(many) if len(request.messages) == 1 and request.model == "test/m" else text("x")
+    )
+    ran = await Engine([agent], models=models).run(agent, "go")
+    assert json.loads(results(ran)[0]) == ["completed"] * 3 + ["failed"]
+
+
+@pytest.mark.spec("programs:PG4")
+async def test_an_agent_that_no_tool_carries_is_not_run_by_a_body() -> None:
+    stranger = AgentDefinition("stranger", model="test/m")
+
+    @tool
+    def bold() -> Steps[str]:
+        """Start somebody else's."""
+        return (yield from AgentCall(stranger, "x"))
+
+    ran = await called(bold)
+    assert "list it in uses=[...] of the tool 'bold'" in results(ran)[0]
+
+
+@pytest.mark.spec("programs:PG2")
+async def test_chance_and_time_of_a_body_are_its_own_and_the_same_again(tmp_path: Path) -> None:
+    @tool
+    def draw(ctx: StepContext) -> Steps[str]:
+        """Draw."""
+        yield Perform(int)
+        return f"{ctx.random.random()} {ctx.now().isoformat()} {ctx.agent_state.agent_id}"
+
+    agent = boss(draw)
+    path = tmp_path / "run.jsonl"
+    ran = await engine(agent, tool_call(draw), tool_call(draw)).run(agent, "go", journal=path)
+    first, second = results(ran)
+    assert first.split()[0] != second.split()[0]
+    assert first.endswith("boss")
+    assert await engine(agent).replay(path) == ran
+
+
+@pytest.mark.spec("programs:PG8")
+async def test_a_time_limit_counts_work_and_not_what_people_take(tmp_path: Path) -> None:
+    clock = [0.0]
+
+    @tool(timeout=1.0)
+    def slow(asks: bool) -> Steps[str]:
+        """Take long."""
+        if asks:
+            yield from Ask("Well?")
+        else:
+            yield from Perform(pause)
+        yield from Perform(int)
+        return "in time"
+
+    def pause() -> None:
+        clock[0] += 5
+
+    class Clock:
+        def now(self) -> Any:
+            from datetime import UTC, datetime, timedelta
+
+            return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=clock[0])
+
+        def now_ms(self) -> int:
+            return int(clock[0] * 1_000)
+
+        async def sleep(self, seconds: float) -> None:
+            clock[0] += seconds
+
+    class Slowly:
+        def ask(self, question: Any) -> str:
+            clock[0] += 3_600
+            return "yes"
+
+    agent = boss(slow)
+    path = tmp_path / "run.jsonl"
+    replies = tool_call(slow, {"asks": True}), tool_call(slow, {"asks": False})
+    made = engine(agent, *replies, clock=Clock(), interactor=Slowly())
+    ran = await made.run(agent, "go", journal=path)
+    assert results(ran) == ["in time", "tool 'slow' timed out after 1 s of work"]
+    assert await made.replay(path) == ran
+
+
+@pytest.mark.spec("programs:PG1")
+async def test_a_body_that_ignores_its_closing_or_gives_no_json_ends_all_the_same() -> None:
+    @tool
+    def no_json() -> Steps[Any]:
+        """Give what is no JSON."""
+        yield Perform(int)
+        return object()
+
+    assert "not serialisable" in results(await called(no_json))[0]
+
+    @tool
+    def stubborn() -> Steps[str]:
+        """Go on for ever."""
+        while True:
+            try:
+                yield Perform(int)
+            except GeneratorExit:
+                yield Perform(int)
+                return "no"
+            except BaseException:
+                continue
+
+    ran = await called(stubborn, limits=Limits(max_actions=5))
+    assert ran.status is not RunStatus.SUSPENDED
+    assert any(
+        "yielded while it was closed" in warning or "went on after" in warning for warning in ran.warnings
+    ) or results(ran)
+
+
+@pytest.mark.spec("programs:PG5")
+async def test_what_a_stopped_body_spent_counts(tmp_path: Path) -> None:
+    @tool
+    def thinking() -> Steps[str]:
+        """Ask a model, then a person."""
+        said = yield from Complete("think")
+        yield from Ask("So?")
+        return said
+
+    agent = boss(thinking)
+    models = ScriptedModel(
+        [tool_call(thinking, usage=Usage(1)), text("hm", usage=Usage(10)), text("end", usage=Usage(100))]
+    )
+    ran = await Engine([agent], models=models).run(agent, "go", journal=tmp_path / "run.jsonl")
+    assert ran.status is RunStatus.SUSPENDED
+    assert ran.usage.input_tokens == 11
+    done = await Engine([agent], models=models).resume(tmp_path / "run.jsonl", answers={"So?": "yes"})
+    assert done.usage.input_tokens == 111
+
+
+@pytest.mark.spec("programs:PG2")
+async def test_an_altered_body_is_noticed_when_its_run_is_replayed(tmp_path: Path) -> None:
+    def made(end: str) -> Any:
+        @tool
+        def work() -> Steps[str]:
+            """Work."""
+            yield Perform(int)
+            return end
+
+        return boss(work)
+
+    path = tmp_path / "run.jsonl"
+    agent = made("one")
+    await engine(agent, tool_call("work")).run(agent, "go", journal=path)
+    other = made("two")
+    with pytest.raises(ReplayDivergence, match="another result"):
+        await Engine([other], models=ScriptedModel([])).replay(path)
+
+
+@pytest.mark.spec("programs:PG2")
+async def test_a_run_is_forked_inside_of_a_body(tmp_path: Path) -> None:
+    agent = boss(releasing(Ledger()))
+    path = tmp_path / "run.jsonl"
+    made = engine(agent, *script(), text("other notes"), text("released again"))
+    await made.run(agent, "go", journal=path, answers={"Release 1.0?": "yes"})
+    forked = await made.fork(path, at="1#2", into=tmp_path / "fork.jsonl", allow_repeat=True)
+    assert results(forked)
+
+
+@pytest.mark.spec("programs:PG7")
+def test_a_body_is_walked_and_rehearsed_as_a_handler_is() -> None:
+    release = releasing(Ledger())
+    walk = Walk(release, params={"version": "2.0"})
+    assert walk.asked == ToolCall("note", {"what": "tests"})
+    walk.send("fine").send("yes").send("the notes").send(["up", "tagged"])
+    assert walk.returned == "fine; the notes; ['up', 'tagged']"
+    returned = run_with(
+        release,
+        [
+            (ToolCall, "fine"),
+            (Ask, "yes"),
+            (AgentCall, "the notes"),
+            (Parallel, ["up", "tagged"]),
+        ],
+        params={"version": "2.0"},
+    )
+    assert returned == walk.returned
+    WRONG[:] = [STEP]
+    with pytest.raises(BadYield, match="it may yield ToolCall"):
+        Walk(wrong)
+
+
+@pytest.mark.spec("programs:PG7")
+def test_a_body_is_simulated_with_crashes_in_the_middle_of_it() -> None:
+    agent = boss(releasing(Ledger()))
+    seen = simulate(agent, range(40), replies=[tool_call("release", {"version": "1.0"})])
+    assert seen.runs == 40
+    assert {"crash", "crash_inside", "crash_after", "suspend"} <= {kind for kind, times in seen.faults.items() if times}

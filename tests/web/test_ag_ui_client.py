@@ -1,0 +1,279 @@
+"""
+Pages that speak AG-UI: the real client of ``@ag-ui/client`` against the application of ``docs/web-pages.md``, and PyPI's own types.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepengine import STEP_ALL, AgentDefinition, Ask, Engine, ToolContext, ToolResult, tool
+from stepengine.ag_ui import page_hooks
+from stepengine.data.hooks import Change
+from stepengine.permissions import Policy, Rule
+from stepengine.sessions import MemorySessions
+from stepengine.testing import ScriptedModel, tool_call, tool_calls
+
+from .npm import Script, running
+from .served import served
+
+COUNTERPARTS = (
+    ("npm:@ag-ui/client", "1.0.0", "works", "text, tools, interrupts, shared state, the page's own tools, message snapshots, reconnect"),
+    ("pypi:ag-ui-protocol", "1.0.0", "works", "every event and every request, read by its types and written by its encoder"),
+)  # fmt: skip
+"""Whose program is used here: package, version that was seen, what came of it, what is covered."""
+pytestmark = pytest.mark.deep
+WHERE = {"name": "where", "description": "Say where the user is.", "parameters": {"type": "object", "properties": {"exact": {"type": "boolean"}}}}  # fmt: skip
+PICK = {"name": "pick", "description": "Let the user pick."}
+
+
+class Painter:
+    """
+    An agent that mixes colours, which its page shares, and paints after it was asked; ``gate`` lets its ``dry`` return.
+    """
+
+    def __init__(self, *replies: Any, handler: Any = None) -> None:
+        self.gate = asyncio.Event()
+        self.seen: list[Any] = []
+
+        @tool
+        async def mix(ctx: ToolContext, colour: str) -> ToolResult:
+            """
+            Mix a colour.
+            """
+            self.seen.append(ctx.agent_state.context.get("colours"))
+            colours = {"all": [*(self.seen[-1] or {"all": []})["all"], colour]}
+            return ToolResult.text("mixed", change=Change(context={"colours": colours, "secret": "not for pages"}))
+
+        @tool
+        async def paint(what: str) -> str:
+            """
+            Paint something.
+            """
+            return f"The {what} is red now."
+
+        @tool
+        async def dry(what: str) -> str:
+            """
+            Wait until something is dry.
+            """
+            await self.gate.wait()
+            return f"The {what} is dry."
+
+        self.sessions = MemorySessions()
+        self.model = ScriptedModel(replies)
+        agent = AgentDefinition("painter", model="m/m", tools=[mix, paint, dry], handle_steps=handler)
+        policy = Policy([Rule.ask_for_tool("paint"), Rule.allow_tool("dry"), Rule.allow_tool("mix")])
+        self.engine = Engine([agent], models=self.model, permissions=policy, sessions=self.sessions, hooks=page_hooks())
+
+
+@asynccontextmanager
+async def talking(painter: Painter, packages: Path, folder: Path, **more: Any) -> AsyncIterator[Script]:
+    async with (
+        served(folder, engine=painter.engine, sessions=painter.sessions) as address,
+        running("ag_ui_client.mjs", packages, url=f"{address}/agent", thread="t 1", **more) as page,
+    ):
+        yield page
+
+
+def said(told: Any) -> list[tuple[str, str]]:
+    return [(m["role"], m.get("content") or "") for m in told["messages"] if m["role"] in ("user", "assistant", "tool")]
+
+
+def calls(told: Any) -> list[tuple[str, str]]:
+    return [(call["id"], call["function"]["name"]) for m in told["messages"] for call in m.get("toolCalls") or ()]
+
+
+def results(told: Any) -> list[tuple[str, str]]:
+    return [(m["toolCallId"], m["content"]) for m in told["messages"] if m["role"] == "tool"]
+
+
+@pytest.mark.spec("interfaces:IF22", "interfaces:IF27", "interfaces:IF29")
+async def test_a_conversation_goes_on_and_its_texts_and_tools_are_shown(packages: Path, tmp_path: Path) -> None:
+    painter = Painter(tool_call("dry", {"what": "door"}, text="Let me see."), "It is dry.", "You are welcome.")
+    painter.gate.set()
+    async with talking(painter, packages, tmp_path) as page:
+        first = await page("run", text="Is it dry?")
+        told = await page("run", text="Thank you.")
+
+    assert ([], []) == (first["problems"], told["problems"])
+    assert {"is": "success", "pending": [], "interrupts": None, "result": "You are welcome."} == told["outcome"]
+    assert [("user", "Thank you."), ("assistant", "You are welcome.")] == said(told)[-2:]
+    assert ([("c1", "dry")], [("c1", "The door is dry.")]) == (calls(told), results(told))
+
+
+@pytest.mark.spec("interfaces:IF43", "interfaces:IF44", "interfaces:IF114")
+@pytest.mark.parametrize(
+    ("payload", "expected"),
+    [({"approved": True}, "The door is red now."), ({"approved": False, "reason": "not today"}, "not today"), ("later", "later")],
+)  # fmt: skip
+async def test_a_permission_is_an_interrupt_that_is_resolved_and_no_call_is_shown_twice(
+    payload: Any, expected: str, packages: Path, tmp_path: Path
+) -> None:
+    painter = Painter(tool_call("paint", {"what": "door"}, text="I will."), "Ended.")
+    async with talking(painter, packages, tmp_path) as page:
+        asked = await page("run", text="Paint the door.")
+        (interrupt,) = asked["outcome"]["interrupts"]
+        entry = {"interruptId": interrupt["id"], "status": "resolved", "payload": payload}
+        told = await page("run", resume=[entry])
+
+    assert ("interrupt", "c1", []) == (asked["outcome"]["is"], interrupt["toolCallId"], asked["problems"])
+    assert ("success", []) == (told["outcome"]["is"], told["problems"])
+    assert [("c1", "paint")] == calls(told)
+    ((call, result),) = results(told)
+    assert ("c1", True) == (call, expected in result)
+    assert ("assistant", "Ended.") == said(told)[-1]
+
+
+@pytest.mark.spec("interfaces:IF111", "interfaces:IF113")
+async def test_what_is_shared_goes_both_ways_and_nothing_else_does(packages: Path, tmp_path: Path) -> None:
+    mixing = [tool_call("mix", {"colour": "red"}), tool_call("mix", {"colour": "blue"}), "Mixed."]
+    painter = Painter(*mixing, tool_call("mix", {"colour": "green"}), "Mixed.")
+    async with talking(painter, packages, tmp_path, state={"colours": {"all": ["white"]}}) as page:
+        first = await page("run", text="Mix.")
+        await page("state", state={"colours": {"all": ["black"]}})
+        second = await page("run", text="Mix.")
+        await page("state", state={"secret": "mine"})
+        refused = await page("run", text="Mix.")
+
+    white, red, blue = [{"colours": {"all": ["white", "red", "blue"][: n + 1]}} for n in range(3)]
+    assert ([white, red, blue], []) == (first["states"], first["problems"])
+    assert ["STATE_SNAPSHOT", "STATE_DELTA", "STATE_DELTA"] == [e for e in first["events"] if e.startswith("STATE")]
+    assert {"colours": {"all": ["black", "green"]}} == second["state"]
+    assert [{"all": ["white"]}, {"all": ["white", "red"]}, {"all": ["black"]}] == painter.seen
+    assert "which is not shared" in str(refused["problems"]) or "only what is shared" in str(refused["problems"])
+
+
+@pytest.mark.spec("interfaces:IF112")
+async def test_the_page_carries_out_its_own_tools_and_the_run_goes_on_with_what_they_gave(
+    packages: Path, tmp_path: Path
+) -> None:
+    painter = Painter(
+        tool_calls(
+            tool_call("where", {"exact": True}), tool_call("dry", {"what": "door"}), tool_call("where", {"exact": True}),
+            tool_call("pick", {}),
+        ),
+        "Ended.",
+    )  # fmt: skip
+    painter.gate.set()
+    async with talking(painter, packages, tmp_path) as page:
+        asked = await page("run", text="Go.", tools=[WHERE, PICK])
+        await page("give", call="c1", content="Rome")
+        await page("give", call="c3", content="Oslo")
+        await page("give", call="c4", content="", error="nobody picked")
+        told = await page("run", tools=[WHERE, PICK])
+
+    assert (["c1", "c3", "c4"], []) == (asked["outcome"]["pending"], asked["problems"])
+    assert ("success", [], "Ended.") == (told["outcome"]["is"], told["problems"], told["outcome"]["result"])
+    assert [("c1", "where"), ("c2", "dry"), ("c3", "where"), ("c4", "pick")] == calls(told)
+    assert {"c1": "Rome", "c2": "The door is dry.", "c3": "Oslo", "c4": ""} == dict(results(told))
+    assert 4 == len(results(told))
+    heard = {m.tool_call_id: m.text for m in painter.model.calls[-1].messages if m.role == "tool"}
+    assert {"c1": "Rome", "c2": "The door is dry.", "c3": "Oslo", "c4": "nobody picked"} == heard
+
+
+def asking(ctx: Any) -> Any:
+    yield STEP_ALL
+    size = yield from Ask("Which size?")
+    return f"size {size}"
+
+
+@pytest.mark.spec("interfaces:IF112")
+async def test_an_agent_with_a_handler_waits_for_the_page_s_tools_and_for_its_questions_alike(
+    packages: Path, tmp_path: Path
+) -> None:
+    both = tool_calls(tool_call("where", {}), tool_call("where", {}))
+    painter = Painter(both, "Seen.", handler=asking)
+    async with talking(painter, packages, tmp_path) as page:
+        await page("run", text="Go.", tools=[WHERE])
+        await page("give", call="c1", content="Rome")
+        await page("give", call="c2", content="Oslo")
+        asked = await page("run", tools=[WHERE])
+        (interrupt,) = asked["outcome"]["interrupts"]
+        told = await page("run", resume=[{"interruptId": interrupt["id"], "status": "resolved", "payload": "L"}])
+
+    assert (["Rome", "Oslo"], "Which size?") == ([content for _, content in results(asked)], interrupt["message"])
+    assert ([], "size L") == (told["problems"], told["outcome"]["result"])
+
+
+@pytest.mark.spec("interfaces:IF112")
+async def test_who_speaks_instead_of_the_page_s_tool_is_heard(packages: Path, tmp_path: Path) -> None:
+    painter = Painter(tool_call("where", {}), "As you like.")
+    async with talking(painter, packages, tmp_path) as page:
+        await page("run", text="Go.", tools=[WHERE])
+        told = await page("run", text="Never mind.", tools=[WHERE])
+
+    assert ([], "As you like.") == (told["problems"], told["outcome"]["result"])
+    assert "Never mind." in painter.model.calls[-1].messages[-1].text
+
+
+@pytest.mark.spec("interfaces:IF114")
+async def test_a_page_that_comes_back_is_shown_the_conversation_and_the_run_that_is_under_way(
+    packages: Path, tmp_path: Path
+) -> None:
+    painter = Painter("Hello.", tool_call("dry", {"what": "door"}, text="Let me see."), "It is dry.")
+    async with talking(painter, packages, tmp_path) as page:
+        await page("run", text="Hi.")
+        await page("post", text="Is it dry?")
+        await page("until", event="TOOL_CALL_END")
+        await page("abort")
+        await page("begin")
+        await page("come")
+        await page("until", event="TOOL_CALL_END")
+        painter.gate.set()
+        await page("finish")
+        told = await page("connect")
+
+    spoken = [("user", "Hi."), ("assistant", "Hello."), ("user", "Is it dry?"), ("assistant", "Let me see."), ("tool", "The door is dry."), ("assistant", "It is dry.")]  # fmt: skip
+    assert ([], spoken) == (told["problems"], [each for each in said(told) if each[1]])
+    assert [("c1", "dry")] == calls(told)
+    assert "success" == told["outcome"]["is"]
+
+
+@pytest.mark.spec("interfaces:IF114")
+async def test_a_page_that_comes_back_to_a_question_is_asked_it_again(packages: Path, tmp_path: Path) -> None:
+    painter = Painter(tool_call("paint", {"what": "door"}), tool_call("where", {}), "Ended.")
+    async with talking(painter, packages, tmp_path) as page:
+        await page("run", text="Paint.", tools=[WHERE])
+        await page("begin")
+        asked = await page("connect")
+        (interrupt,) = asked["outcome"]["interrupts"]
+        entry = {"interruptId": interrupt["id"], "status": "resolved", "payload": True}
+        await page("run", resume=[entry], tools=[WHERE])
+        await page("begin")
+        waits = await page("connect")
+        await page("give", call="c2", content="Rome")
+        told = await page("run", tools=[WHERE])
+
+    assert ("c1", []) == (interrupt["toolCallId"], asked["problems"])
+    assert (["c2"], []) == (waits["outcome"]["pending"], waits["problems"])
+    assert ([], "Ended.") == (told["problems"], told["outcome"]["result"])
+    assert [("c1", "paint"), ("c2", "where")] == calls(told)
+
+
+@pytest.mark.spec("interfaces:IF113")
+async def test_the_context_of_a_page_is_what_the_model_is_told_and_no_history(packages: Path, tmp_path: Path) -> None:
+    painter = Painter("One.", "Two.")
+    async with talking(painter, packages, tmp_path) as page:
+        await page("run", text="Go.", context=[{"description": "the open file", "value": "a.txt"}])
+        await page("run", text="On.")
+
+    first, second = [" ".join([m.text for m in request.tail]) for request in painter.model.calls]
+    assert "the open file: a.txt" in first
+    assert "a.txt" not in second
+
+
+@pytest.mark.spec("interfaces:IF112", "interfaces:IF113")
+@pytest.mark.parametrize("tools", [[{**PICK, "name": "paint"}], [PICK, PICK], [{**PICK, "name": "a b"}], [{**PICK, "name": "end_turn"}]])  # fmt: skip
+async def test_tools_of_a_page_that_cannot_be_offered_are_refused(tools: Any, packages: Path, tmp_path: Path) -> None:
+    painter = Painter("One.")
+    async with talking(painter, packages, tmp_path) as page:
+        told = await page("run", text="Go.", tools=tools)
+
+    assert told["problems"]
+    assert [] == painter.model.calls

@@ -1,0 +1,259 @@
+"""
+Pages made with the AI SDK: the real ``Chat`` of ``@ai-sdk/react``, in three versions, against the application of ``docs/web-pages.md``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepengine import AgentDefinition, Engine, tool
+from stepengine.permissions import Policy, Rule
+from stepengine.sessions import MemorySessions
+from stepengine.testing import ScriptedModel, tool_call, tool_calls
+
+from .npm import Script, running
+from .served import served
+
+COUNTERPARTS = (
+    (
+        "npm:ai",
+        "5.0.277",
+        "partly",
+        "text, tools, questions answered by typing, reconnect with a new Chat; it has no approvals",
+    ),
+    ("npm:ai", "6.0.326", "works", "text, tools, approve, deny, typing instead, reconnect"),
+    ("npm:ai", "7.0.173", "works", "text, tools, approve, deny, typing instead, reconnect"),
+    ("npm:@ai-sdk/react", "2.0.280", "works", "its Chat, with ai 5"),
+    ("npm:@ai-sdk/react", "3.0.326", "works", "its Chat, with ai 6"),
+    ("npm:@ai-sdk/react", "4.0.177", "works", "its Chat, with ai 7"),
+)
+"""Whose program is used here: package, version that was seen, what came of it, what is covered."""
+VERSIONS = (5, 6, 7)
+WITH_APPROVALS = (6, 7)
+pytestmark = pytest.mark.deep
+
+
+class Painter:
+    """
+    An agent that paints after it was asked, and an engine of its own; ``gate`` lets its ``dry`` return.
+    """
+
+    def __init__(self, *replies: Any) -> None:
+        self.gate, self.has_painted = asyncio.Event(), asyncio.Event()
+        self.painted: list[str] = []
+
+        @tool
+        async def paint(what: str) -> str:
+            """
+            Paint something.
+            """
+            self.painted.append(what)
+            self.has_painted.set()
+            return f"The {what} is red now."
+
+        @tool
+        async def dry(what: str) -> str:
+            """
+            Wait until something is dry.
+            """
+            await self.gate.wait()
+            return f"The {what} is dry."
+
+        self.sessions = MemorySessions()
+        agent = AgentDefinition("painter", model="m/m", tools=[paint, dry])
+        policy = Policy([Rule.ask_for_tool("paint"), Rule.allow_tool("dry")])
+        self.engine = Engine([agent], models=ScriptedModel(replies), permissions=policy, sessions=self.sessions)
+
+
+@asynccontextmanager
+async def chatting(painter: Painter, version: int, packages: Path, folder: Path) -> AsyncIterator[Script]:
+    names = {"engine": painter.engine, "sessions": painter.sessions, "VERSION": version}
+    async with (
+        served(folder, **names) as address,
+        running("ai_sdk_chat.mjs", packages, version=version, api=f"{address}/chat", id="c 1") as page,
+    ):
+        yield page
+
+
+def parts(told: Any, kind: str = "") -> list[Any]:
+    return [part for message in told["messages"] for part in message["parts"] if part["type"].startswith(kind)]
+
+
+def texts(told: Any) -> list[str]:
+    return [part["text"] for part in parts(told, "text")]
+
+
+def tools(told: Any) -> list[tuple[str, str]]:
+    return [(part["toolName"], part["state"]) for part in parts(told, "dynamic-tool")]
+
+
+def open_of(told: Any) -> list[Any]:
+    return [part for part in parts(told) if part.get("state") == "approval-requested"]
+
+
+@pytest.mark.spec("interfaces:IF22", "interfaces:IF27", "interfaces:IF29")
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_a_conversation_goes_on_and_its_texts_and_tools_are_shown(
+    version: int, packages: Path, tmp_path: Path
+) -> None:
+    painter = Painter(tool_call("dry", {"what": "door"}, text="Let me see."), "It is dry.", "You are welcome.")
+    painter.gate.set()
+    async with chatting(painter, version, packages, tmp_path) as page:
+        await page("send", text="Is the door dry?")
+        told = await page("send", text="Thank you.")
+
+    assert ("ready", []) == (told["status"], told["problems"])
+    assert ["user", "assistant", "user", "assistant"] == [message["role"] for message in told["messages"]]
+    assert ["Is the door dry?", "Let me see.", "It is dry.", "Thank you.", "You are welcome."] == texts(told)
+    (call,) = parts(told, "dynamic-tool")
+    assert ({"what": "door"}, "The door is dry.", "output-available") == (call["input"], call["output"], call["state"])
+
+
+@pytest.mark.spec("interfaces:IF30", "interfaces:IF44")
+@pytest.mark.parametrize("version", WITH_APPROVALS)
+@pytest.mark.parametrize("approved", [True, False])
+async def test_a_permission_is_given_or_refused_and_the_same_message_goes_on(
+    approved: bool, version: int, packages: Path, tmp_path: Path
+) -> None:
+    painter = Painter(tool_call("paint", {"what": "door"}, text="I will."), "Ended.")
+    async with chatting(painter, version, packages, tmp_path) as page:
+        asked = await page("send", text="Paint the door.")
+        told = await page("decide", approved=approved, reason="so be it")
+
+    assert ("ready", [], 1) == (asked["status"], asked["problems"], len(open_of(asked)))
+    assert ("ready", []) == (told["status"], told["problems"])
+    assert ["Paint the door.", "I will.", "Ended."] == texts(told)
+    assert 2 == len(told["messages"])
+    (call,) = parts(told, "dynamic-tool")
+    assert ("output-available" if approved else "output-denied") == call["state"]
+    assert (["door"] if approved else []) == painter.painted
+
+
+@pytest.mark.spec("interfaces:IF30", "interfaces:IF108")
+@pytest.mark.parametrize("version", WITH_APPROVALS)
+async def test_two_permissions_of_one_reply_are_answered_each_in_its_own_way(
+    version: int, packages: Path, tmp_path: Path
+) -> None:
+    both = tool_calls(tool_call("paint", {"what": "door"}), tool_call("paint", {"what": "cat"}))
+    painter = Painter(both, "Ended.")
+    async with chatting(painter, version, packages, tmp_path) as page:
+        told = await page("send", text="Paint.")
+        while open_of(told):
+            is_cat = open_of(told)[0]["input"]["what"] == "cat"
+            told = await page("decide", approved=not is_cat, question=open_of(told)[0]["approval"]["id"])
+
+    assert ("ready", []) == (told["status"], told["problems"])
+    assert ["output-available", "output-denied"] == [state for _, state in tools(told)]
+    assert ["door"] == painter.painted
+    assert "Ended." == texts(told)[-1]
+
+
+@pytest.mark.spec("interfaces:IF30")
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_who_types_instead_of_deciding_refuses_with_these_words(
+    version: int, packages: Path, tmp_path: Path
+) -> None:
+    painter = Painter(tool_call("paint", {"what": "door"}, text="I will."), "As you like.")
+    async with chatting(painter, version, packages, tmp_path) as page:
+        asked = await page("send", text="Paint the door.")
+        told = await page("send", text="Not today.")
+
+    assert ("ready", []) == (asked["status"], asked["problems"])
+    assert ("ready", []) == (told["status"], told["problems"])
+    assert "As you like." == texts(told)[-1]
+    assert [] == painter.painted
+    refused = [message.text for message in painter.sessions.load("c 1").messages if message.role == "tool"]
+    assert "Not today." in refused[0]
+    if version == 5:
+        assert "paint" == parts(asked, "data-question")[0]["data"]["toolName"]
+
+
+@pytest.mark.spec("interfaces:IF109")
+@pytest.mark.parametrize(
+    ("how", "version"), [(how, v) for how in ("cut", "stop", "reload") for v in VERSIONS if (how, v) != ("cut", 5)]
+)
+async def test_a_page_that_lost_its_connection_has_the_whole_message_in_the_end_and_nothing_twice(
+    how: str, version: int, packages: Path, tmp_path: Path
+) -> None:
+    """
+    Version 5 adds what it is sent again to what it has when a network broke off; its page has to make its Chat anew.
+    """
+    painter = Painter(tool_call("dry", {"what": "door"}, text="Let me see."), "It is dry.")
+    async with chatting(painter, version, packages, tmp_path) as page:
+        await page("post", text="Is it dry?")
+        await page("until", state="input-available")
+        await page(how)
+        await page("come")
+        painter.gate.set()
+        told = await page("finish")
+
+    assert "ready" == told["status"]
+    assert ["Is it dry?", "Let me see.", "It is dry."] == texts(told)
+    assert [("dry", "output-available")] == tools(told)
+
+
+@pytest.mark.spec("interfaces:IF109")
+@pytest.mark.parametrize("version", WITH_APPROVALS)
+async def test_a_page_that_comes_back_after_an_approval_is_shown_what_was_before_it_too(
+    version: int, packages: Path, tmp_path: Path
+) -> None:
+    painter = Painter(
+        tool_call("paint", {"what": "door"}, text="I will."), tool_call("dry", {"what": "door"}), "Ended."
+    )
+    async with chatting(painter, version, packages, tmp_path) as page:
+        await page("send", text="Paint the door.")
+        again = await page("resume")
+        assert 1 == len(open_of(again))
+        decided = asyncio.create_task(page("decide", approved=True))
+        await painter.has_painted.wait()
+        painter.gate.set()
+        await decided
+        told = await page("resume")
+
+    assert ("ready", []) == (told["status"], told["problems"])
+    assert ["Paint the door.", "I will.", "Ended."] == texts(told)
+    assert [("paint", "output-available"), ("dry", "output-available")] == tools(told)
+
+
+@pytest.mark.spec("interfaces:IF109")
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_a_page_without_a_run_has_nothing_to_come_back_to(version: int, packages: Path, tmp_path: Path) -> None:
+    async with chatting(Painter(), version, packages, tmp_path) as page:
+        told = await page("resume")
+
+    assert ("ready", [], []) == (told["status"], told["problems"], told["messages"])
+
+
+@pytest.mark.spec("interfaces:IF110")
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_history_that_a_page_wants_rewritten_is_refused_in_words_and_the_conversation_stays(
+    version: int, packages: Path, tmp_path: Path
+) -> None:
+    painter = Painter("One.", "Two.")
+    async with chatting(painter, version, packages, tmp_path) as page:
+        said = (await page("send", text="First."))["messages"][0]["id"]
+        told = [await page("regenerate"), await page("send", text="Other.", messageId=said)]
+        after = await page("send", text="Second.")
+
+    for each in told:
+        assert "error" == each["status"]
+        assert "only what the user says next is taken" in each["problems"][0]
+    assert "Two." == texts(after)[-1]
+    assert ["First.", "Second."] == [m.text for m in painter.sessions.load("c 1").messages if m.role == "user"]
+
+
+def test_the_versions_that_are_named_are_those_that_are_used(packages: Path) -> None:
+    for version in VERSIONS:
+        named = [each for name, each, *_ in COUNTERPARTS if name == "npm:ai" and each.startswith(f"{version}.")]
+        installed = json.loads((packages / "node_modules" / f"ai{version}" / "package.json").read_text())["version"]
+        react = json.loads((packages / "node_modules" / f"react{version}" / "package.json").read_text())
+
+        assert [f"{version}"] == [each.split(".")[0] for each in named] == [installed.split(".")[0]]
+        assert react["dependencies"]["ai"].lstrip("^~").startswith(f"{version}.")

@@ -1,0 +1,53 @@
+"""What a tool that yields asks for, on the pages of others: below its call, as what a child does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stepengine import AgentDefinition, Engine, Steps, ToolCall, tool
+from stepengine.ag_ui import ag_ui
+from stepengine.testing import ScriptedModel, text, tool_call
+from stepengine.vercel import vercel
+
+pytestmark = [pytest.mark.anyio, pytest.mark.spec("programs:PG3")]
+
+
+@tool
+def add(a: int) -> int:
+    """Add one."""
+    return a + 1
+
+
+@tool(uses=[add])
+def twice(a: int) -> Steps[Any]:
+    """Add two."""
+    first = yield ToolCall("add", {"a": a})
+    second = yield ToolCall("add", {"a": first.tool_result.data})
+    return second.tool_result.data
+
+
+def events() -> Any:
+    agent = AgentDefinition("counter", model="test/m", tools=[twice])
+    return Engine([agent], models=ScriptedModel([tool_call(twice, {"a": 1}), text("3")])).stream(agent, "go")
+
+
+async def test_an_ag_ui_page_shows_its_calls_in_a_lane_below_the_call() -> None:
+    seen = [event.model_dump(exclude_none=True) async for event in ag_ui(events(), thread_id="t", run_id="r")]
+    (lane,) = [e for e in seen if e["type"] == "SUBAGENT_STARTED"]
+    assert (lane["name"], lane["parent_tool_call_id"]) == ("twice", "c1")
+    calls = [e for e in seen if e["type"] == "TOOL_CALL_START" and e["tool_call_name"] == "add"]
+    assert [e["subagent_run_id"] for e in calls] == [lane["subagent_run_id"]] * 2
+    types = [e["type"] for e in seen]
+    assert types.count("SUBAGENT_STARTED") == types.count("SUBAGENT_FINISHED") == 1
+
+
+async def test_a_page_of_the_ai_sdk_shows_its_calls_in_a_part_of_their_own() -> None:
+    parts = [chunk["data"] async for chunk in vercel(events(), message_id="m") if chunk["type"] == "data-agent"]
+    assert {part["path"] for part in parts} == {"1"}
+    assert [(part["name"], part["status"], part["tool"]) for part in parts] == [
+        ("twice", "running", ""),
+        *[("twice", "running", name) for name in ("add", "", "add", "")],
+        ("twice", "completed", ""),
+    ]
