@@ -34,7 +34,7 @@ COUNTERPARTS = (
     ("pypi:openai", "3.54.0", "works", "any transcript is a request of its own types: Responses and Chat Completions"),
     (
         "pypi:google-genai",
-        "3.3.0",
+        "3.4.0",
         "works",
         "any transcript, with any settings, is a request of the package's own types",
     ),
