@@ -2,15 +2,14 @@
 """
 Write ``docs/works-with.md`` from what the contract tests say: ``python docs/make_counterparts.py``.
 
-``make_counterparts.py npm`` prints what npm has to install for them, ``make_counterparts.py pip NAME...`` the same of packages from PyPI
-that stand in an environment of their own; ``.ci/run`` asks so, hence the versions of the page are those that are tested.
+``make_counterparts.py pip NAME...`` prints what pip has to install of the packages that stand in an environment of their own; ``.ci/run``
+asks so.
 """
 
 from __future__ import annotations
 
 import ast
 import sys
-from collections import Counter
 from itertools import groupby
 from pathlib import Path
 
@@ -107,18 +106,6 @@ def numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".") if part.isdigit())
 
 
-def npm() -> list[str]:
-    """
-    Return what npm has to install. A package of several versions stands in folders of its name and major version: ``ai5``, ``ai6``.
-    """
-    pairs = sorted({(row.name, row.version) for row in counterparts() if row.registry == "npm"})
-    several = Counter(name for name, _ in pairs)
-    return [
-        f"{name}{version.partition('.')[0]}@npm:{name}@{version}" if several[name] > 1 else f"{name}@{version}"
-        for name, version in pairs
-    ]
-
-
 def pip(*names: str) -> list[str]:
     """Return what pip has to install for the packages of these names."""
     found = sorted(
@@ -155,8 +142,6 @@ if __name__ == "__main__":
     match sys.argv[1:]:
         case []:
             TARGET.write_text(page(), encoding="utf-8")
-        case ["npm"]:
-            print(*npm())  # noqa: T201 - a script
         case ["pip", *names] if names:
             print(*pip(*names))  # noqa: T201 - a script
         case _:

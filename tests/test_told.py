@@ -56,7 +56,7 @@ def test_words_are_divided_by_commas_or_spaces(conftest: Any, given: str, expect
 
 
 def test_what_is_asked_for_by_a_name_that_nobody_knows_is_told(conftest: Any) -> None:
-    with pytest.raises(pytest.UsageError, match=r"STEPENGINE_TESTS_REQUIRE knows ai-sdk, .*; not chrome"):
+    with pytest.raises(pytest.UsageError, match=r"STEPENGINE_TESTS_REQUIRE knows acp-sdk, ai-sdk, .*; not chrome"):
         conftest.required("git chrome")
 
 

@@ -37,7 +37,7 @@ COUNTERPARTS = (
     ("npm:@modelcontextprotocol/server-filesystem", "2026.8.31", "works", "its folders are those that it is told of; a file reaches the model once"),
     ("npm:@modelcontextprotocol/server-memory", "2026.8.31", "works", "values and texts reach the model once"),
     ("npm:@modelcontextprotocol/server-sequential-thinking", "2026.8.31", "works", "values and texts reach the model once"),
-    ("pypi:fastmcp", "4.1.2", "partly", 'client and server, OAuth included; its `ctx.elicit` needs protocol="legacy"'),
+    ("pypi:fastmcp", "4.1.2", "partly", 'client and server, OAuth included; its elicitation needs protocol="legacy"'),
 )  # fmt: skip
 """Counterpart, version, how it goes, and what was seen."""
 pytestmark = pytest.mark.deep

@@ -30,11 +30,11 @@ from tests.models.histories import histories, users
 from tests.models.wires import FOUR, MODEL, TOOL, provider_of
 
 COUNTERPARTS = (
-    ("pypi:anthropic", "2.10.0", "works", "any transcript, with any settings, is a request of the package's own types"),
-    ("pypi:openai", "3.51.0", "works", "any transcript is a request of its own types: Responses and Chat Completions"),
+    ("pypi:anthropic", "2.12.0", "works", "any transcript, with any settings, is a request of the package's own types"),
+    ("pypi:openai", "3.54.0", "works", "any transcript is a request of its own types: Responses and Chat Completions"),
     (
         "pypi:google-genai",
-        "3.3.0",
+        "3.4.0",
         "works",
         "any transcript, with any settings, is a request of the package's own types",
     ),

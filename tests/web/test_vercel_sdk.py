@@ -17,7 +17,7 @@ from stepengine.vercel import answers_of, sse, vercel
 from .scenes import SCENES, engine
 
 COUNTERPARTS = (
-    ("npm:ai", "5.0.277", "partly", "its transport and reader: every kind of run; a version without approvals"),
+    ("npm:ai", "5.0.277", "works", "its transport and reader: every kind of run"),
     ("npm:ai", "6.0.326", "works", "its transport and reader: every kind of run"),
     ("npm:ai", "7.0.173", "works", "its transport and reader: every kind of run"),
 )
