@@ -17,7 +17,7 @@ from stepengine.data.limits import Limits
 from stepengine.data.questions import AnswerLike
 from stepengine.data.sources import ToolSource
 from stepengine.data.state import AgentState, RunResult, RunStatus
-from stepengine.data.tools import ToolLike
+from stepengine.data.tools import ToolLike, Yielding
 from stepengine.durable.body import planned, requested
 from stepengine.durable.database import DatabaseAway, url_of
 from stepengine.durable.messages import keep_delivering
@@ -44,6 +44,7 @@ from stepengine.journal.forks import branch
 from stepengine.redaction import redactor_for
 from stepengine.runtime.rates import RateLimitsLike
 from stepengine.system.after_fork import leave, renewed
+from stepengine.tooling.definition import Tool
 
 __all__ = ("DurableEngine", "DurableHandle")
 
@@ -132,7 +133,9 @@ class DurableEngine:
             migrate=migrate, allow_async_commit=allow_async_commit,
             **({} if executor is None else {"executor": executor}),
         )  # fmt: skip
-        self.setting = attrs.evolve(setting, release=release or release_of(self._engine.agents, self._specs))
+        self.setting = attrs.evolve(
+            setting, release=release or release_of(self._engine.agents, self._specs, self._bodies)
+        )
         self._works = works
         limits: RateLimitsLike = engine.get("rate_limits")
         self._rates = None if limits is None or not works else SharedRates(limits, setting.url)
@@ -154,6 +157,13 @@ class DurableEngine:
     def _specs(self, definition: AgentDefinition) -> list[object]:
         agent = self._launcher.catalog.find(definition)
         return [agent.tools[name].spec for name in agent.offered]
+
+    def _bodies(self, definition: AgentDefinition) -> list[object]:
+        """Return the functions of the tools of an agent that yield, and of those that these use."""
+        agent = self._launcher.catalog.find(definition)
+        yielding = [(name, b.runs.steps) for name, b in agent.tools.items() if isinstance(b.runs, Yielding)]
+        tools = [getattr(steps, "__self__", None) or steps for _, steps in sorted(yielding, key=lambda each: each[0])]
+        return [made.body.fn if isinstance(made, Tool) else made for made in tools]
 
     @property
     def agents(self) -> tuple[AgentDefinition, ...]:

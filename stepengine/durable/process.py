@@ -115,15 +115,22 @@ class Setting:
                 raise DefinitionError(msg)
 
 
-def release_of(agents: Sequence[AgentDefinition], specs: Callable[[AgentDefinition], Sequence[Any]]) -> str:
+def release_of(
+    agents: Sequence[AgentDefinition],
+    specs: Callable[[AgentDefinition], Sequence[Any]],
+    bodies: Callable[[AgentDefinition], Sequence[Any]] = lambda _: (),
+) -> str:
     """
-    Return what tells this version of the agents from others: their definitions, the source of their handlers, their tools.
+    Return what tells this version of the agents from others: definitions, tools, the source of handlers and bodies of tools.
 
     Args:
         agents: The agents.
         specs: Gives the specifications of an agent's tools.
+        bodies: Gives the functions of those of its tools that yield, which are driven over what is recorded as handlers are.
     """
-    known = {a.id: [definition_fingerprint(a, specs(a)), _source(a.handle_steps)] for a in agents}
+    known = {
+        a.id: [definition_fingerprint(a, specs(a)), _source(a.handle_steps), *map(_source, bodies(a))] for a in agents
+    }
     return f"se{SCHEMA}-{hashlib.sha256(canonical(known).encode()).hexdigest()[:12]}"
 
 

@@ -187,6 +187,7 @@ def table(head: str) -> list[list[str]]:
 HELD = {
     "agents, tools, hooks, permissions": "test_same_agent.py::test_a_durable_run_ends_as_one_in_the_process_does",
     "`run`, `start`, `stream`, `resume`": "test_same_agent.py::test_a_durable_run_ends_as_one_in_the_process_does",
+    "tools that yield": "test_bodies.py::test_bodies_at_once_are_runs_of_their_own_of_which_one_asks_while_the_others_end",
     "limits of a whole tree": "test_bounds.py::test_parallel_children_share_a_budget_and_never_exceed_it",
     "depth of a tree": "test_bounds.py::test_a_tree_of_depth_three_needs_one_slot_per_depth",
     "an effect that was in flight": "test_kills.py::test_a_worker_is_killed_in_and_after_every_effect",

@@ -185,13 +185,16 @@ async def test_workers_are_killed_in_and_after_every_effect_of_bodies_alone_and_
     fires = ["go-alone-fire", "go-a-fire"]
     assert [text.replace("fired", "unknown") for text in expected.output] == form["output"]
     # In doubt is only what must not happen twice; the call that it belongs to goes on behind it.
-    assert [1, 1] == [began[fire] for fire in fires]
+    assert 1 == began[fires[0]]
+    # Another of those that run at once may kill the process after this one was marked and before it began.
+    assert began[fires[1]] <= 1
     assert all(died[f"in {name}"] == 1 for name in began)
     # The child of the body alone, two bodies and a child of the first of them: a body alone is no run.
     assert ["", "0.2", "1", "1.2", "3"] == sorted(views)
     order = [line["name"] for line in workers.lines() if line["what"] == "began"]
     for earlier, later in (*IN_BODY, *AROUND):
-        assert earlier not in order[order.index(later) :], (earlier, later, order)
+        if later in began:
+            assert earlier not in order[order.index(later) :], (earlier, later, order)
 
 
 @pytest.mark.deep

@@ -8,7 +8,7 @@ import asyncio
 
 import pytest
 
-from stepengine import AgentDefinition, Ask, StepContext
+from stepengine import AgentDefinition, Ask, StepContext, Steps, tool
 from stepengine.durable import DurableEngine
 
 from .shared import worker_of
@@ -79,3 +79,29 @@ def test_a_release_is_made_of_what_an_agent_is():
 
     assert same[0] == same[1]
     assert 2 == len(others - {same[0]})
+
+
+@pytest.mark.spec("durable:U33", "programs:PG7")
+async def test_the_body_of_a_tool_that_yields_belongs_to_the_release_as_a_handler_does():
+    url = "postgresql://nobody@localhost/nowhere"
+
+    def release(body, inner=None) -> str:
+        made = tool(name="asks", uses=[tool(name="inner")(inner or before)])(body)
+        return worker_of([AgentDefinition("agent", tools=[made])], url).release
+
+    assert release(before) == release(before)
+    assert 3 == len({release(before), release(after), release(before, after)})
+
+
+def before() -> Steps[str]:
+    """
+    Ask.
+    """
+    return str((yield from Ask("Go on?")))
+
+
+def after() -> Steps[str]:
+    """
+    Ask.
+    """
+    return str((yield from Ask("Shall I go on?")))
