@@ -115,7 +115,7 @@ class Tracing:
     An observer that makes spans and metrics: ``Engine(observers=[Tracing()])``; it needs the extra ``otel``.
 
     A run is a span ``invoke_agent AGENT``, each of its steps one ``stepengine.step N``, each model call ``chat MODEL``, each tool
-    call ``execute_tool TOOL``, nested as they happened: a root run below the span that is current where it was called, a child
+    call ``execute_tool TOOL``, nested as they happened: what the body of a tool that yields asks for below its call, a root run below the span that is current where it was called, a child
     below the tool call or the step that spawned it. Every span has ``stepengine.run_id`` (the root's) and ``stepengine.path``. A
     resumed run has spans of what it does itself, none of what is recorded.
 
@@ -393,11 +393,18 @@ class Tracing:
         }
         if self._content:
             about["gen_ai.tool.call.arguments"] = _text(plain(event.input))
-        run.calls[event.tool_call_id] = self._open(
+        call = run.calls[event.tool_call_id] = self._open(
             event, f"execute_tool {event.tool_name}", about, run.innermost.context
         )
+        if event.child_path:
+            # What the body of a tool asks for stands below the call: it is no agent.
+            self._trees[event.run_id][event.child_path] = _Run(call)
 
     def _tool_finished(self, event: ToolFinished) -> None:
+        if event.child_path:
+            body = self._trees.get(event.run_id, {}).pop(event.child_path, None)
+            for left in reversed(body.calls.values()) if body is not None else ():
+                self._close(left)
         run = self._run(event)
         call = None if run is None else run.calls.pop(event.tool_call_id, None)
         if call is None:

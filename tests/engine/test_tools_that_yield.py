@@ -479,6 +479,8 @@ async def test_chance_and_time_of_a_body_are_its_own_and_the_same_again(tmp_path
         return f"{ctx.random.random()} {ctx.now().isoformat()} {ctx.agent_state.agent_id}"
 
     agent = boss(draw)
+    unrecorded = results(await engine(agent, tool_call(draw), tool_call(draw)).run(agent, "go"))
+    assert unrecorded[0].split()[0] != unrecorded[1].split()[0]
     path = tmp_path / "run.jsonl"
     ran = await engine(agent, tool_call(draw), tool_call(draw)).run(agent, "go", journal=path)
     first, second = results(ran)

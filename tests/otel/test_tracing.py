@@ -23,7 +23,20 @@ from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from opentelemetry.semconv.schemas import Schemas
 from opentelemetry.trace import StatusCode
 
-from stepengine import STEP, STEP_ALL, AgentCall, AgentDefinition, Ask, Engine, Parallel, ToolResult, call, tool
+from stepengine import (
+    STEP,
+    STEP_ALL,
+    AgentCall,
+    AgentDefinition,
+    Ask,
+    Complete,
+    Engine,
+    Parallel,
+    Steps,
+    ToolResult,
+    call,
+    tool,
+)
 from stepengine.data.usage import Usage
 from stepengine.errors import ContextOverflow, ModelError, TruncatedReply
 from stepengine.journal import MemoryJournal
@@ -344,3 +357,25 @@ async def test_every_span_has_a_kind_that_viewers_know(traces: Traces) -> None:
         (s.attributes.get("gen_ai.operation.name"), s.attributes.get("openinference.span.kind")) for s in traces.spans
     ]
     assert {*[(name, None) for name in operations], (None, "CHAIN")} == set(kinds)
+
+
+@tool(uses=[say])
+def say_twice(what: str) -> Steps[str]:
+    """
+    Say it twice.
+    """
+    yield from call(say, what)
+    yield from Complete("think")
+    yield from call(say, what)
+    return what
+
+
+@pytest.mark.spec("programs:PG3")
+@pytest.mark.anyio
+async def test_what_the_body_of_a_tool_asks_for_stands_below_its_call(traces: Traces) -> None:
+    agent = AgentDefinition("boss", model="test/m", tools=[say_twice])
+    model = ScriptedModel([tool_call(say_twice, {"what": "x"}), text("hm"), text("end")])
+    engine = Engine([agent], models=model, observers=[traces.observer(steps=False)])
+    await engine.run(agent, "go")
+    inside = ["execute_tool say", "chat m", "execute_tool say"]
+    assert traces.tree() == [{"invoke_agent boss": ["chat m", {"execute_tool say_twice": inside}, "chat m"]}]
