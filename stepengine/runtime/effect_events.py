@@ -48,7 +48,7 @@ def started(item: Item, questions: Sequence[Question] = ()) -> list[Event]:
                     input=effect.input,
                     source=effect.source,
                     category=_category(item, name),
-                    child_path=_body_path(item),
+                    child_path=child_path(item.path, effect.seq) if type(effect) is CallBody else "",
                 )
             ]
         case CallFunction():
@@ -74,11 +74,6 @@ def started(item: Item, questions: Sequence[Question] = ()) -> list[Event]:
             ]
         case _ as never:
             assert_never(never)
-
-
-def _body_path(item: Item) -> str:
-    """Return the path of the run that the body of a called tool is; ``""`` of a tool that does not yield."""
-    return child_path(item.path, item.effect.seq) if type(item.effect) is CallBody else ""
 
 
 def _category(item: Item, tool: str) -> str:
@@ -113,8 +108,16 @@ def finished(item: Item, outcome: Single, duration_ms: int) -> list[Event]:
             return [ModelFinished(**at, reply=reply, error=error, duration_ms=duration_ms)]
         case CallTool(tool_name=name, tool_call_id=call_id):
             result = _result(outcome, error)
-            told: dict[str, Any] = {"duration_ms": duration_ms, "child_path": _body_path(item)}
-            return [ToolFinished(**at, tool_name=name, tool_call_id=call_id, result=result, **told)]
+            return [
+                ToolFinished(
+                    **at,
+                    tool_name=name,
+                    tool_call_id=call_id,
+                    result=result,
+                    duration_ms=duration_ms,
+                    child_path=child_path(item.path, effect.seq) if type(effect) is CallBody else "",
+                )
+            ]
         case CallFunction():
             return [PerformFinished(**at, name=effect.call.name, error=error, duration_ms=duration_ms)]
         case AskPerson():
@@ -164,7 +167,7 @@ def _call_ids(effect: CallModel, reply: ModelReply) -> tuple[str, ...]:
     """Return the ids that the machine is about to give to the calls of a reply."""
     if effect.call_id is None:
         return ()
-    number = sum(type(part) is ToolCallPart for part in reply.content)
+    number = [*map(type, reply.content)].count(ToolCallPart)
     if number and reply.stop_reason is StopReason.MAX_TOKENS and type(reply.content[-1]) is ToolCallPart:
         number -= 1  # A call that was cut off is not run.
     return tuple(map(effect.call_id, range(number)))
