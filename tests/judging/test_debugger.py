@@ -401,3 +401,31 @@ def test_going_far_does_each_step_once_and_as_little_for_a_late_one_as_for_an_ea
     assert went[-1] - went[0] < 1.05 * (bare[-1] - bare[0])
     # From the nearest places alone, of which there is one in 375 steps.
     assert 2_600 < len(compared) < 2_600 + 50 + 2 * 375
+
+
+WOKEN_TWICE = """
+import os, signal
+from types import SimpleNamespace
+from stepengine.judging.debugger import ForkedWalk
+
+walk = ForkedWalk(SimpleNamespace(position=0, last=0, close=lambda: None))
+over = walk._over
+
+def twice(code):
+    code = over(code)
+    if os.getpid() == walk._first:
+        os.kill(os.getpid(), signal.SIGUSR1)  # of one that slept in between, and saw the end later
+    return code
+
+walk._over = twice
+code = walk.begin()
+if code is None:
+    walk.finish(3)
+print("went on with", code)
+"""
+
+
+def test_a_process_that_is_woken_once_more_at_the_end_lives_on() -> None:
+    ran = subprocess.run([sys.executable, "-c", WOKEN_TWICE], capture_output=True, text=True, timeout=60, check=False)
+
+    assert (ran.stdout, ran.returncode) == ("went on with 3\n", 0), ran.stderr
