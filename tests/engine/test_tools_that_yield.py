@@ -36,7 +36,7 @@ from stepengine import (
     call,
     tool,
 )
-from stepengine.errors import BadYield, DefinitionError, ReplayDivergence, ToolError
+from stepengine.errors import BadYield, DefinitionError, ReplayDivergence, StepEngineError, ToolError
 from stepengine.events import ToolFinished, ToolStarted
 from stepengine.permissions import Policy, Rule
 from stepengine.testing import ScriptedModel, Walk, run_with, simulate, text, tool_call, tool_calls
@@ -525,6 +525,28 @@ async def test_a_slip_in_a_body_is_an_error_result_that_says_what_to_write_and_i
     assert SLIPS[slip] in said
     assert " at 0x" not in said
     assert str(Path(__file__).parent) not in said
+
+
+@tool
+def settling(order: str) -> Steps[str]:
+    """Settle an order by another tool."""
+    return (yield from call(settle, order))
+
+
+@pytest.mark.spec("programs:PG7")
+@pytest.mark.parametrize(
+    ("wrong_use", "said"),
+    [
+        (lambda: settling("a"), "in a unit test `Walk(settling, params={...})` (from stepengine.testing)"),
+        (lambda: settle("a"), "in a unit test `settle.fn(...)`"),
+        (lambda: simulate(settling, range(1)), "simulate an agent that has the tool"),
+        (lambda: AgentDefinition("a", handle_steps=settling), "a tool stands in tools=[...], and a handler calls it"),
+    ],
+)
+def test_who_takes_a_tool_for_a_function_an_agent_or_a_handler_is_told_what_to_do(wrong_use: Any, said: str) -> None:
+    with pytest.raises((TypeError, StepEngineError)) as caught:
+        wrong_use()
+    assert said in str(caught.value)
 
 
 @pytest.mark.spec("programs:PG4")
