@@ -426,7 +426,7 @@ class Planner:
         key = matching_id(effect.agent_id, agents)
         if key is None:
             if parent.body is not None:
-                near = get_close_matches(effect.agent_id, agents, n=1)
+                near = get_close_matches(effect.agent_id[:64], agents, n=1)
                 meant = f"; did you mean {near[0]!r}? Else" if near else ";"
                 hint = f"{meant} list it in uses=[...] of the tool {parent.body.tool_name!r}"
                 raise not_allowed(parent.definition.id, effect.agent_id, agents, hint)
