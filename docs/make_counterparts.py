@@ -38,9 +38,9 @@ HEAD = """\
 Programs that others wrote, each connected in a test of its own: which version, and whether it works.
 
 Made by `python docs/make_counterparts.py` from the constant `COUNTERPARTS` of the tests; do not edit it by hand. **works** is all that the
-row says; **partly** says what is missing; **refused** means that it is told so, in words, before anything is done. Older and newer
+row says; **partly** says what is missing; **refused** means that it says so, in words, before anything is done. Older and newer
 versions may work as well: these are the ones that were tried. A test that is *deep* runs with `python -m pytest -m deep FILE`, one of the
-*faults* with `python -m pytest -m faults FILE`, the others with `python -m pytest FILE`; `.ci/run` brings every one of these
+*faults* with `python -m pytest -m faults FILE`, the others with `python -m pytest FILE`; `.ci/run` installs every one of these
 versions and runs all of it.
 """
 
@@ -123,7 +123,7 @@ def page() -> str:
     for subject, rows in groupby(counterparts(), lambda row: row.subject):
         lines += [
             f"## {subject}\n",
-            "| counterpart | version | | what was tried | since which test |",
+            "| counterpart | version | | what was tried | in which test |",
             "|---|---|---|---|---|",
         ]
         lines += [line(row) for row in rows]

@@ -1351,6 +1351,7 @@ APART: dict[str, str] = {
     "journal/places.py:likely": "a path that a person typed, compared with at most 1,000 names of files",
     "machine/calls.py:hook_call": "a name that the author of a hook wrote",
     "machine/calls.py:unavailable_here": "a name that the author of a handler wrote",
+    "engine/planning.py:Planner._allowed": "the first 64 characters of an id that the body of a tool asked for",
     "tools/names.py:Bundled.says": "docstrings of this package",
     "tools/reference.py:_example": "docstrings of this package",
     "tools/shell/sandbox.py:_Bubblewrap.probe": "what bubblewrap said of a command of ours",

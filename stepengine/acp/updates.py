@@ -272,6 +272,8 @@ class Shown:
 
     def _tool_finished(self, event: ToolFinished) -> Iterator[object]:
         result, call = event.result, self._call_id(event.path, event.tool_call_id)
+        if result.status == "pending":
+            return  # it is under way until the answer that it waits for is there
         status: Any = "failed" if result.is_error else "completed"
         # A diff says more than "written", and what is given takes its place.
         stays = call in self._diffed and not result.is_error  # neither diffs nor terminals give way to words

@@ -609,6 +609,8 @@ class _Page:
         yield from self._end_call(event.path, event.tool_call_id)
         call = self._call_id(event.path, event.tool_call_id)
         yield from self._changed(event)
+        if event.result.status == "pending":
+            return  # its result comes with the answer that it waits for
         if self._page is not None and not event.path and call in self._pages and call in self._page.results:
             return  # it came from the page
         yield self._core.ToolCallResultEvent(

@@ -122,6 +122,9 @@ def check_handler(agent_id: str, handler: object) -> None:
         msg = f"{what} is a generator object; pass the function itself, it is called once per run"
         raise DefinitionError(msg)
     if not is_generator_function(fn):
+        if isinstance(handler, ToolLike):
+            msg = f"handle_steps of {agent_id!r} is the tool {handler.spec.name!r}; a tool stands in tools=[...], and a handler calls it"
+            raise DefinitionError(msg)
         msg = f"{what} is not a generator function; it must contain a `yield`, such as `yield STEP_ALL`"
         raise DefinitionError(msg)
     if not takes_one_argument(handler):

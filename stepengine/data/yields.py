@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from enum import Enum
+from types import GeneratorType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -339,6 +340,17 @@ class Ask(Member[str]):
         return value
 
 
+def _no_member(value: object) -> str:
+    """Return how to tell what a ``Parallel`` cannot hold, and what was probably meant."""
+    if isinstance(value, GeneratorType):
+        if value.gi_code.co_name == "<genexpr>":
+            return "a generator; write Parallel([...]) or Parallel(*...)"
+        return "a generator; a `call(...)` is for `yield from` alone, so write ToolCall(name, {...})"
+    said = repr(value)
+    # Addresses are others in each process, and this text stands in journals.
+    return said if " at 0x" not in said else f"a {type(value).__name__}"
+
+
 def _width(value: int | None) -> int | None:
     number: object = value
     if value is None or (isinstance(number, int) and not isinstance(number, bool) and number >= 1):
@@ -444,7 +456,7 @@ class Parallel(_Iterated, Generic[T_co]):
         members = tuple(calls[0]) if len(calls) == 1 and isinstance(calls[0], list | tuple) else calls
         for call in members:
             if not isinstance(call, Member):
-                msg = f"Parallel holds ToolCall, AgentCall, Perform and Ask, not {call!r}"
+                msg = f"Parallel holds ToolCall, AgentCall, Perform and Ask, not {_no_member(call)}"
                 raise BadYield(msg)
         self.__attrs_init__(members, fail_fast, _width(concurrency))
 

@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from decimal import Decimal
+from difflib import get_close_matches
 from functools import lru_cache, partial
 from random import Random
 from threading import get_ident
@@ -425,7 +426,9 @@ class Planner:
         key = matching_id(effect.agent_id, agents)
         if key is None:
             if parent.body is not None:
-                hint = f"; list it in uses=[...] of the tool {parent.body.tool_name!r}"
+                near = get_close_matches(effect.agent_id[:64], agents, n=1)
+                meant = f"; did you mean {near[0]!r}? Else" if near else ";"
+                hint = f"{meant} list it in uses=[...] of the tool {parent.body.tool_name!r}"
                 raise not_allowed(parent.definition.id, effect.agent_id, agents, hint)
             hint = "" if effect.tool_call_id else f"; list it in spawnable_agents=[...] of {parent.definition.id!r}"
             raise not_allowed(parent.definition.id, effect.agent_id, agents, hint)

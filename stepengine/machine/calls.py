@@ -806,7 +806,10 @@ def unavailable_here(run: RunState, name: str) -> ToolNotAvailable:
     """Return the error for what an author calls and cannot: what was probably meant, and what to do."""
     known = tuple(run.offered)
     near = get_close_matches(name, dict.fromkeys([*known, *run.bindings]), n=1, cutoff=NEAR)
-    if name in run.bindings:
+    body = run.plan.body
+    if body is not None and (name in run.bindings or not near):
+        hint = f" List it in uses=[...] of the tool {body.tool_name!r}."
+    elif name in run.bindings:
         hint = (
             " Give it to the agent in tools=[...], or call it with include_tool_call=False; then the model does not see the "
             "call and its result."

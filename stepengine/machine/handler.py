@@ -112,6 +112,9 @@ def converse(run: RunState, author: Author) -> Flow[Any]:
 
 def _meant(run: RunState, author: Author, value: Any) -> Any:
     if type(value) is y.StepResult:
+        if run.plan.body is not None:
+            msg = f"{author.what} returned a StepResult, which is no result of a tool; {y.YIELD_FROM}"
+            raise BadYield(msg)
         # A handler of one line, `lambda ctx: (yield STEP)`, returns what its `yield` was sent without meaning it.
         run.side_events.warn(f"{author.what} returned a StepResult, which is taken for no output; {y.YIELD_FROM}")
         return None
@@ -172,11 +175,17 @@ def _refuse(run: RunState, author: Author, asked: object) -> NoReturn:
     run.budget.take_actions(1)
     if run.plan.body is None:
         raise describe_yield(author.what, asked, author.location)
-    error = describe_yield(author.what, asked, author.location, ACCEPTED_OF_TOOLS)
+    said = describe_yield(author.what, asked, _place(author), ACCEPTED_OF_TOOLS).message
     if type(asked) in YIELDS:
-        msg = f"{error.message} A tool has no conversation of its own: let an agent do it, with AgentCall(...)."
-        error = BadYield(msg, location=error.location)
-    raise error
+        said += " A tool has no conversation of its own: let an agent do it, with AgentCall(...)."
+    elif type(asked) is str:
+        said += " Its result is what it returns; `ctx.notify(...)` tells whoever watches how far it is."
+    raise BadYield(said, location=author.location)
+
+
+def _place(author: Author) -> str:
+    """Return file and line without the folders: the text is a result that a model is shown, on whatever machine."""
+    return author.location.replace("\\", "/").rpartition("/")[2]
 
 
 def _result(run: RunState, results: tuple[ToolResult, ...] = (), value: object = None) -> y.StepResult:
@@ -221,7 +230,7 @@ def _own_call(run: RunState, author: Author, asked: y.ToolCall) -> Call:
         body = run.plan.body
         if body is not None and _is_of_conversation(binding):
             msg = (
-                f"{author.what} ({author.location}) calls {asked.tool!r}, which is about a conversation, and a tool has none: "
+                f"{author.what} ({_place(author)}) calls {asked.tool!r}, which is about a conversation, and a tool has none: "
                 "return what is to be said, or let the agent that calls the tool do it"
             )
             raise BadYield(msg, location=author.location)

@@ -168,7 +168,8 @@ def simulate(
     given = tuple((FAULTS if history is None else ON_RECORD) if faults is None else faults)
     for definition in known:
         if not isinstance(definition, AgentDefinition):
-            msg = f"simulate takes an AgentDefinition, such as load_agent('reviewer') gives, not {definition!r}"
+            hint = "; simulate an agent that has the tool" if isinstance(definition, ToolLike) else ""
+            msg = f"simulate takes an AgentDefinition, such as load_agent('reviewer') gives, not {definition!r}{hint}"
             raise DataError(msg)
     # Where a recorded run has left its record, what is drawn would say more of chance than of the agent.
     said: Replies = () if history is not None and replies is None else replies

@@ -388,9 +388,15 @@ class Tool(Generic[P, R]):
         """Refuse to be called like the function: nothing would validate, record or limit that call."""
         msg = (
             f"tool {self.spec.name!r} is not called directly; in a handler write `yield from call({self.spec.name}, ...)`, "
-            f"in a unit test `{self.spec.name}.fn(...)`"
+            f"in a unit test {self._tested()}"
         )
         raise TypeError(msg)
+
+    def _tested(self) -> str:
+        name = self.spec.name
+        if self.body.is_generator:
+            return f"`Walk({name}, params={{...}})` (from stepengine.testing)"
+        return f"`{name}.fn(...)`"
 
 
 def decode_result(tool: Tool[..., R], result: ToolResult) -> R:

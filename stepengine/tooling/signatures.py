@@ -69,6 +69,13 @@ def _refuse(fn: Callable[..., object], problem: str) -> NoReturn:
     raise DefinitionError(msg)
 
 
+def _likely(fn: Callable[..., object], parameter: inspect.Parameter) -> str:
+    """Return the type that a parameter without one probably has, as it is written."""
+    if parameter.name in {"ctx", "context"}:
+        return f"{'StepContext' if inspect.isgeneratorfunction(_called(fn)) else 'ToolContext'} (from stepengine)"
+    return "str, for example"
+
+
 def _split(
     fn: Callable[..., object], hints: Mapping[str, object]
 ) -> tuple[bool, dict[str, Any], list[inspect.Parameter]]:
@@ -154,7 +161,9 @@ def read_signature(fn: Callable[..., object], names: Mapping[str, object]) -> Si
         if parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}:
             _refuse(fn, f"takes {str(parameter.replace(annotation=parameter.empty))!r}; name each parameter")
         if parameter.annotation is parameter.empty:
-            _refuse(fn, f"has no type for parameter {parameter.name!r}; write {parameter.name}: str, for example")
+            _refuse(
+                fn, f"has no type for parameter {parameter.name!r}; write {parameter.name}: {_likely(fn, parameter)}"
+            )
     positional = tuple([p.name for p in rest if p.kind is p.POSITIONAL_ONLY])
     body = Body(fn, _is_async(fn), wants_context, needs, positional, is_generator=_is_generator(fn, needs))
     returns = hints.get("return", Any)

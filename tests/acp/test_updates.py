@@ -50,6 +50,10 @@ def test_a_diff_stays_when_its_call_has_ended_and_gives_way_to_what_went_wrong()
 
 
 @pytest.mark.spec("interfaces:IF34")
+def test_a_call_that_waits_for_an_answer_is_not_said_to_be_completed() -> None:
+    assert [] == updates(ev.ToolFinished(tool_name="t", tool_call_id="c1", result=ToolResult.pending("0.q2")))
+
+
 def test_the_todos_of_the_root_are_the_plan_and_a_child_does_not_write_over_it() -> None:
     hidden = {"task": "see\x1b[2J", "completed": False}
     (plan,) = updates(ev.TodosChanged(todos=[*TODOS, hidden]), ev.TodosChanged(path="3", todos=[]))

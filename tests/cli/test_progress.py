@@ -87,6 +87,11 @@ def test_a_run_of_two_steps_reads_from_top_to_bottom() -> None:
     ]
 
 
+def test_a_call_that_waits_for_a_person_is_not_said_to_have_ended() -> None:
+    waiting = ev.ToolFinished(tool_name="release", tool_call_id="c1", result=ToolResult.pending("0.q2"), duration_ms=22)
+    assert "          < release waits, 22 ms\n" == shown(waiting)
+
+
 def test_a_step_that_never_reaches_a_model_is_not_announced() -> None:
     assert "" == shown(ev.StepStarted(step=0, steps_remaining=50))
 

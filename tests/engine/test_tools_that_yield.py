@@ -36,7 +36,7 @@ from stepengine import (
     call,
     tool,
 )
-from stepengine.errors import BadYield, DefinitionError, ReplayDivergence, ToolError
+from stepengine.errors import BadYield, DefinitionError, ReplayDivergence, StepEngineError, ToolError
 from stepengine.events import ToolFinished, ToolStarted
 from stepengine.permissions import Policy, Rule
 from stepengine.testing import ScriptedModel, Walk, run_with, simulate, text, tool_call, tool_calls
@@ -271,7 +271,7 @@ async def test_what_needs_a_conversation_is_refused_at_the_line_that_yields_it(a
     (result,) = [one.result for one in ran.tool_calls]
     assert result.is_error
     assert result.text.startswith("BadYield: the tool 'wrong'")
-    assert LINE in result.text
+    assert f"({Path(LINE).name})" in result.text
 
 
 @pytest.mark.spec("programs:PG1", "programs:PG5")
@@ -468,6 +468,99 @@ async def test_an_agent_that_no_tool_carries_is_not_run_by_a_body() -> None:
 
     ran = await called(bold)
     assert "list it in uses=[...] of the tool 'bold'" in results(ran)[0]
+
+
+@tool
+def settle(order: str) -> str:
+    """Settle an order."""
+    return order
+
+
+def call_in_parallel() -> Steps[Any]:
+    """Do it."""
+    return (yield from Parallel(call(settle, "a")))  # type: ignore[call-overload]
+
+
+def text_on_the_way() -> Steps[Any]:
+    """Do it."""
+    yield "half of it"  # type: ignore[misc]
+
+
+def step_of_a_model() -> Steps[Any]:
+    """Do it."""
+    yield STEP
+
+
+def end_of_the_turn() -> Steps[Any]:
+    """Do it."""
+    yield ToolCall("end_turn")
+
+
+def returned_step_result() -> Steps[Any]:
+    """Do it."""
+    return (yield ToolCall("settle", {"order": "a"}))
+
+
+def agent_with_a_slip() -> Steps[Any]:
+    """Do it."""
+    return (yield from AgentCall("wrter", "x"))
+
+
+SLIPS: dict[Any, str] = {
+    call_in_parallel: "write ToolCall(name, {...})",
+    text_on_the_way: "Its result is what it returns",
+    step_of_a_model: "let an agent do it, with AgentCall(...)",
+    end_of_the_turn: "is about a conversation",
+    returned_step_result: "For the value itself write `yield from`",
+    agent_with_a_slip: "did you mean 'writer'?",
+}
+
+
+@pytest.mark.spec("programs:PG1")
+@pytest.mark.parametrize("slip", SLIPS, ids=lambda slip: slip.__name__)
+async def test_a_slip_in_a_body_is_an_error_result_that_says_what_to_write_and_is_the_same_on_every_machine(
+    slip: Any,
+) -> None:
+    (said,) = results(await called(tool(uses=[settle, WRITER])(slip)))
+    assert SLIPS[slip] in said
+    assert " at 0x" not in said
+    assert str(Path(__file__).parent) not in said
+
+
+@tool
+def settling(order: str) -> Steps[str]:
+    """Settle an order by another tool."""
+    return (yield from call(settle, order))
+
+
+@pytest.mark.spec("programs:PG7")
+@pytest.mark.parametrize(
+    ("wrong_use", "said"),
+    [
+        (lambda: settling("a"), "in a unit test `Walk(settling, params={...})` (from stepengine.testing)"),
+        (lambda: settle("a"), "in a unit test `settle.fn(...)`"),
+        (lambda: simulate(settling, range(1)), "simulate an agent that has the tool"),
+        (lambda: AgentDefinition("a", handle_steps=settling), "a tool stands in tools=[...], and a handler calls it"),
+    ],
+)
+def test_who_takes_a_tool_for_a_function_an_agent_or_a_handler_is_told_what_to_do(wrong_use: Any, said: str) -> None:
+    with pytest.raises((TypeError, StepEngineError)) as caught:
+        wrong_use()
+    assert said in str(caught.value)
+
+
+@pytest.mark.spec("programs:PG4")
+@pytest.mark.parametrize("has_it", [False, True], ids=["nobody", "the engine"])
+async def test_a_body_that_calls_what_its_tool_does_not_carry_is_told_of_uses(has_it: bool) -> None:
+    @tool
+    def forgetful() -> Steps[str]:
+        """Call what nobody gave it."""
+        return (yield from call(settle, "a"))
+
+    agent = boss(forgetful)
+    models = ScriptedModel([tool_call(forgetful), text("ok")])
+    ran = await Engine([agent], [settle] if has_it else [], models).run(agent, "go")
+    assert "List it in uses=[...] of the tool 'forgetful'." in results(ran)[0]
 
 
 @pytest.mark.spec("programs:PG2")

@@ -208,6 +208,11 @@ def test_context_and_dependencies_are_no_part_of_the_schema() -> None:
 def stars(*args: int) -> None: ...
 def double_stars(**kwargs: int) -> None: ...
 def untyped(a, b: int = 1) -> None: ...  # type: ignore[no-untyped-def]
+def bare_context(ctx, a: int) -> None: ...  # type: ignore[no-untyped-def]
+def bare_context_of_a_body(ctx, a: int):  # type: ignore[no-untyped-def]
+    yield a
+
+
 def late_context(a: int, ctx: ToolContext) -> None: ...
 async def generator(a: int):  # type: ignore[no-untyped-def]
     yield a
@@ -224,6 +229,8 @@ def missing(a: NotThere) -> None: ...  # type: ignore[name-defined]  # noqa: F82
         (stars, r"takes '\*args'"),
         (double_stars, r"takes '\*\*kwargs'"),
         (untyped, "no type for parameter 'a'"),
+        (bare_context, "write ctx: ToolContext"),
+        (bare_context_of_a_body, "write ctx: StepContext"),
         (late_context, "must be the first parameter"),
         (generator, "is an async generator"),
         (not_json, "have no JSON Schema"),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stepengine import AgentDefinition, Engine, Steps, ToolCall, tool
+from stepengine import AgentDefinition, Ask, Engine, Steps, ToolCall, tool
 from stepengine.ag_ui import ag_ui
 from stepengine.testing import ScriptedModel, text, tool_call
 from stepengine.vercel import vercel
@@ -51,3 +51,17 @@ async def test_a_page_of_the_ai_sdk_shows_its_calls_in_a_part_of_their_own() -> 
         *[("twice", "running", name) for name in ("add", "", "add", "")],
         ("twice", "completed", ""),
     ]
+
+
+@tool
+def asking() -> Steps[str]:
+    """Ask somebody."""
+    return (yield from Ask("Sure?"))
+
+
+async def test_a_call_that_waits_for_an_answer_has_no_result_on_an_ag_ui_page_before_it() -> None:
+    agent = AgentDefinition("asker", model="test/m", tools=[asking])
+    waiting = Engine([agent], models=ScriptedModel([tool_call(asking)])).stream(agent, "go")
+    types = [event.type.value async for event in ag_ui(waiting, thread_id="t", run_id="r")]
+    assert "TOOL_CALL_END" in types
+    assert "TOOL_CALL_RESULT" not in types

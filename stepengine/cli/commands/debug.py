@@ -672,7 +672,7 @@ class Session:
         frames = self._frames()
         chosen = self._frame + by * _count(rest)
         if not 0 <= chosen < len(frames):
-            msg = f"there is no frame {chosen}: there are {len(frames)}, 0 is the outermost"
+            msg = f"there is no frame {chosen}: 0 is the outermost, {len(frames) - 1} the innermost"
             raise _Refused(msg)
         self._frame = chosen
         self.source(str(AROUND))

@@ -352,7 +352,7 @@ class Progress:
         if self._is_folded(event.path):
             return
         result = event.result
-        how = "ok" if not result.is_error else result.status
+        how = result.status if result.is_error else "waits" if result.status == "pending" else "ok"
         why = f": {one_line(result.text, 200)}" if result.is_error else ""
         said = f"{one_line(event.tool_name, 64)} {how}, {event.duration_ms} ms{why}"
         self._line(event.path, f"{'':>9} < {said}", self._colors.error if result.is_error else self._colors.result)
