@@ -270,8 +270,8 @@ MUTANTS = (
     Mutant(
         "a rule holds whoever asks for the call",
         "stepengine/permissions/policy.py",
-        'if rule.source is not None and request.source not in ("", rule.source):',
-        "if False:",
+        "                and request.source != rule.source\n",
+        "                and request.source is None\n",
         YIELDING,
     ),
     Mutant(

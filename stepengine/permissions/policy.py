@@ -147,7 +147,11 @@ class Policy:
         first: Rule | None = None
         for rule in self._ordered:
             # As ``rule.holds``, without a call more for each rule of each call.
-            if rule.source is not None and request.source not in ("", rule.source):
+            if (
+                rule.source is not None
+                and request.source != rule.source
+                and (request.source or rule.decision == "allow")
+            ):
                 continue
             if not rule.scope.holds(request) or (first is not None and rule.decision != "deny"):
                 continue

@@ -65,7 +65,7 @@ class Request:
         user_id: The user's id, if the caller gave one.
         context: What hooks get, for ``When``; ``None`` outside of a run.
         source: Who asks for it: ``"model"``, ``"handler"``, or ``"tool"`` for the body of a tool that yields; ``""`` where that is
-            not known, and rules about any of them hold.
+            not known: rules about any of them hold then, but for those that allow.
     """
 
     tool: ToolSpec
@@ -776,7 +776,9 @@ class Rule:
 
     def holds(self, request: Request) -> bool:
         """Return whether the rule has anything to say about a call: where it holds, and by whom the call is asked for."""
-        return self.scope.holds(request) and (self.source is None or request.source in ("", self.source))
+        if self.source not in (None, request.source) and (request.source or self.decision == "allow"):
+            return False  # where nobody knows who asks, what forbids or asks holds, and what allows does not
+        return self.scope.holds(request)
 
     @classmethod
     def allow_tool(cls, name: str, **options: Any) -> Rule:

@@ -36,9 +36,11 @@ from stepengine import (
     call,
     tool,
 )
+from stepengine.data.json import JsonDict
+from stepengine.data.tools import ToolSpec
 from stepengine.errors import BadYield, DefinitionError, ReplayDivergence, StepEngineError, ToolError
 from stepengine.events import ToolFinished, ToolStarted
-from stepengine.permissions import Policy, Rule
+from stepengine.permissions import Policy, Request, Rule
 from stepengine.testing import ScriptedModel, Walk, run_with, simulate, text, tool_call, tool_calls
 from stepengine.tools import control_tools, spawn_tools
 
@@ -349,6 +351,15 @@ async def test_a_rule_is_about_the_calls_of_its_source(source: str | None, ran: 
     await engine(agent, tool_call(outer), permissions=policy).run(agent, "go")
     assert bool(ledger.done) == ran
     assert Policy.from_json(policy.to_json()) == policy
+
+
+def test_a_rule_that_allows_holds_for_no_call_of_which_nobody_knows_who_asks() -> None:
+    asked = Request(tool=ToolSpec("note"), input=JsonDict())
+    made = [
+        Policy([getattr(Rule, name)("note", source="tool")]) for name in ("allow_tool", "deny_tool", "ask_for_tool")
+    ]
+    assert [policy.check(asked).decision for policy in made] == ["ask", "deny", "ask"]
+    assert [policy.rules[0].holds(asked) for policy in made] == [False, True, True]
 
 
 def test_a_rule_with_another_source_is_refused() -> None:
