@@ -690,6 +690,25 @@ async def test_a_body_calls_tools_that_its_run_found_when_it_began(tmp_path: Pat
     assert await made.replay(tmp_path / "run.jsonl") == ran
 
 
+@pytest.mark.spec("programs:PG4")
+async def test_a_child_that_inherits_is_sent_the_tools_of_the_model_and_none_that_only_the_body_knows() -> None:
+    seen: list[list[str]] = []
+    child = AgentDefinition("child", model="test/m", inherit_parent_system_prompt=True)
+
+    @tool(uses=[child, Ledger().tool()])
+    def work() -> Steps[str]:
+        """Work."""
+        return (yield from AgentCall("child", "x"))
+
+    def model(request: Any) -> Any:
+        seen.append([spec.name for spec in request.tools])
+        return tool_call(work) if len(seen) == 1 else text("done")
+
+    agent = boss(work, system_prompt="As one.")
+    await Engine([agent], models=ScriptedModel(model)).run(agent, "go")
+    assert seen == [["work"]] * 3
+
+
 @pytest.mark.spec("requirements:X70", "programs:PG4")
 @pytest.mark.parametrize("given_to", ["agent", "engine"])
 def test_a_tool_that_could_write_the_policy_file_is_refused_also_where_another_one_carries_it(
