@@ -33,7 +33,7 @@ from stepengine.tooling.control import set_output_binding
 from stepengine.tooling.makers import MAKERS, line_for
 from stepengine.tooling.spawning import BUILT_IN, carried_by, direct_tool, params_schema
 
-__all__ = ("Agent", "Catalog", "Uses", "check_hooks", "instructions_note")
+__all__ = ("Agent", "Catalog", "Uses", "check_hooks", "instructions_note", "with_carried")
 
 KEPT = 256
 """How many definitions that were only given for a run stay checked."""
@@ -277,7 +277,7 @@ class Catalog:
         file = self._policy_file
         if file is None or file.below_root:
             return
-        for tool in _with_carried(tools):
+        for tool in with_carried(tools):
             folder: Sequence[str] | None = getattr(tool, "folder", None)
             if folder is not None and not tool.spec.annotations.read_only and file.is_below(folder):
                 msg = (
@@ -396,7 +396,7 @@ def _uses(
     return found
 
 
-def _with_carried(tools: Iterable[ToolLike]) -> Iterator[ToolLike]:
+def with_carried(tools: Iterable[ToolLike]) -> Iterator[ToolLike]:
     """Give *tools*, and those that tools which yield carry."""
     waiting, met = list(tools), set[int]()
     for tool in waiting:

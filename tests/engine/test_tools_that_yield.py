@@ -787,3 +787,19 @@ async def test_a_rerun_goes_on_live_behind_a_body_that_gives_something_else(tmp_
     other = made("two")
     again = await engine(other, text("of two")).rerun(path, agent=other)
     assert (again.broke_at, again.result.text, results(again.result)) == ("#2", "of two", ["two"])
+
+
+@pytest.mark.spec("programs:PG7")
+async def test_a_recorded_body_is_simulated_with_the_tools_that_it_carries(tmp_path: Path) -> None:
+    agent, path = boss(tool(uses=[Ledger().tool()], name="outer")(noting)), tmp_path / "run.jsonl"
+    ran = await engine(agent, tool_call("outer")).run(agent, "go", journal=path)
+    assert results(ran) == ["noted a"]
+    recorded = simulate(agent, from_journal=path)
+    assert recorded.faults["crash"]
+    assert simulate(agent, range(3), replies=[tool_call("outer")], results={"note": "made up"}).runs == 3
+
+
+def noting() -> Steps[str]:
+    """Note."""
+    answer = yield ToolCall("note", {"what": "a"})
+    return answer.tool_result.text
