@@ -26,7 +26,7 @@ from stepengine.data.json import JsonDict, JsonValue, freeze, text_of
 from stepengine.data.limits import Limits
 from stepengine.data.questions import Answer, AnswerLike, Question, answer_problem
 from stepengine.data.state import AgentState, RunInfo, quick_state, suspended_at
-from stepengine.data.tools import ToolSpec, Yielding
+from stepengine.data.tools import Spawning, ToolSpec, Yielding
 from stepengine.data.transcript import Transcript
 from stepengine.engine.catalog import Agent, Catalog, Uses, instructions_note
 from stepengine.errors import AnswerRejected, DataError, HandlerError, InputError, StepEngineError, UnknownModel
@@ -423,6 +423,9 @@ class Planner:
             return self._catalog.find(given)  # a tool of the parent carries it
         agents = parent.agents or {}
         key = matching_id(effect.agent_id, agents)
+        carried = _carried(parent, effect) if key is None and _is_of_tool(parent, effect) else None
+        if carried is not None:
+            return self._catalog.find(carried)
         if key is None:
             if parent.body is not None:
                 hint = f"; list it in uses=[...] of the tool {parent.body.tool_name!r}"
@@ -438,6 +441,15 @@ class Planner:
 def _is_of_tool(parent: RunPlan, effect: Spawn) -> bool:
     """Return whether a tool that spawns asks for a child, and not a handler or body itself: that bears the id of its own call."""
     return bool(effect.tool_call_id) and (parent.body is None or effect.tool_call_id != parent.body.tool_call_id)
+
+
+def _carried(parent: RunPlan, effect: Spawn) -> AgentDefinition | None:
+    """Return the agent that a tool of the parent carries under the id that came without it, as to another process."""
+    for binding in parent.tools.values():
+        for agent in binding.runs.agents if type(binding.runs) is Spawning else ():
+            if normalised_id(agent.id) == normalised_id(effect.agent_id):
+                return cast("AgentDefinition", agent)
+    return None
 
 
 def _found(parent: RunPlan, agent: Agent) -> list[str]:
