@@ -7,7 +7,7 @@ A definition that is met later, because a handler or a caller gave it, is checke
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -33,7 +33,7 @@ from stepengine.tooling.control import set_output_binding
 from stepengine.tooling.makers import MAKERS, line_for
 from stepengine.tooling.spawning import BUILT_IN, carried_by, direct_tool, params_schema
 
-__all__ = ("Agent", "Catalog", "Uses", "check_hooks", "instructions_note")
+__all__ = ("Agent", "Catalog", "Uses", "check_hooks", "instructions_note", "with_carried")
 
 KEPT = 256
 """How many definitions that were only given for a run stay checked."""
@@ -277,7 +277,7 @@ class Catalog:
         file = self._policy_file
         if file is None or file.below_root:
             return
-        for tool in tools:
+        for tool in with_carried(tools):
             folder: Sequence[str] | None = getattr(tool, "folder", None)
             if folder is not None and not tool.spec.annotations.read_only and file.is_below(folder):
                 msg = (
@@ -394,6 +394,19 @@ def _uses(
             agents[key] = (other.definition if isinstance(other, Agent) else other).display_name
         found[name] = Uses(tuple(names), agents)
     return found
+
+
+def with_carried(tools: Iterable[ToolLike]) -> Iterator[ToolLike]:
+    """Give *tools*, and those that tools which yield carry."""
+    waiting, met = list(tools), set[int]()
+    for tool in waiting:
+        if id(tool) in met:
+            continue
+        met.add(id(tool))
+        yield tool
+        runs = tool.binding().runs
+        if type(runs) is Yielding:
+            waiting += [used for used in runs.uses if isinstance(used, ToolLike)]
 
 
 def _direct(

@@ -27,7 +27,7 @@ from stepengine.data.json import JsonDict, JsonValue, freeze, text_of
 from stepengine.data.limits import Limits
 from stepengine.data.questions import Answer, AnswerLike, Question, answer_problem
 from stepengine.data.state import AgentState, RunInfo, quick_state, suspended_at
-from stepengine.data.tools import ToolSpec, Yielding
+from stepengine.data.tools import Spawning, ToolSpec, Yielding
 from stepengine.data.transcript import Transcript
 from stepengine.engine.catalog import Agent, Catalog, Uses, instructions_note
 from stepengine.errors import AnswerRejected, DataError, HandlerError, InputError, StepEngineError, UnknownModel
@@ -143,7 +143,7 @@ def not_from_state(agent: AgentDefinition, state: AgentState) -> str | None:
     if agent.handle_steps is not None:
         return f"agent {agent.id!r} has a handler, which a state does not bring back to where it waits"
     if any(q.path for q in state.pending):
-        return "a child asks, whose conversation the state does not hold"
+        return "a child asks, or a tool that yields, whose course the state does not hold"
     if suspended_at(state.message_history) is None:
         return "the state holds no call that waits for an answer"
     return None
@@ -357,7 +357,7 @@ class Planner:
             random=Random(f"{self.seed}:{path}"),  # noqa: S311
             model=parent.model,
             tools=parent.tools,
-            offered=tuple(dict.fromkeys([*parent.offered, *uses.tools])),
+            offered=tuple(dict.fromkeys([*parent.offered, *uses.tools, *_found(parent, agent)])),
             agents={**(parent.agents or {}), **uses.agents},
             mend_params=parent.mend_params,
             planned_from=agent,
@@ -420,10 +420,13 @@ class Planner:
 
     def _allowed(self, parent: RunPlan, effect: Spawn) -> Agent:
         given = effect.definition
-        if isinstance(given, AgentDefinition) and effect.tool_call_id and parent.body is None:
+        if isinstance(given, AgentDefinition) and _is_of_tool(parent, effect):
             return self._catalog.find(given)  # a tool of the parent carries it
         agents = parent.agents or {}
         key = matching_id(effect.agent_id, agents)
+        carried = _carried(parent, effect) if key is None and _is_of_tool(parent, effect) else None
+        if carried is not None:
+            return self._catalog.find(carried)
         if key is None:
             if parent.body is not None:
                 near = get_close_matches(effect.agent_id[:64], agents, n=1)
@@ -436,6 +439,27 @@ class Planner:
             return self._catalog.find(given)
         spawner: Agent = parent.planned_from
         return spawner.child(key)
+
+
+def _is_of_tool(parent: RunPlan, effect: Spawn) -> bool:
+    """Return whether a tool that spawns asks for a child, and not a handler or body itself: that bears the id of its own call."""
+    return bool(effect.tool_call_id) and (parent.body is None or effect.tool_call_id != parent.body.tool_call_id)
+
+
+def _carried(parent: RunPlan, effect: Spawn) -> AgentDefinition | None:
+    """Return the agent that a tool of the parent carries under the id that came without it, as to another process."""
+    for binding in parent.tools.values():
+        for agent in binding.runs.agents if type(binding.runs) is Spawning else ():
+            if normalised_id(agent.id) == normalised_id(effect.agent_id):
+                return cast("AgentDefinition", agent)
+    return None
+
+
+def _found(parent: RunPlan, agent: Agent) -> list[str]:
+    """Return the names of the tools that ``pre_run`` hooks gave a run, such as those of a server: they are its agent's own."""
+    if parent.tools is agent.tools:
+        return []
+    return [name for name in parent.tools if name not in agent.tools]
 
 
 class _Inherited(NamedTuple):

@@ -11,11 +11,12 @@ from __future__ import annotations
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 import attrs
 
 from stepengine.data.effects import AskPerson, CallFunction, CallModel, CallTool
+from stepengine.data.messages import ToolResult
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.questions import Question
@@ -442,14 +443,25 @@ class Rerunner(Replayer):
         return False
 
     def confirm(self, known: Result, outcome: Single, item: Item) -> Single | None:
-        """Return what a child gave that was run again; ``None`` when it ended in another way than it is recorded."""
-        recorded: Any = self._past.history.outcome(known)
-        child: Any = outcome.value if type(outcome) is Value else None
-        if isinstance(child, ChildResult) and not self._past.same_child(recorded, child):
-            error = self._past.other_child(recorded, outcome, item, self._run.machines.get(item.path))
-            self._differs((item.path, item.effect.seq + 1), error, by_request=False)
-            return None
-        return super().confirm(known, outcome, item)
+        """Return what a run gave that was run again; ``None`` when it ended in another way than it is recorded."""
+        error = self._other(self._past.history.outcome(known), outcome, item)
+        if error is None:
+            return super().confirm(known, outcome, item)
+        self._differs((item.path, item.effect.seq + 1), error, by_request=False)
+        return None
+
+    def _other(self, recorded: Any, outcome: Single, item: Item) -> ReplayDivergence | None:
+        """Return how a child, or the body of a tool, ended in another way than it is recorded; ``None`` when it did not."""
+        past, machine = self._past, self._run.machines.get(item.path)
+        given: Any = outcome.value if type(outcome) is Value else None
+        if isinstance(given, ChildResult):
+            same = past.same_child(recorded, given)
+            return None if same else past.other_child(recorded, outcome, item, machine)
+        if isinstance(given, ToolResult):
+            ended = attrs.evolve(cast("Value", outcome), inputs=recorded.inputs)
+            same = past.same_result(recorded, ended)
+            return None if same else past.other_result(recorded, ended, item, machine, "changed")
+        return None
 
     def starts_alike(self, asked: Intent) -> None:
         """Let the run start with something else than was recorded: then nothing of the record holds."""

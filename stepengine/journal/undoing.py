@@ -238,8 +238,9 @@ def _results(history: History, keeps: Callable[[Address], bool]) -> Iterator[Res
 
 
 def _acts(history: History, keeps: Callable[[Address], bool]) -> Iterator[tuple[Intent, Result | None]]:
+    """Give the calls with their results; what the body of a tool did is in its own."""
     for address, intent in history.intents.items():
-        if intent.type in ("CallTool", "Perform") and not keeps(address):
+        if intent.type in ("CallTool", "Perform") and not intent.begins_run and not keeps(address):
             yield intent, history.results.get(address)
 
 

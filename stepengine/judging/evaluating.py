@@ -841,7 +841,7 @@ def _cut_off(history: History) -> str:
     """Return what a run or a child of it lost that is no fault of theirs, such as a server of tools; ``""`` for nothing."""
     for address, intent in in_program_order(history):
         known = history.results.get(address)
-        if known is None or intent.type not in ("CallTool", "CallFunction"):
+        if known is None or intent.type not in ("CallTool", "Perform"):
             continue
         outcome = history.outcome(known)
         if isinstance(outcome, Failure):

@@ -148,6 +148,9 @@ class RunState:
         self.offered = offered
         self.specs = tuple(offered.values()) if plan.sent is None else plan.sent
         self.definitions = JsonDict(offered if plan.sent is None else {s.name: s for s in plan.sent})
+        if plan.body is not None:
+            # A child that inherits them is sent what its ancestor's requests began with, and no tool that only the body knows.
+            self.definitions = state.tool_definitions
         self.agent = plan.definition
         self.seq, self.now = 0, plan.starts_at
         self.budget = Budget(plan.limits, plan.definition.id)

@@ -365,6 +365,7 @@ class _Together:
     They are admitted in request order, as far as the window is wide: that is when they begin for those who record and
     reserve. Each starts as soon as there is room for its kind, so that children who wait keep nobody else waiting. A tool call
     is not admitted before there is room for it: one that is recorded as begun and has no result is in doubt after a crash.
+    The body of a tool takes the room of a call.
     """
 
     def __init__(self, run: RunTask, effect: Gather) -> None:
@@ -414,7 +415,7 @@ class _Together:
         """Return the members that may begin now: as many as the window is wide, up to the first tool call without room."""
         room, end = self._room.get(CallTool, 0), min(self._next + self._free, len(self.items))
         for index in range(self._next, end):
-            if type(self.items[index].effect) is CallTool:
+            if _kind(self.items[index]) is CallTool:
                 if not room:
                     return range(self._next, index)
                 room -= 1
@@ -427,7 +428,7 @@ class _Together:
         self._free -= len(batch)
         await self._run.tree.performer.begin([self.items[index] for index in batch])
         for index in batch:
-            self._waiting.setdefault(type(self.items[index].effect), deque()).append(index)
+            self._waiting.setdefault(_kind(self.items[index]), deque()).append(index)
         self._start()
 
     def _start(self) -> None:
@@ -451,7 +452,7 @@ class _Together:
             self._group.ended(outcome)
 
     def _done(self, task: asyncio.Task[None]) -> None:
-        self._room[type(self._running.pop(task).effect)] += 1
+        self._room[_kind(self._running.pop(task))] += 1
         if not task.cancelled() and (error := task.exception()) is not None:
             _account(self._run, error)
         self._free += 1
@@ -465,6 +466,12 @@ class _Together:
             await self._ended
         finally:
             self._ended = None
+
+
+def _kind(item: Item) -> type[Any]:
+    """Return the kind of effect whose room an effect takes."""
+    kind = type(item.effect)
+    return CallTool if kind is CallBody else kind
 
 
 async def _breathe(run: RunTask) -> None:

@@ -263,21 +263,21 @@ def _on_record(setting: Setting, given: Sequence[str | Fault]) -> Iterator[tuple
 
 def _catalog(agents: Sequence[AgentDefinition], tools: Iterable[ToolLike], results: Mapping[str, object]) -> Catalog:
     from stepengine.data.hooks import Hooks
-    from stepengine.engine.catalog import Catalog
+    from stepengine.engine.catalog import Catalog, with_carried
 
-    # A handler may call tools of the engine that its agent does not list: those that results are given for are there.
-    given: dict[str, ToolLike] = {
-        name: stand_in(name) for name in results if TOOL_NAME.fullmatch(name) and name not in BUILT_IN
-    }
-    given |= {tool.spec.name: tool for tool in tools}
-    waiting, met = [*agents], set[int]()
-    while waiting:
-        definition = waiting.pop()
+    family, met = [*agents], set[int]()
+    for definition in family:
         met.add(id(definition))
-        for tool in definition.tools:
-            if isinstance(tool, str) and tool not in BUILT_IN and tool not in given:
-                given[tool] = stand_in(tool)
-        waiting += [a for a in definition.spawnable_agents if not isinstance(a, str) and id(a) not in met]
+        family += [a for a in definition.spawnable_agents if not isinstance(a, str) and id(a) not in met]
+    named = [tool for definition in family for tool in definition.tools]
+    own = [*tools, *[tool for tool in named if isinstance(tool, ToolLike)]]
+    # What a tool carries is there as it is, whatever result is given for it.
+    carried = {tool.spec.name for tool in with_carried(own)} - {tool.spec.name for tool in own}
+    # A handler may call tools of the engine that its agent does not list: those that results are given for are there.
+    wanted = [name for name in results if TOOL_NAME.fullmatch(name) and name not in carried]
+    wanted += [tool for tool in named if isinstance(tool, str)]
+    given: dict[str, ToolLike] = {name: stand_in(name) for name in wanted if name not in BUILT_IN}
+    given |= {tool.spec.name: tool for tool in tools}
     return Catalog(agents, given.values(), Hooks(), Limits())
 
 

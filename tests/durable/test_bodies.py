@@ -32,6 +32,7 @@ from stepengine.errors import JournalError, LimitExceeded, ReplayDivergence
 from stepengine.journal import MemoryJournal
 from stepengine.models import ModelReply
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
+from stepengine.tools import agent_tool
 
 from .shared import DONE, note, worker_of
 
@@ -691,3 +692,27 @@ async def test_a_tool_that_only_its_run_has_is_called_alone(db: str):
     assert ("kept a", "beside") == (alone, beside)
     assert "called alone" in refused
     assert result.output == replayed.output
+
+
+CARRIED = agent_tool(AgentDefinition("carried", model="test/model", description="Is carried."))
+
+
+@tool(uses=[CARRIED])
+def carrying() -> Steps[str]:
+    """Let the carried agent say something."""
+    answer = yield ToolCall("carried", {"prompt": "x"})
+    return str(answer.tool_result.text)
+
+
+@pytest.mark.spec("programs:PG4", "programs:PG7")
+@pytest.mark.parametrize("made", [CARRIED, carrying], ids=["alone", "in a body"])
+async def test_an_agent_that_a_tool_carries_runs_in_a_workflow_of_its_own(made: Any, db: str):
+    def handler(ctx: StepContext) -> Steps[Any]:
+        answer = yield ToolCall(made.name, {"prompt": "x"} if made is CARRIED else {})
+        return answer.tool_result.text
+
+    agent = AgentDefinition("carrier", tools=[made], handle_steps=handler)
+    async with worker_of([agent], db, models=ScriptedModel([text("said")])) as worker:
+        result = await worker.run(agent, "")
+
+    assert "said" == result.output

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
+import anyio.lowlevel
 import pytest
 
 from stepengine import (
@@ -40,9 +41,14 @@ from stepengine.data.json import JsonDict
 from stepengine.data.tools import ToolSpec
 from stepengine.errors import BadYield, DefinitionError, ReplayDivergence, StepEngineError, ToolError
 from stepengine.events import ToolFinished, ToolStarted
+<<<<<<< HEAD
 from stepengine.permissions import Policy, Request, Rule
+=======
+from stepengine.journal import undo
+from stepengine.permissions import Policy, PolicyFile, Rule
+>>>>>>> w-c
 from stepengine.testing import ScriptedModel, Walk, run_with, simulate, text, tool_call, tool_calls
-from stepengine.tools import control_tools, spawn_tools
+from stepengine.tools import agent_tool, control_tools, file_tools, spawn_tools
 
 pytestmark = [pytest.mark.anyio]
 
@@ -743,3 +749,165 @@ def test_a_body_is_simulated_with_crashes_in_the_middle_of_it() -> None:
     seen = simulate(agent, range(40), replies=[tool_call("release", {"version": "1.0"})])
     assert seen.runs == 40
     assert {"crash", "crash_inside", "crash_after", "suspend"} <= {kind for kind, times in seen.faults.items() if times}
+
+
+# --- what bodies and the rest of the engine know of each other ---------------------------------------------------------
+
+
+@pytest.mark.spec("programs:PG4", "programs:PG5")
+@pytest.mark.parametrize("by_model", [True, False])
+async def test_a_body_calls_a_tool_that_carries_an_agent(by_model: bool) -> None:
+    @tool(uses=[agent_tool(WRITER)])
+    def work() -> Steps[str]:
+        """Let the writer write."""
+        answer = yield ToolCall("writer", {"prompt": "x"})
+        return answer.tool_result.text
+
+    def handler(ctx: Any) -> Any:
+        yield ToolCall("work")
+
+    agent = boss(work, handler=None if by_model else handler)
+    asked = [tool_call(work)] if by_model else []
+    ran = await engine(agent, *asked, text("the notes")).run(agent, "go")
+    assert results(ran) == ["the notes"]
+    assert [child.agent_id for child in ran.children] == ["writer"]
+
+
+@pytest.mark.spec("programs:PG4")
+async def test_a_body_calls_tools_that_its_run_found_when_it_began(tmp_path: Path) -> None:
+    ledger = Ledger()
+    found = ledger.tool()
+
+    @tool
+    def inner() -> Steps[str]:
+        """Note."""
+        answer = yield ToolCall("note", {"what": "inner"})
+        return answer.tool_result.text
+
+    @tool
+    def outer() -> Steps[list[str]]:
+        """Note, and let another one note."""
+        one = yield ToolCall("note", {"what": "outer"})
+        other = yield ToolCall("inner")
+        return [one.tool_result.text, other.tool_result.text]
+
+    agent = boss(inner, outer, hooks=Hooks(pre_run=[lambda ctx: Change(tools=(found,))]))
+    made = engine(agent, tool_call(outer))
+    ran = await made.run(agent, "go", journal=tmp_path / "run.jsonl")
+    assert json.loads(results(ran)[0]) == ["noted outer", "noted inner"]
+    assert await made.replay(tmp_path / "run.jsonl") == ran
+
+
+@pytest.mark.spec("programs:PG4")
+async def test_a_child_that_inherits_is_sent_the_tools_of_the_model_and_none_that_only_the_body_knows() -> None:
+    seen: list[list[str]] = []
+    child = AgentDefinition("child", model="test/m", inherit_parent_system_prompt=True)
+
+    @tool(uses=[child, Ledger().tool()])
+    def work() -> Steps[str]:
+        """Work."""
+        return (yield from AgentCall("child", "x"))
+
+    def model(request: Any) -> Any:
+        seen.append([spec.name for spec in request.tools])
+        return tool_call(work) if len(seen) == 1 else text("done")
+
+    agent = boss(work, system_prompt="As one.")
+    await Engine([agent], models=ScriptedModel(model)).run(agent, "go")
+    assert seen == [["work"]] * 3
+
+
+@pytest.mark.spec("requirements:X70", "programs:PG4")
+@pytest.mark.parametrize("given_to", ["agent", "engine"])
+def test_a_tool_that_could_write_the_policy_file_is_refused_also_where_another_one_carries_it(
+    tmp_path: Path, given_to: str
+) -> None:
+    Policy([Rule.allow_tool("*")]).save(tmp_path / "rules.json")
+    inner = tool(uses=file_tools(tmp_path, write=True), name="inner")(plain)
+    tools = [tool(uses=[inner], name="outer")(plain)]
+    with pytest.raises(DefinitionError, match="model could allow itself everything"):
+        Engine(
+            [boss(*tools if given_to == "agent" else [])],
+            tools=tools if given_to == "engine" else [],
+            permissions=PolicyFile(tmp_path / "rules.json"),
+        )
+
+
+@pytest.mark.spec("programs:PG2")
+@pytest.mark.parametrize("most", [1, 3])
+async def test_bodies_take_the_room_of_calls(most: int) -> None:
+    under_way: Counter[str] = Counter()
+    seen: list[int] = []
+
+    async def pause() -> None:
+        under_way["now"] += 1
+        seen.append(under_way["now"])
+        for _ in range(20):
+            await anyio.lowlevel.checkpoint()
+        under_way["now"] -= 1
+
+    @tool(parallel_safe=True)
+    def work(n: int) -> Steps[int]:
+        """Take a while."""
+        yield from Perform(pause)
+        return n
+
+    @tool(parallel_safe=True)
+    async def simple(n: int) -> int:
+        """Take a while."""
+        await pause()
+        return n
+
+    agent = boss(work, simple, limits=Limits(max_concurrent_tools=most))
+    calls = [tool_call(work if n < 5 else simple, {"n": n}) for n in range(8)]
+    ran = await engine(agent, tool_calls(*calls)).run(agent, "go")
+    assert results(ran) == [str(n) for n in range(8)]
+    assert max(seen) == most
+
+
+@pytest.mark.spec("programs:PG2")
+async def test_a_body_that_waits_is_nothing_of_which_undoing_does_not_know_whether_it_happened(tmp_path: Path) -> None:
+    @tool
+    def asking() -> Steps[str]:
+        """Ask."""
+        return (yield from Ask("Sure?"))
+
+    agent, path = boss(asking), tmp_path / "run.jsonl"
+    await engine(agent, tool_call(asking)).run(agent, "go", journal=path)
+    assert undo(path, tmp_path, dry_run=True).unknown == ()
+
+
+@pytest.mark.spec("programs:PG2")
+async def test_a_rerun_goes_on_live_behind_a_body_that_gives_something_else(tmp_path: Path) -> None:
+    def made(end: str) -> Any:
+        @tool
+        def work() -> Steps[str]:
+            """Work."""
+            yield Perform(int)
+            return end
+
+        return boss(work)
+
+    path = tmp_path / "run.jsonl"
+    await engine(made("one"), tool_call("work"), text("of one")).run(made("one"), "go", journal=path)
+    same = await engine(made("one")).rerun(path, agent=made("one"))
+    assert (same.broke_at, same.result.text) == ("", "of one")
+    other = made("two")
+    again = await engine(other, text("of two")).rerun(path, agent=other)
+    assert (again.broke_at, again.result.text, results(again.result)) == ("#2", "of two", ["two"])
+
+
+@pytest.mark.spec("programs:PG7")
+async def test_a_recorded_body_is_simulated_with_the_tools_that_it_carries(tmp_path: Path) -> None:
+    agent, path = boss(tool(uses=[Ledger().tool()], name="outer")(noting)), tmp_path / "run.jsonl"
+    ran = await engine(agent, tool_call("outer")).run(agent, "go", journal=path)
+    assert results(ran) == ["noted a"]
+    recorded = simulate(agent, from_journal=path)
+    assert recorded.faults["crash"]
+    assert simulate(agent, range(3), replies=[tool_call("outer")], results={"note": "made up"}).runs == 3
+
+
+def noting() -> Steps[str]:
+    """Note."""
+    answer = yield ToolCall("note", {"what": "a"})
+    return answer.tool_result.text

@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from stepengine import AgentDefinition, Engine, Perform
 from stepengine.cli.exits import Exit
-from stepengine.judging.evaluating import Case, Evaluation, Outcome
+from stepengine.journal import MemoryJournal
+from stepengine.judging.evaluating import Case, Evaluation, Outcome, _cut_off
 from stepengine.judging.reporting import summary_lines
 from stepengine.judging.scoring import Pair, Row, Scores
 from stepengine.judging.statistics import mean_of, paired
@@ -632,3 +634,16 @@ def results_partial(said: str) -> str:
     Return why a report is partial.
     """
     return next(line.removeprefix("partial: ") for line in said.splitlines() if line.startswith("partial: "))
+
+
+def test_a_server_that_was_lost_when_a_person_had_answered_it_is_no_fault_of_the_agent() -> None:
+    def lost() -> Any:
+        return {"lost": True, "error": "the connection was lost"}
+
+    def handler(ctx: Any) -> Any:
+        yield from Perform(lost)
+
+    journal = MemoryJournal()
+    Engine([agent := AgentDefinition("boss", handle_steps=handler)]).run_sync(agent, journal=journal)
+
+    assert "#0 was cut off: the connection was lost" == _cut_off(journal.history())
