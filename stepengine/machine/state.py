@@ -150,7 +150,7 @@ class RunState:
         self.definitions = JsonDict(offered if plan.sent is None else {s.name: s for s in plan.sent})
         if plan.body is not None:
             # A child that inherits them is sent what its ancestor's requests began with, and no tool that only the body knows.
-            self.definitions = state.tool_definitions
+            self.definitions = JsonDict(state.tool_definitions)
         self.agent = plan.definition
         self.seq, self.now = 0, plan.starts_at
         self.budget = Budget(plan.limits, plan.definition.id)

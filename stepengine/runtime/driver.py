@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from stepengine.data.effects import (
@@ -46,6 +46,9 @@ __all__ = ("RunTask", "drive")
 
 BARE = (CallModel, CallTool, CallFunction)
 """What may go to a direct performer."""
+CALLS = (CallTool, CallBody)
+ROOM_OF: Mapping[type[Any], type[Any]] = {CallBody: CallTool}
+"""The kind whose room an effect takes, where that is not its own."""
 BREATH = 64
 """After so many effects other tasks get their turn: a scripted run would starve the loop."""
 
@@ -415,7 +418,7 @@ class _Together:
         """Return the members that may begin now: as many as the window is wide, up to the first tool call without room."""
         room, end = self._room.get(CallTool, 0), min(self._next + self._free, len(self.items))
         for index in range(self._next, end):
-            if _kind(self.items[index]) is CallTool:
+            if type(self.items[index].effect) in CALLS:
                 if not room:
                     return range(self._next, index)
                 room -= 1
@@ -428,7 +431,8 @@ class _Together:
         self._free -= len(batch)
         await self._run.tree.performer.begin([self.items[index] for index in batch])
         for index in batch:
-            self._waiting.setdefault(_kind(self.items[index]), deque()).append(index)
+            kind = type(self.items[index].effect)
+            self._waiting.setdefault(ROOM_OF.get(kind, kind), deque()).append(index)
         self._start()
 
     def _start(self) -> None:
@@ -452,7 +456,8 @@ class _Together:
             self._group.ended(outcome)
 
     def _done(self, task: asyncio.Task[None]) -> None:
-        self._room[_kind(self._running.pop(task))] += 1
+        kind = type(self._running.pop(task).effect)
+        self._room[ROOM_OF.get(kind, kind)] += 1
         if not task.cancelled() and (error := task.exception()) is not None:
             _account(self._run, error)
         self._free += 1
@@ -466,12 +471,6 @@ class _Together:
             await self._ended
         finally:
             self._ended = None
-
-
-def _kind(item: Item) -> type[Any]:
-    """Return the kind of effect whose room an effect takes."""
-    kind = type(item.effect)
-    return CallTool if kind is CallBody else kind
 
 
 async def _breathe(run: RunTask) -> None:

@@ -17,7 +17,7 @@ from stepengine.machine.state import RunState
 ROOT = Path(__file__).resolve().parents[2]
 MOST = {
     "bare call": (92, 23),
-    "call with a body": (312, 38),
+    "call with a body": (313, 38),
     "bare STEP": (147, 23),
     "two children": (703, 45),
     "recorded STEP": (508, 46),

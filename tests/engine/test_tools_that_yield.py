@@ -41,12 +41,8 @@ from stepengine.data.json import JsonDict
 from stepengine.data.tools import ToolSpec
 from stepengine.errors import BadYield, DefinitionError, ReplayDivergence, StepEngineError, ToolError
 from stepengine.events import ToolFinished, ToolStarted
-<<<<<<< HEAD
-from stepengine.permissions import Policy, Request, Rule
-=======
 from stepengine.journal import undo
-from stepengine.permissions import Policy, PolicyFile, Rule
->>>>>>> w-c
+from stepengine.permissions import Policy, PolicyFile, Request, Rule
 from stepengine.testing import ScriptedModel, Walk, run_with, simulate, text, tool_call, tool_calls
 from stepengine.tools import agent_tool, control_tools, file_tools, spawn_tools
 
