@@ -277,8 +277,8 @@ MUTANTS = (
     Mutant(
         "a body runs agents that nobody gave it",
         "stepengine/engine/planning.py",
-        "if isinstance(given, AgentDefinition) and effect.tool_call_id and parent.body is None:",
-        "if isinstance(given, AgentDefinition) and effect.tool_call_id:",
+        "return bool(effect.tool_call_id) and (parent.body is None or effect.tool_call_id != parent.body.tool_call_id)",
+        "return bool(effect.tool_call_id)",
         YIELDING,
     ),
     Mutant(
