@@ -633,7 +633,7 @@ PLACES = (
     Place(
         "text that an editor shows as a block",
         lambda text: _fenced("", text),
-        (ofb("`"), ofb("` "), ofb("```\n"), ofb("", "a", "`")),
+        (of("`"), of("` "), of("```\n"), of("`a"), of("a", "`", "`")),
         ("acp/updates.py:_fenced",),
     ),
     # --- pages
